@@ -66,7 +66,7 @@ def grid(train: Rows, labels: np.ndarray, asked: Rows, truth: np.ndarray) -> tup
     """Returns the best accuracy on the asked rows, that of the setting chosen by cross-validation, and seconds."""
     begun, found = time.process_time(), list[tuple[float, float]]()
     for one in features().values():
-        matrix, other = one.fit_transform(train.joined()), one.transform(asked.joined())
+        matrix, other = one.fit_transform(train.as_texts()), one.transform(asked.as_texts())
         for model in models():
             chosen_by = float(cross_val_score(model, matrix, labels, cv=5).mean())
             found.append((chosen_by, float(model.fit(matrix, labels).score(other, truth))))

@@ -66,11 +66,11 @@ def engine(listener: socket.socket, ids: list[int]) -> None:
 def proxy(listener: socket.socket, url: str, key: Any) -> None:
     from milkglass.engines.upstream import Upstream
     from milkglass.engines.vllm import VLLM
-    from milkglass.proxy.backend import Backends, connected
+    from milkglass.proxy.backend import Backends, connect_backend
     from milkglass.proxy.run import LIMITS, ProxyAddress, serve
 
     async def main() -> None:
-        backend, _ = await connected(_codec(key), Upstream(VLLM(), url))
+        backend, _ = await connect_backend(_codec(key), Upstream(VLLM(), url))
         await serve(Backends([backend]), listener, ProxyAddress(), LIMITS)
 
     asyncio.run(main())

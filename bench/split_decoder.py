@@ -49,7 +49,7 @@ from milkglass.enclave import folder as at_rest
 from milkglass.enclave import prompt
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import TablePackage
 from milkglass.experiments.runs import now
 from milkglass.models.checkpoint import Checkpoint
@@ -142,7 +142,7 @@ class Bench:
         self.text = self.tokenizer.decode(self.tokenizer(TEXT * 8, add_special_tokens=False)["input_ids"][:length])
         self.server, self.sampling = DecoderServer(url, token), SplitSampling(max_tokens=tokens)
         self.info, self.home, self.tokens, self.turn = self.server.info(), home, tokens, 0
-        package = with_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
+        package = compute_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
         self.sanitizer = TokenSanitizer(package, at_rest.token_counts_of(self.tokenizer, len(package.rows), None))
         self.folder = home / "enclave"
         self.proof = at_rest.build_enclave(self.folder, "process", model, K, self.server.package)[1].proof
@@ -162,8 +162,8 @@ class Bench:
     def split(self, settings: RnmSettings) -> Timing:
         """The embedding layer in the clear, in this process."""
         began = time.perf_counter()
-        sanitizer = Watch(self.sanitizer.sanitized)
-        ids = self._tokens().replaced(lambda own: sanitizer(own, settings, Stream.of_seed("bench", self.turn)))
+        sanitizer = Watch(self.sanitizer.sanitize)
+        ids = self._tokens().replace_private(lambda own: sanitizer(own, settings, Stream.of_seed("bench", self.turn)))
         vectors, rows = self.table[ids], Watch(lambda one: self.table[[one]])
         before = time.perf_counter() - began
         stream = SplitStream(self.server, self.info, self.sampling, self.info.dtype)

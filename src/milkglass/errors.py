@@ -211,8 +211,8 @@ class FederatedError(MilkglassError):
     """A federated round cannot be finished. Earlier rounds stay."""
 
 
-class PoisonedUpdate(FederatedError):
-    """A site sent weights that do not fit the model, or values that are not finite."""
+class InvalidUpdate(FederatedError):
+    """A site sent something else than an update, tensors that do not fit the model, or impossible values."""
 
 
 class TooFewSites(FederatedError):

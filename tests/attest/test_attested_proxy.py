@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from milkglass.attest.passthrough import OWN_ANSWER, PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER
 from milkglass.proxy.attested import AttestedProxy
-from milkglass.proxy.guard import stated
+from milkglass.proxy.guard import attestation_header
 from milkglass.server.settings import Limits
 from tests.attest.programs import Program, command
 from tests.attest.test_channel import Authority
@@ -238,7 +238,7 @@ def test_a_server_with_a_token_is_used_with_it_alone(running: Running, tmp_path:
 
 @pytest.mark.parametrize("attested", ["by policy", "NOT ATTESTED"])
 def test_the_header_is_of_the_servers_answers_and_errors_are_the_proxys_own(attested: str) -> None:
-    header = stated(attested)
+    header = attestation_header(attested)
     own = attested if attested == "NOT ATTESTED" else OWN_ANSWER
     assert header("/v1/models", 200) == {STATE_HEADER: attested}
     for path, status in (("/v1/models", 401), ("/v1/chat/completions", 502), ("/", 200), ("/health", 200)):

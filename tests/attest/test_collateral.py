@@ -328,7 +328,7 @@ def test_manifests_of_other_versions_do_not_matter_whatever_is_wrong_with_them(n
     ]
     measurements = nvidia.Measurements.parse(sample.raw)
     versions = {measurements.text(nvidia.DRIVER), measurements.vbios}
-    others = [one for one in files if rim.stated(one)[1] not in versions]
+    others = [one for one in files if rim.read_chip_and_version(one)[1] not in versions]
     assert others
     found = nvidia.verify(sample.raw, sample.chain, sample.nonce, others, [], TODAY)
     assert found == sample.verified()

@@ -141,7 +141,7 @@ def test_what_is_signed_of_a_manifest_decides_which_chip_and_version_it_is_for(m
     who, nonce = Nvidia.make().trusted(monkeypatch), bytes(32)
     driver = nvidia.Measurements.parse(who.evidence(nonce)).text(nvidia.DRIVER)
     other = who.manifest("570.0", {0: bytes(48)})
-    monkeypatch.setattr(rim, "stated", lambda raw: ("GH100", driver))
+    monkeypatch.setattr(rim, "read_chip_and_version", lambda raw: ("GH100", driver))
     with pytest.raises(AttestationError, match="another chip or version") as refused:
         nvidia.verify(who.evidence(nonce), who.gpu.pem, nonce, [other], [], samples.TODAY)
     assert refused.value.reason == "rim"

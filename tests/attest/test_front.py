@@ -631,7 +631,7 @@ def test_all_that_is_not_streamed_has_padded_sizes_if_the_request_is_quiet(tmp_p
 
 def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine goes on without an end, faster than slots leave."""
-    monkeypatch.setattr(passthrough, "MAX_QUIET", 50_000)
+    monkeypatch.setattr(passthrough, "MAX_QUIET_BYTES", 50_000)
     ended = threading.Event()
 
     async def endless() -> AsyncIterator[bytes]:

@@ -16,7 +16,7 @@ from milkglass.attest.passthrough import BY_POLICY, NOT_ATTESTED, OWN_ANSWER, PA
 from milkglass.client.key.file import write_key
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest
-from milkglass.proxy.guard import stated
+from milkglass.proxy.guard import attestation_header
 from tests import tiny
 from tests.attest.programs import Program, command
 from tests.attest.test_channel import Authority
@@ -139,8 +139,8 @@ def test_what_each_engine_is_asked_by_ids_is_handed_on(name: str) -> None:
 
 
 def test_what_the_proxy_answers_from_memory_is_not_said_to_be_the_servers() -> None:
-    keyed, plain = stated(BY_POLICY, ("/v1/models",)), stated(BY_POLICY)
+    keyed, plain = attestation_header(BY_POLICY, ("/v1/models",)), attestation_header(BY_POLICY)
     said = [keyed(path, 200)[STATE_HEADER] for path in ("/v1/models", "/v1/models/a", "/health", "/v1/completions")]
     assert said == [OWN_ANSWER, OWN_ANSWER, OWN_ANSWER, BY_POLICY]
     assert plain("/v1/models", 200)[STATE_HEADER] == BY_POLICY and plain("/v1/models", 502)[STATE_HEADER] == OWN_ANSWER
-    assert stated(NOT_ATTESTED, ("/v1/models",))("/v1/models", 200)[STATE_HEADER] == NOT_ATTESTED
+    assert attestation_header(NOT_ATTESTED, ("/v1/models",))("/v1/models", 200)[STATE_HEADER] == NOT_ATTESTED

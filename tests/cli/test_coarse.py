@@ -18,7 +18,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.key.file import read_key
 from milkglass.client.obfuscate.symbols import coarse_key, count_texts
-from milkglass.client.training_request import held_out_rows
+from milkglass.client.training_request import held_out_mask
 from milkglass.experiments.reproduce import reproduce
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.coarse import Coarse
@@ -285,7 +285,7 @@ def test_rows_that_are_held_out_choose_no_symbol(made: Path, tmp_path: Path) -> 
     """Their labels are turned round: the map stays. Those of other rows decide it."""
     base, root = Checkpoint.open(made / "model"), bytes(range(32))
     content, digest = rows(5, 600), base.digest()
-    apart = held_out_rows(root, digest, len(content))
+    apart = held_out_mask(root, digest, len(content))
     assert apart.sum() == 60
 
     def symbols(turned: np.ndarray) -> list[int]:

@@ -407,7 +407,7 @@ def test_an_empty_input_is_refused(encoder: Owner, tmp_path: Path) -> None:
 
 def test_a_length_limit_below_the_special_tokens(encoder: Owner) -> None:
     with pytest.raises(UsageError) as caught:
-        encoder.codec._limit(2, added=2)  # the tiny tokenizer adds none
+        encoder.codec._limit(2, added_count=2)  # the tiny tokenizer adds none
     assert caught.value.message == "the length limit is 2, at least 3 is needed"
     assert caught.value.hint == "the tokenizer adds 2 special tokens to each text"
 

@@ -15,7 +15,7 @@ import pytest
 import milkglass.cli.ui.terminal as terminal
 from milkglass.cli.main import app
 from milkglass.client.key.file import read_key
-from milkglass.client.training_request import MIN_STEPS, MOST_EPOCHS, training_defaults
+from milkglass.client.training_request import MAX_EPOCHS, MIN_STEPS, training_defaults
 from milkglass.server.spec import Hyperparameters
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SMALL, Owner, call, has_model_of, refused
@@ -184,11 +184,11 @@ def shown_default(name: str) -> str:
 
 
 def test_the_defaults_in_the_help_are_those_that_are_sent() -> None:
-    sorting = Hyperparameters(**training_defaults("classification", 10**6, {}, evaluated=True))
+    sorting = Hyperparameters(**training_defaults("classification", 10**6, {}, has_validation=True))
     writing = Hyperparameters(task="causal-lm")
     names = {name: name for name in ("batch_size", "learning_rate")}
     assert shown_default("epochs") == "3; for classification up to 10, for 100 steps"
-    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, MIN_STEPS) == (3, 3, 10, 100)
+    assert (sorting.n_epochs, writing.n_epochs, MAX_EPOCHS, MIN_STEPS) == (3, 3, 10, 100)
     assert shown_default("early_stopping") == f"{sorting.early_stopping}, with rows to compare by"
     for option, field in names.items():
         numbers = [float(one) for one in re.findall(r"[0-9.]+(?:e-?[0-9]+)?", shown_default(option))]

@@ -12,7 +12,7 @@ from sklearn.naive_bayes import ComplementNB, MultinomialNB
 from sklearn.svm import LinearSVC
 
 from milkglass.client import alone
-from milkglass.client.alone import LinearCandidate, LinearModel, Member, agreement, candidates, pooled
+from milkglass.client.alone import LinearCandidate, LinearModel, Member, agreement, candidates, pool_probabilities
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 GOOD = ["a fine film", "fine and funny", "so fine", "a funny film", "funny, fine", "what a fine thing"]
@@ -23,7 +23,7 @@ TEXTS, LABELS = [*GOOD, *BAD], [1] * 6 + [0] * 6
 def test_it_learns_which_words_tell() -> None:
     fitted = LinearModel.fit(TEXTS, LABELS)
     assert fitted.predict(["fine", "dull", "quite funny, this", "how slow"]).tolist() == [1, 0, 1, 0]
-    assert len(fitted.members) == alone.MAX_MEMBERS and fitted.validated > 0.8
+    assert len(fitted.members) == alone.MAX_MEMBERS and fitted.validation_score > 0.8
 
 
 def test_letters_tell_what_words_do_not() -> None:
@@ -74,7 +74,7 @@ def test_scores_are_fitted_by_ridge_regression() -> None:
     scores = [2.5] * 6 + [-1.0] * 6
     fitted = LinearModel.fit(TEXTS, scores, regression=True)
     low, high = fitted.predict(["dull", "fine"])
-    assert low < 0.75 < high and fitted.regression and 0 < fitted.validated < 1
+    assert low < 0.75 < high and fitted.is_regression and 0 < fitted.validation_score < 1
     matrix = sparse.csr_matrix(np.random.default_rng(0).normal(size=(20, 4)))
     weights, bias = LinearCandidate("words", "ridge", 2).fit(matrix, np.arange(20.0))
     literal = Ridge(alpha=2).fit(matrix, np.arange(20.0))
@@ -86,7 +86,7 @@ def test_the_answer_is_the_mean_of_the_members_probabilities() -> None:
     rows = alone.Rows(["a fine, slow thing"])
     each = []
     for one in fitted.members:
-        matrix = fitted.vectorizers.of(rows, [one.candidate.features])[one.candidate.features]
+        matrix = fitted.vectorizers.transform(rows, [one.candidate.features])[one.candidate.features]
         out = np.exp(one.temperature * (np.asarray(matrix @ one.weights.T) + one.bias))
         each.append(out / out.sum())
     found = np.exp(fitted.log_probabilities(rows.texts, None, 2))
@@ -102,7 +102,7 @@ def test_every_candidate_is_tried_on_rows_that_it_was_not_fitted_on() -> None:
     """Labels that mean nothing: a model that was asked about its own rows would be right."""
     rng = np.random.default_rng(3)
     texts = [f"w{i} x{i}" for i in range(60)]
-    assert LinearModel.fit(texts, rng.integers(0, 2, 60).tolist()).validated < 0.75
+    assert LinearModel.fit(texts, rng.integers(0, 2, 60).tolist()).validation_score < 0.75
 
 
 def test_rare_classes_and_few_rows_are_no_error() -> None:
@@ -128,7 +128,7 @@ def test_a_folder_keeps_the_model(pairs: bool, regression: bool, tmp_path: Path)
     fitted = LinearModel.fit(TEXTS, labels, second, regression)
     alone.save(fitted, ["bad", "good"], tmp_path)
     again, names = alone.load(tmp_path)
-    assert names == ["bad", "good"] and again.validated == fitted.validated
+    assert names == ["bad", "good"] and again.validation_score == fitted.validation_score
     asked, other = ["a fine thing", "how dull: 3", "Ärger & łódź"], ["fine", "x", ""] if pairs else None
     if regression:
         assert again.predict(asked, other) == pytest.approx(fitted.predict(asked, other), abs=1e-4)
@@ -171,5 +171,5 @@ def test_members_print_without_the_words_of_the_rows() -> None:
 
 def test_a_pool_is_the_product_of_both() -> None:
     server, own = np.log([[0.5, 0.5], [0.9, 0.1]]), np.log([[0.2, 0.8], [0.5, 0.5]])
-    assert pooled(server, own) == pytest.approx(np.array([[0.2, 0.8], [0.9, 0.1]]))
-    assert pooled(server + 7, own) == pytest.approx(pooled(server, own))
+    assert pool_probabilities(server, own) == pytest.approx(np.array([[0.2, 0.8], [0.9, 0.1]]))
+    assert pool_probabilities(server + 7, own) == pytest.approx(pool_probabilities(server, own))

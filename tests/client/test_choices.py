@@ -34,7 +34,7 @@ def codec_of(base: Checkpoint, scheme: ObfusLM, seed: int | None = None) -> tupl
 def test_each_alias_is_as_likely_and_each_draw_by_itself(base: Checkpoint) -> None:
     key, codec = codec_of(base, ObfusLM(4, 0.1, 0.9, aliases=3), seed=5)
     token = int(np.setdiff1d(np.arange(tiny.VOCAB), reserved_ids(base, tiny.VOCAB))[40])
-    drawn = codec.scrambled(np.full(30_000, token))
+    drawn = codec.scramble(np.full(30_000, token))
     ids, counts = np.unique(drawn, return_counts=True)
     assert (codec.inverse[ids] == token).all() and len(ids) == 3
     assert chisquare(counts).pvalue > 1e-3
@@ -47,7 +47,7 @@ def test_an_id_of_a_cluster_says_nothing_of_its_member(base: Checkpoint) -> None
     key, codec = codec_of(base, ObfusLM(4, 0.1, 0.9, rows="shared"), seed=6)
     assert key.groups is not None
     group = key.groups[3]
-    drawn = [codec.scrambled(np.full(20_000, token)) for token in group[:2]]
+    drawn = [codec.scramble(np.full(20_000, token)) for token in group[:2]]
     for one in drawn:
         ids, counts = np.unique(one, return_counts=True)
         assert sorted(ids.tolist()) == sorted(key.sigma[group].tolist())

@@ -24,7 +24,7 @@ ONCE = RetryPolicy(attempts=1)
 
 @pytest.fixture
 def stub(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    monkeypatch.setattr(connection, "ANSWER_TIME", 0.0)
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.0)
     return stub
 
 
@@ -98,8 +98,10 @@ def test_a_request_is_given_the_time_that_its_size_takes(
     stub: Stub, quick: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []
-    watched = connection.watched
-    monkeypatch.setattr(connection, "watched", lambda sockets, seconds: (seen.append(seconds), watched(sockets, 60))[1])
+    cut_after = connection.cut_after
+    monkeypatch.setattr(
+        connection, "cut_after", lambda sockets, seconds: (seen.append(seconds), cut_after(sockets, 60))[1]
+    )
     stub.replies["PUT /x"] = lambda h: h.answer(200, {})
     quick.connection.json("PUT", "/x", content=bytes(8 << 20))
     assert seen == [SHORT + 512.0]
@@ -122,7 +124,7 @@ def test_a_flood_of_comments_ends_at_once(stub: Stub, monkeypatch: pytest.Monkey
 
 
 def test_a_job_that_tells_nothing_is_given_up(stub: Stub, quick: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "JOB_QUIET", SHORT)
+    monkeypatch.setattr(remote, "JOB_SILENCE_SECONDS", SHORT)
     first = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + told(1).encode()
     stub.replies["GET /v1/fine_tuning/jobs/j/events"] = dripping(b": still here\n\n", first)
     heard: list[str] = []
@@ -156,7 +158,7 @@ def test_generation_ends_at_its_own_limit(stub: Stub, quick: Remote) -> None:
 
 
 def test_events_without_a_token_end_too(stub: Stub, quick: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "EMPTY_EVENTS", 10)
+    monkeypatch.setattr(remote, "MAX_EMPTY_EVENTS", 10)
     stub.replies["POST /v1/completions"] = dripping(b'data: {"choices": []}\n\n')
     with pytest.raises(RemoteError, match="more than 10 events without a token"):
         list(quick.generate("m", [1]))

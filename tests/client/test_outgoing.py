@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from milkglass.client import layout
-from milkglass.client.obfuscate.upload_check import Outgoing, require_scrambled
+from milkglass.client.obfuscate.upload_check import OutgoingModel, require_scrambled
 from milkglass.client.remote.remote import Remote
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelNotFound, RemoteError, UsageError
 from milkglass.models.families import FAMILIES
@@ -196,7 +196,7 @@ def test_unusual_names_of_files_stay_here(stub: Stub, sharded: Path) -> None:
     content = {one["name"]: stub.content[one["file_id"]] for one in sent["files"]}
     for (old, new), name in zip(given.items(), names, strict=True):
         assert content[name] == (sharded / new).read_bytes(), (old, new)
-    assert list(Outgoing.of(sharded).weights) == names
+    assert list(OutgoingModel.of(sharded).weights) == names
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

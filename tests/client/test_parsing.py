@@ -81,7 +81,7 @@ READERS = (
     responses.UPLOAD.rows,
     responses.read_job,
     lambda answer: responses.read_event(json.dumps(answer)),
-    lambda answer: [responses.read_prediction(row) for row in responses.in_order(responses.rows(answer), 1)],
+    lambda answer: [responses.read_prediction(row) for row in responses.sort_by_index(responses.rows(answer), 1)],
     responses.read_prediction,
     lambda answer: responses.completion_ids(json.dumps(answer)),
     lambda answer: [responses.token_ids(choice) for choice in responses.rows(answer, "choices")[:1]],

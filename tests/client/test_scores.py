@@ -100,7 +100,7 @@ def test_a_row_without_a_label(tmp_path: Path) -> None:
 def test_columns_of_a_regression(tmp_path: Path, codec: Codec) -> None:
     path, out = write(tmp_path / "a.jsonl", SCORES), tmp_path / "out.parquet"
     scale = Scale(2.0, 2.0)
-    assert write_parquet(codec, path, out, scale).rows == 4
+    assert write_parquet(codec, path, out, scale).row_count == 4
     table = pq.read_table(out)
     assert table.schema.field("labels").type == pa.float32()
     assert table["labels"].to_pylist() == [-0.75, 0.5, 1.5, -0.375]

@@ -12,7 +12,7 @@ import pytest
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED_LABEL
-from milkglass.client.data.training_rows import BATCH, write_parquet
+from milkglass.client.data.training_rows import BATCH_ROWS, write_parquet
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, TooLong
@@ -34,7 +34,7 @@ def lines(path: Path, *rows: Any) -> Path:
 
 
 def test_columns_of_classification(tmp_path: Path, codec: Codec) -> None:
-    rows = [{"text": tiny.TEXTS[i % 4], "label": "ab"[i % 2]} for i in range(BATCH + 5)]
+    rows = [{"text": tiny.TEXTS[i % 4], "label": "ab"[i % 2]} for i in range(BATCH_ROWS + 5)]
     told: list[int] = []
     out = tmp_path / "out.parquet"
     done = write_parquet(codec, lines(tmp_path / "a.jsonl", *rows), out, {"a": 0, "b": 1}, progress=told.append)
@@ -42,8 +42,8 @@ def test_columns_of_classification(tmp_path: Path, codec: Codec) -> None:
     assert table.schema.field("input_ids").type == pa.list_(pa.int32())
     assert table.schema.field("attention_mask").type == pa.list_(pa.int8())
     assert table.schema.field("labels").type == pa.int32()
-    assert done.rows == table.num_rows == sum(told) == BATCH + 5
-    assert done.tokens == sum(map(len, table["input_ids"].to_pylist()))
+    assert done.row_count == table.num_rows == sum(told) == BATCH_ROWS + 5
+    assert done.token_count == sum(map(len, table["input_ids"].to_pylist()))
     assert table["labels"].to_pylist()[:3] == [0, 1, 0]
     assert codec.decode(table["input_ids"][1].as_py()) == tiny.TEXTS[1]
     assert table["attention_mask"][1].as_py() == [1] * len(table["input_ids"][1])
@@ -64,7 +64,7 @@ def test_long_rows_are_cut_and_counted(tmp_path: Path, codec: Codec) -> None:
     rows = [{"text": "please " * n, "label": "a"} for n in (1, 50)]
     done = write_parquet(codec, lines(tmp_path / "a.jsonl", *rows), tmp_path / "out.parquet", {"a": 0}, max_length=20)
     lengths = [len(ids) for ids in pq.read_table(tmp_path / "out.parquet")["input_ids"].to_pylist()]
-    assert done.cut == 1 and max(lengths) == 20
+    assert done.cut_count == 1 and max(lengths) == 20
 
 
 def test_the_same_data_is_the_same_file(tmp_path: Path, codec: Codec) -> None:
@@ -76,9 +76,9 @@ def test_the_same_data_is_the_same_file(tmp_path: Path, codec: Codec) -> None:
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path: Path, codec: Codec) -> None:
-    rows = [{"text": "fine", "label": "a"}] * (BATCH + 1) + [{"text": "fine", "label": "b"}]
+    rows = [{"text": "fine", "label": "a"}] * (BATCH_ROWS + 1) + [{"text": "fine", "label": "b"}]
     source = lines(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(CodecError, match=f"line {BATCH + 2} of a.jsonl has a label that the training file lacks"):
+    with pytest.raises(CodecError, match=f"line {BATCH_ROWS + 2} of a.jsonl has a label that the training file lacks"):
         write_parquet(codec, source, tmp_path / "out.parquet", {"a": 0})
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 
@@ -100,18 +100,18 @@ def talk(words: int) -> dict[str, Any]:
 
 def test_conversations_without_room_are_refused_all_at_once(tmp_path: Path, codec: Codec) -> None:
     """The hint's length is the smallest that keeps them all: one token less refuses the longest again."""
-    rows = [talk(1)] + [talk(6 + n % 7) for n in range(BATCH + 3)] + [talk(1)]
+    rows = [talk(1)] + [talk(6 + n % 7) for n in range(BATCH_ROWS + 3)] + [talk(1)]
     path, out = lines(tmp_path / "a.jsonl", *rows), tmp_path / "out.parquet"
     with pytest.raises(TooLong) as caught:
         write_parquet(codec, path, out, max_length=30)
     assert caught.value.message == (
-        f"{BATCH + 3:,} of the {BATCH + 5:,} rows of a.jsonl have no answer within 30 tokens: "
-        f"lines 2, 3, 4 and {BATCH:,} more"
+        f"{BATCH_ROWS + 3:,} of the {BATCH_ROWS + 5:,} rows of a.jsonl have no answer within 30 tokens: "
+        f"lines 2, 3, 4 and {BATCH_ROWS:,} more"
     )
     assert "--skip-long" in caught.value.hint
     least = int(caught.value.hint.split("more than ")[1].split()[0])
-    assert write_parquet(codec, path, out, max_length=least + 1).rows == BATCH + 5
-    longest = sum(n % 7 == 6 for n in range(BATCH + 3))
+    assert write_parquet(codec, path, out, max_length=least + 1).row_count == BATCH_ROWS + 5
+    longest = sum(n % 7 == 6 for n in range(BATCH_ROWS + 3))
     with pytest.raises(TooLong, match=f"^{longest} of the "):
         write_parquet(codec, path, out, max_length=least)
 
@@ -121,7 +121,7 @@ def test_conversations_without_room_are_left_out_and_counted(tmp_path: Path, cod
     long_answer = {"instruction": "no", "output": "please " * 50}
     mixed = lines(tmp_path / "mixed.jsonl", talk(60), talk(1), talk(60), long_answer)
     done = write_parquet(codec, mixed, tmp_path / "mixed", max_length=30, skip_long=True)
-    assert (done.rows, done.cut, [one.number for one in done.left_out]) == (2, 1, [1, 3])
+    assert (done.row_count, done.cut_count, [one.number for one in done.left_out]) == (2, 1, [1, 3])
     write_parquet(codec, lines(tmp_path / "short.jsonl", talk(1), long_answer), tmp_path / "short", max_length=30)
     assert (tmp_path / "mixed").read_bytes() == (tmp_path / "short").read_bytes()
     with pytest.raises(TooLong, match="none of the 1 rows of only.jsonl has an answer within 30 tokens"):

@@ -24,11 +24,11 @@ def test_an_audit_is_remembered_and_its_budget_warned_of(tmp_path: Path) -> None
     key = tmp_path / "my.mgkey"
     usage.add(key, 5, 900)
     usage.record_audit(key, {"same kind of text": {"10 %": 1000, "25 %": 5000}}, 8000)
-    assert usage.read(key).passed() == []
+    assert usage.read(key).passed_thresholds() == []
     usage.add(key, 1, 100)
-    assert usage.read(key).passed() == [("same kind of text", "10 %", 1000)]
+    assert usage.read(key).passed_thresholds() == [("same kind of text", "10 %", 1000)]
     usage.add(key, 1, 9000)
-    assert usage.read(key).passed() == [("same kind of text", "25 %", 5000)]
+    assert usage.read(key).passed_thresholds() == [("same kind of text", "25 %", 5000)]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"milkglass_usage": 2}', '{"milkglass_usage": 1, "secret": 3}'])
@@ -59,6 +59,6 @@ def test_each_audit_is_remembered_with_what_it_found(tmp_path: Path) -> None:
     assert (second["texts"], second["tokens"], second["content"], second["finished"]) == (40, 0.9, 0.5, True)
     assert 0 < first["at"] <= second["at"]
     assert (usage.read(key).measured, usage.read(key).spent) == (8000, {"same": {"10 %": 1000}})
-    for _ in range(usage.MOST_AUDITS):
+    for _ in range(usage.MAX_AUDITS):
         usage.record_audit(key, {}, 0, second)
-    assert len(usage.read(key).audits) == usage.MOST_AUDITS
+    assert len(usage.read(key).audits) == usage.MAX_AUDITS

@@ -160,4 +160,6 @@ def test_the_command_fetch_writes_what_intel_signs_beside_the_enclaves_own_quote
     monkeypatch.setattr(dcap_qvl, "get_collateral_from_pcs", intels)
     found = document(call("split", "enclave", "fetch", folder, "--json"))
     assert found == {"files": [COLLATERAL]} and asked == [(tmp_path / "quote").read_bytes()]
-    assert of(folder).expecting(MEASUREMENT.hex()).require(asked[0], DATA, (folder / COLLATERAL).read_bytes()).holds
+    assert (
+        of(folder).for_measurement(MEASUREMENT.hex()).require(asked[0], DATA, (folder / COLLATERAL).read_bytes()).holds
+    )

@@ -81,7 +81,7 @@ def test_it_is_prepared_signed_and_built_and_may_be_moved(served: Served, tmp_pa
     with at_rest.open_enclave(folder.rename(tmp_path / "moved")) as enclave:
         assert enclave.kind == KIND and "NOT ATTESTED" in enclave.notice
         assert enclave.rows([7]) == served.table[[7]].numpy().tobytes()
-        assert enclave.text(TEXT, "", 100, RnmSettings(None)).changed == 0
+        assert enclave.sanitize_text(TEXT, "", 100, RnmSettings(None)).changed == 0
     with pytest.raises(UsageError, match="moved holds"):
         at_rest.build_enclave(tmp_path / "moved", KIND, "tiny", 8, served.server.package)
 

@@ -64,7 +64,7 @@ def enclave(built: Path) -> Iterator[Enclave]:
 # --- what it does -----------------------------------------------------------------------------------------------------
 def test_vectors_of_plain_text_are_the_tables_rows(enclave: Enclave, served: Served, model: Path) -> None:
     ids = load_tokenizer(model)(PRIVATE)["input_ids"]
-    sent = enclave.text(PRIVATE, "", 100, PLAIN)
+    sent = enclave.sanitize_text(PRIVATE, "", 100, PLAIN)
     assert sent.tokens == sent.private == len(ids) and sent.changed == 0
     assert sent.vectors == served.table[ids].numpy().tobytes()
     assert enclave.rows([7, 9]) == served.table[[7, 9]].numpy().tobytes()
@@ -74,7 +74,7 @@ def test_vectors_of_plain_text_are_the_tables_rows(enclave: Enclave, served: Ser
 def test_the_users_text_is_sanitized_and_nothing_else_is(enclave: Enclave, served: Served, model: Path) -> None:
     tokenizer, table = load_tokenizer(model), served.table.numpy()
     instruction = "please move: "
-    sent = enclave.text(PRIVATE, instruction, 100, ALL)
+    sent = enclave.sanitize_text(PRIVATE, instruction, 100, ALL)
     rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.tokens, -1)
     before = tokenizer(instruction + PRIVATE)["input_ids"]
     after = [int((table == row).all(1).argmax()) for row in rows]
@@ -87,7 +87,7 @@ def test_the_users_text_is_sanitized_and_nothing_else_is(enclave: Enclave, serve
 def test_of_a_chat_the_users_words_alone_are_sanitized(enclave: Enclave, served: Served, model: Path) -> None:
     talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PRIVATE}]
     tokenizer, table = load_tokenizer(model), served.table.numpy()
-    sent = enclave.chat(talk, 120, ALL)
+    sent = enclave.sanitize_chat(talk, 120, ALL)
     template, tokens = tokenizer.template(), tokenizer.special_tokens_map
     [text], _ = render_jinja_template([talk], chat_template=template, add_generation_prompt=True, **tokens)
     before = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -101,41 +101,43 @@ def test_of_a_chat_the_users_words_alone_are_sanitized(enclave: Enclave, served:
 
 
 def test_the_same_text_has_the_same_substitutes_after_a_restart(built: Path, enclave: Enclave, tmp_path: Path) -> None:
-    one = enclave.text(PRIVATE, "", 100, RnmSettings(3.0))
-    assert one == enclave.text(PRIVATE, "", 100, RnmSettings(3.0))
-    assert one.vectors != enclave.text(PRIVATE + " again", "", 100, RnmSettings(3.0)).vectors[: len(one.vectors)]
+    one = enclave.sanitize_text(PRIVATE, "", 100, RnmSettings(3.0))
+    assert one == enclave.sanitize_text(PRIVATE, "", 100, RnmSettings(3.0))
+    assert (
+        one.vectors != enclave.sanitize_text(PRIVATE + " again", "", 100, RnmSettings(3.0)).vectors[: len(one.vectors)]
+    )
     other = shutil.copytree(built, tmp_path / "copy")
     for _ in range(2):
         with at_rest.open_enclave(other) as again:
-            assert again.text(PRIVATE, "", 100, RnmSettings(3.0)) == one
+            assert again.sanitize_text(PRIVATE, "", 100, RnmSettings(3.0)) == one
 
 
 def test_a_message_has_the_same_substitutes_in_every_turn(enclave: Enclave, served: Served) -> None:
     """A chat sends the first message again with each turn: a second draw would tell more of it."""
     settings, user = RnmSettings(1.0, p=0.5), {"role": "user", "content": PRIVATE}
-    first = enclave.chat([user], 100, settings)
+    first = enclave.sanitize_chat([user], 100, settings)
     talk = [user, {"role": "assistant", "content": "it is"}, {"role": "user", "content": "move my appointment"}]
-    second = enclave.chat(talk, 120, settings)
+    second = enclave.sanitize_chat(talk, 120, settings)
     size = served.table.shape[1] * 4
     same = 0
     while first.vectors[: (same + 1) * size] == second.vectors[: (same + 1) * size]:
         same += 1
     assert 0 < first.changed < first.private
     assert same > first.private + 2, "the role, the whole message, and the template behind it"
-    with_role = enclave.chat([{"role": "system", "content": "be brief"}, user], 120, settings)
+    with_role = enclave.sanitize_chat([{"role": "system", "content": "be brief"}, user], 120, settings)
     assert first.vectors[-(first.private + 2) * size :] == with_role.vectors[-(first.private + 2) * size :]
 
 
 def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> None:
     text = " ".join(tiny.TEXTS[:3])
-    few, many = (enclave.text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).changed for p in (0.1, 0.9))
+    few, many = (enclave.sanitize_text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).changed for p in (0.1, 0.9))
     assert few < many
     with pytest.raises(UsageError, match="epsilon"):
-        enclave.text(text, "", 120, RnmSettings(-1.0))
+        enclave.sanitize_text(text, "", 120, RnmSettings(-1.0))
     with pytest.raises(TooLong, match=r"\b3\b"):
-        enclave.text(text, "", 3, PLAIN)
+        enclave.sanitize_text(text, "", 3, PLAIN)
     with pytest.raises(CodecError):
-        enclave.chat([{"role": "us</s>er", "content": "x y"}], 100, PLAIN)
+        enclave.sanitize_chat([{"role": "us</s>er", "content": "x y"}], 100, PLAIN)
 
 
 def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served, tmp_path: Path) -> None:
@@ -260,8 +262,11 @@ def test_a_corpus_decides_what_is_sensitive(served: Served, tmp_path: Path, encl
     at_rest.build_enclave(other, "process", "tiny", 8, served.server.package, corpus)
     settings = RnmSettings(3.0, p=0.0, share=0.2)
     with at_rest.open_enclave(other) as running:
-        assert running.text(PRIVATE, "", 100, settings).changed < enclave.text("zq zq", "", 100, settings).private
-        assert running.text("zqx", "", 100, settings).changed > 0, "tokens that the corpus lacks are sensitive"
+        assert (
+            running.sanitize_text(PRIVATE, "", 100, settings).changed
+            < enclave.sanitize_text("zq zq", "", 100, settings).private
+        )
+        assert running.sanitize_text("zqx", "", 100, settings).changed > 0, "tokens that the corpus lacks are sensitive"
 
 
 # --- its walls --------------------------------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ def test_it_says_that_it_is_not_attested(enclave: Enclave) -> None:
 
 
 def test_no_secret_of_either_side_is_on_the_disk_in_the_clear(built: Path, enclave: Enclave, served: Served) -> None:
-    enclave.text(PRIVATE, "", 100, ALL)
+    enclave.sanitize_text(PRIVATE, "", 100, ALL)
     row = served.table[5].numpy().tobytes()
     for path in built.rglob("*"):
         if path.is_file():
@@ -344,10 +349,10 @@ def test_a_killed_enclave_is_reported_and_leaves_nothing(built: Path, tmp_path: 
     before = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
     with at_rest.open_enclave(built) as running:
         if when == "at work":
-            running.text(PRIVATE, "", 100, ALL)
+            running.sanitize_text(PRIVATE, "", 100, ALL)
         os.kill(running._process.pid, signal.SIGKILL)
         with pytest.raises(EnclaveError, match="signal 9"):
-            running.text(PRIVATE, "", 100, ALL)
+            running.sanitize_text(PRIVATE, "", 100, ALL)
     after = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
     assert before.keys() == after.keys()
     assert not any(PRIVATE.encode() in content for content in after.values())

@@ -14,7 +14,7 @@ import torch
 from milkglass.enclave import prompt
 from milkglass.enclave.budget import RowBudget
 from milkglass.enclave.inside import OpenTable
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import RowPolicy, TablePackage
 from milkglass.errors import CodecError, EnclaveError, ModelError
 from milkglass.models import chat_template
@@ -219,7 +219,7 @@ def opened_table(folder: Path, known: Any) -> OpenTable:
     """The enclave's side, with a table whose rows are all different."""
     size = len(Checkpoint.open(folder).read("model.embed_tokens.weight"))
     table = torch.arange(4.0 * size).reshape(size, 4)
-    package = with_lists(TablePackage.of_model(folder, table, RowPolicy(10**9, 10**9)), 5)
+    package = compute_lists(TablePackage.of_model(folder, table, RowPolicy(10**9, 10**9)), 5)
     counts = np.full(size, 5, np.int64)
     return OpenTable(package, RowBudget(package.policy, 1e9), TokenSanitizer(package, counts), bytes(32), known)
 
@@ -239,7 +239,7 @@ def test_of_a_thousand_texts_no_private_token_crosses_whatever_the_normalizer_do
     for _ in range(1000):
         text = " ".join(rng.choice(words, int(rng.integers(1, 9))))
         found = tokens(hostile, [{"role": "user", "content": text}])
-        _, content = enclave.sanitized(found, RnmSettings(0.1, p=1.0))
+        _, content = enclave.sanitize(found, RnmSettings(0.1, p=1.0))
         crossed = np.frombuffer(content, np.float32).reshape(-1, 4)[:, 0].astype(np.int64) // 4
         outside.add(tuple(crossed[~found.private].tolist()))
         kept += int((crossed[found.private] == found.ids[found.private]).sum())
@@ -378,5 +378,5 @@ def test_special_tokens_among_the_users_are_refused(folder: Path) -> None:
     word = int(own.ids[own.private][1])
     package.special[word] = True
     with pytest.raises(EnclaveError, match="special token"):
-        opened.sanitized(own, RnmSettings())
+        opened.sanitize(own, RnmSettings())
     assert np.flatnonzero(package.special).size > 1

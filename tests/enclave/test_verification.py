@@ -253,7 +253,7 @@ def test_the_policy_of_a_folder_is_its_hosts(tmp_path: Path) -> None:
     smt = Quote(machine=WHO.platform(SMT))
 
     def found() -> Verdict:
-        own = QuoteVerifier.of_folder(tmp_path).expecting(MEASUREMENT.hex())
+        own = QuoteVerifier.of_folder(tmp_path).for_measurement(MEASUREMENT.hex())
         return check(smt, who=replace(own, root=WHO.root_der, now=lambda: NOW))
 
     with pytest.raises(EnclaveError, match="smt"):

@@ -11,7 +11,7 @@ import pytest
 
 from milkglass.client.remote.connection import MAX_COMMENTS, MAX_EVENT
 from milkglass.engines.engine import IdsRequest
-from milkglass.engines.events import EMPTY_EVENTS
+from milkglass.engines.events import MAX_EMPTY_EVENTS
 from milkglass.engines.upstream import MAX_EVENTS_AFTER_END, Timeouts
 from milkglass.errors import EngineBusy, RemoteError, Unreachable
 from tests.engines.kit import ASKED, HEAD, Script, answer_to, collect, event, sending, wire
@@ -94,7 +94,7 @@ HOSTILE: dict[str, tuple[Script, type[RemoteError], str]] = {
     "has comments without an end": (
         flooding(HEAD, b": x\n\n" * 9000), RemoteError, f"{MAX_COMMENTS} bytes of comments",
     ),
-    "has empty events without an end": (flooding(HEAD, EMPTY * 100), RemoteError, f"{EMPTY_EVENTS} events"),
+    "has empty events without an end": (flooding(HEAD, EMPTY * 100), RemoteError, f"{MAX_EMPTY_EVENTS} events"),
     "sends more tokens than asked": (flooding(HEAD, event([9])), RemoteError, "the 4 tokens"),
     "sends more in one event": (sending(HEAD, event([9] * 5, "length")), RemoteError, "the 4 tokens"),
     "goes on after its end": (sending(HEAD, event([9], "length"), event([8])), RemoteError, "the 4 tokens"),

@@ -22,7 +22,7 @@ from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
 from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, token_share, verdict
 from milkglass.audit.updates.scenes import AuditedSite, PublicSource
-from milkglass.errors import PoisonedUpdate, UsageError
+from milkglass.errors import InvalidUpdate, UsageError
 from milkglass.federated.prepare import labels_of, prepare
 from milkglass.federated.rounds import Tensors
 from milkglass.federated.run import InProcessSites, Replies, Sites
@@ -224,7 +224,7 @@ def test_what_does_not_belong_together_is_refused(
     (copy / "run.json").write_text(json.dumps({name: one for name, one in state.items() if name != "settings"}))
     with pytest.raises(UsageError, match=f"{re.escape(str(copy))} .*settings"):
         RecordedRun(copy, "a", model)
-    with pytest.raises((UsageError, PoisonedUpdate)):
+    with pytest.raises((UsageError, InvalidUpdate)):
         (copy / "run.json").write_text(json.dumps(state))
         RecordedRun(copy, "a", tiny.save("bert", tmp_path / "other"))
     lines = (world.files / "a.jsonl").read_text().splitlines()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from milkglass.errors import MissingExtra, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
+from milkglass.errors import InvalidUpdate, MissingExtra, NotObfuscated, TooFewSites, UsageError
 from milkglass.federated import app
 from milkglass.federated import site_config as node
 from milkglass.federated.site import FederatedTraining, Site, weights_of
@@ -158,7 +158,7 @@ def test_a_poisoned_reply_is_refused_by_its_name(there: World, tmp_path: Path) -
         return reply
 
     grid.spoil = spoil  # type: ignore[method-assign]
-    with pytest.raises(PoisonedUpdate, match=r"site c .*classifier\.bias .*2 of 2 .*finite"):
+    with pytest.raises(InvalidUpdate, match=r"site c .*classifier\.bias .*2 of 2 .*finite"):
         app.serve(grid, config(there, tmp_path / "run"), lambda text: None)
     grid.spoil = lambda node, reply: _renamed(reply)  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="a site's name"):
@@ -316,7 +316,7 @@ def test_a_site_that_claims_more_than_it_can_have_is_refused(
         return reply
 
     grid.spoil = spoil  # type: ignore[method-assign]
-    with pytest.raises(PoisonedUpdate, match=fault):
+    with pytest.raises(InvalidUpdate, match=fault):
         app.serve(grid, config(there, tmp_path / "run", replace(SGD, method=method, most_texts=7)), lambda text: None)
     assert not (tmp_path / "run" / "updates").exists()
 

@@ -10,7 +10,7 @@ import pytest
 
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import ghost_stage
-from milkglass.federated.ghost_stage import TEXTS_A_PART, parts_folder
+from milkglass.federated.ghost_stage import TEXTS_PER_PART, parts_folder
 from milkglass.federated.prepare import prepare, require_match
 from milkglass.federated.rows import load, report_of
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -19,7 +19,7 @@ from tests import tiny
 from tests.federated.kit import World, rows_file
 
 LABELS = {"no": 0, "yes": 1}
-ROWS = 2 * TEXTS_A_PART + 1
+ROWS = 2 * TEXTS_PER_PART + 1
 
 
 class Interrupts:

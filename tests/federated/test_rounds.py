@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from milkglass.errors import PoisonedUpdate, TooFewSites, UsageError
+from milkglass.errors import InvalidUpdate, TooFewSites, UsageError
 from milkglass.federated.rounds import Update, check, mean, misfit, step_weights
 
 WEIGHTS = {"w": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.ones(2)}
@@ -54,13 +54,13 @@ def test_an_update_that_does_not_fit_is_refused_by_site_and_tensor(
     name: str, tensor: torch.Tensor | None, fault: str
 ) -> None:
     for refused in (lambda one: check(one, WEIGHTS), lambda one: mean([update("a", 1, 3), one], WEIGHTS)):
-        with pytest.raises(PoisonedUpdate, match=f"site north .*{re.escape(fault)}"):
+        with pytest.raises(InvalidUpdate, match=f"site north .*{re.escape(fault)}"):
             refused(spoiled(name, tensor))
 
 
 @pytest.mark.parametrize("texts", [0, -1, 2.5, True])
 def test_a_site_that_counts_wrongly_is_refused(texts: int) -> None:
-    with pytest.raises(PoisonedUpdate, match=f"site a .*{texts} texts"):
+    with pytest.raises(InvalidUpdate, match=f"site a .*{texts} texts"):
         check(replace(update("a", 1, 3), texts=texts), WEIGHTS)
 
 
@@ -73,7 +73,7 @@ def test_what_came_from_elsewhere_fits_or_is_told() -> None:
 def test_finite_updates_that_add_up_to_more_than_fits() -> None:
     large = [replace(update(site, 1, 1), tensors={n: torch.full_like(w, 3e38) for n, w in WEIGHTS.items()})
              for site in "ab"]  # fmt: skip
-    with pytest.raises(PoisonedUpdate, match="w not finite"):
+    with pytest.raises(InvalidUpdate, match="w not finite"):
         step_weights(WEIGHTS, mean(large, WEIGHTS), 100.0)
 
 

@@ -17,14 +17,14 @@ from safetensors.numpy import load_file, save_file
 from milkglass.errors import (
     CodecError,
     CorruptCheckpoint,
+    InvalidUpdate,
     NotObfuscated,
-    PoisonedUpdate,
     TooFewSites,
     TooLong,
     UsageError,
 )
 from milkglass.federated import checks
-from milkglass.federated.checks import GhostDemand, weaker
+from milkglass.federated.checks import GhostDemand, find_weaker_parameter
 from milkglass.federated.prepare import files_of, labels_of, prepare, require_name
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.rows import load, report_of, save, secret_of, stamp_of
@@ -157,7 +157,7 @@ def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path)
     gradient = step.gradient(ids, mask, torch.from_numpy(np.concatenate([rows.labels for rows in every])))
     before, after = weights_of(step), run.weights()
     assert all(torch.allclose(after[name], before[name] - 0.1 * gradient[name], atol=1e-6) for name in before)
-    assert run.done[0].missing == () and run.done[0].length > 0
+    assert run.done[0].missing == () and run.done[0].norm > 0
 
 
 def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def whole(
     yield training, there.run(tmp_path / "whole", there.sites(tmp_path / "own"), training).weights()
 
 
-@pytest.mark.parametrize(("hand", "error"), [(Dies, KeyboardInterrupt), (Poisons, PoisonedUpdate)])
+@pytest.mark.parametrize(("hand", "error"), [(Dies, KeyboardInterrupt), (Poisons, InvalidUpdate)])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     there: World, tmp_path: Path, whole: tuple[FederatedTraining, dict[str, torch.Tensor]],
     hand: type[Through], error: type[BaseException],
@@ -471,8 +471,8 @@ def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there:
     step = there.step()
     trained = site.train(step, 0, weights_of(step), SGD)
     with pytest.raises(NotObfuscated, match="site a .*other rows"):
-        checks.update_of_passed(trained, passed)
-    assert checks.update_of_passed(LocalResult(trained.update, passed, 0.0), passed) is trained.update
+        checks.require_passed_rows(trained, passed)
+    assert checks.require_passed_rows(LocalResult(trained.update, passed, 0.0), passed) is trained.update
 
 
 @pytest.mark.parametrize(
@@ -495,10 +495,10 @@ def test_a_ghost_that_is_weaker_than_what_a_site_demands(
 ) -> None:
     """By default the paper's is demanded."""
     described = Search().document() | search
-    found = weaker(described, Selection().document() | {"way": way, "beams": 3}, GhostDemand(Path(), ""))
+    found = find_weaker_parameter(described, Selection().document() | {"way": way, "beams": 3}, GhostDemand(Path(), ""))
     assert found is fault is None or (found is not None and fault is not None and fault in found)
     del described["k"]
-    assert "k = None where 70" in str(weaker(described, Selection().document(), GhostDemand(Path(), "")))
+    assert "k = None where 70" in str(find_weaker_parameter(described, Selection().document(), GhostDemand(Path(), "")))
 
 
 def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.preflight import assumption_of, require_scramblable, require_sound
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.client.obfuscate.upload_check import Outgoing
+from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelError, ModelNotFound
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -116,7 +116,7 @@ def test_both_sides_refuse_a_broken_model_in_the_same_words(
             check()
         assert re.search(named, before.value.message) and before.value.hint
     with pytest.raises(MilkglassError) as at_upload:
-        Outgoing.of(theirs)
+        OutgoingModel.of(theirs)
     answer = server.post("/v1/models", json=registration(server, "broken", theirs))
     assert answer.status_code == 400
     assert error(answer)["message"] == at_upload.value.message and re.search(named, at_upload.value.message)
@@ -125,7 +125,7 @@ def test_both_sides_refuse_a_broken_model_in_the_same_words(
 
 def test_what_is_whole_passes_both(original: Path, scrambled: Path, server: TestClient) -> None:
     require_sound(Checkpoint.open(original))
-    Outgoing.of(scrambled)
+    OutgoingModel.of(scrambled)
     assert server.post("/v1/models", json=registration(server, "whole", scrambled)).status_code == 200
     server.delete("/v1/models/whole")
 
@@ -135,11 +135,11 @@ def test_a_broken_delta_stays_here(fault: str, original: Path, tmp_path: Path) -
     base = Checkpoint.open(original)
     out = tmp_path / "delta"
     scramble(base, new_key(base, str(original), SCHEME, base.digest()), out, delta=True)
-    Outgoing.of(out)
+    OutgoingModel.of(out)
     breaks, named = BROKEN[fault]
     breaks(out)
     with pytest.raises(ModelError) as caught:
-        Outgoing.of(out)
+        OutgoingModel.of(out)
     assert re.search(named, caught.value.message)
 
 

@@ -118,7 +118,7 @@ def test_answers_that_were_ended_are_counted(shown: Shown) -> None:
     backend = Backend(shown.model.codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), [])
     view = MonitorView(backend, shown.key, ExchangeLog(), shown.attacker)
     assert json.loads(asyncio.run(view.document(-1)))["misspelt"] == 0
-    backend.memory.misspelt = 2
+    backend.memory.misspelt_count = 2
     assert json.loads(asyncio.run(view.document(-1)))["misspelt"] == 2
 
 

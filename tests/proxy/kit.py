@@ -19,7 +19,7 @@ from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import Backends, connected
+from milkglass.proxy.backend import Backends, connect_backend
 from milkglass.proxy.run import LIMITS, Page, ProxyAddress
 from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
@@ -92,7 +92,7 @@ def proxying(
     async def main() -> None:
         behind = upstream()
         try:
-            backend, _ = await connected(codec, behind, (), None if page is None else page.observer)
+            backend, _ = await connect_backend(codec, behind, (), None if page is None else page.observer)
         except BaseException:
             await behind.close()
             raise

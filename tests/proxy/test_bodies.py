@@ -269,7 +269,7 @@ def test_what_an_application_leaves_open_is_drawn_as_the_models_makers_do(model:
     own = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
     codec = replace(model.codec, sampling=ModelSampling.of({"do_sample": True, **own}))
     asking = Asking(replace(model, codec=codec), engine=ENGINES[name])
-    lines = asking.backend.about_sampling()
+    lines = asking.backend.sampling_lines()
     expected = {one: value for one, value in own.items() if one != "repetition_penalty" or name != "sglang"}
     assert "m, where" in lines[0] and all(f"{one} {value}" in lines[0] for one, value in expected.items())
     assert [("repetition_penalty" in line and name in line) for line in lines[1:]] == (
@@ -288,4 +288,4 @@ def test_what_an_application_leaves_open_is_drawn_as_the_models_makers_do(model:
             assert {one: getattr(asked, one) for one in wanted} == wanted
             sent = str(asking.engine.engine.completion("m", asked).body)
             assert all(str(float(value)) in sent or str(value) in sent for value in wanted.values())
-    assert "temperature 1: the model names nothing" in Asking(model, engine=ENGINES[name]).backend.about_sampling()[0]
+    assert "temperature 1: the model names nothing" in Asking(model, engine=ENGINES[name]).backend.sampling_lines()[0]

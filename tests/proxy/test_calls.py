@@ -15,12 +15,12 @@ from milkglass.proxy.text.calls import (
     HERMES,
     LLAMA,
     MISTRAL,
-    NAMED,
+    MISTRAL_ARGS,
     ToolFormat,
     requirements,
     short_id,
+    shorten_call_ids,
     tool_format,
-    with_short_ids,
 )
 from milkglass.proxy.text.sections import JsonSpan, Sections, begins_reasoning
 from tests.proxy.test_text import pieces
@@ -160,7 +160,7 @@ def test_calls_are_found_by_their_json_however_text_comes(form: ToolFormat, text
         assert sections_of(text, size, format=form) == expected, size
 
 
-@pytest.mark.parametrize("form", [MISTRAL, NAMED])
+@pytest.mark.parametrize("form", [MISTRAL, MISTRAL_ARGS])
 def test_mistrals_templates_get_ids_of_nine_letters(form: ToolFormat) -> None:
     """They refuse any other, of an application's own too."""
     sections = Sections(form, TOOLS)
@@ -169,10 +169,10 @@ def test_mistrals_templates_get_ids_of_nine_letters(form: ToolFormat) -> None:
     assert all(len(one) == 9 and one.isalnum() for one in ids) and len({*ids}) == 2
     assert [short_id(one) for one in ids] == ids
     call = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": {}}}
-    made = with_short_ids({"role": "assistant", "content": "", "tool_calls": [call]})
-    result = with_short_ids({"role": "tool", "content": "1", "tool_call_id": call["id"]})
+    made = shorten_call_ids({"role": "assistant", "content": "", "tool_calls": [call]})
+    result = shorten_call_ids({"role": "tool", "content": "1", "tool_call_id": call["id"]})
     assert made["tool_calls"][0]["id"] == result["tool_call_id"] and len(result["tool_call_id"]) == 9
-    assert with_short_ids({"role": "user", "content": "x"}) == {"role": "user", "content": "x"}
+    assert shorten_call_ids({"role": "user", "content": "x"}) == {"role": "user", "content": "x"}
 
 
 ATOMS = (
@@ -219,10 +219,12 @@ def test_a_long_string_costs_its_length_however_text_comes() -> None:
 
 
 def test_a_template_shows_how_its_model_calls() -> None:
-    assert [tool_format(f"x {one.shown_by[0]} y") for one in FORMATS] == [*FORMATS]
+    assert [tool_format(f"x {one.template_marks[0]} y") for one in FORMATS] == [*FORMATS]
     llama = tool_format("{%- if builtin %}<|python_tag|>{%- else %}{{- '\"parameters\": ' }}")  # Llama 3.1's has both
     assert llama is LLAMA and llama.begin("f") == '{"name": "f", "parameters": ' and llama.begin("") == '{"name": "'
-    assert tool_format("[TOOL_CALLS]{{ name }}[ARGS]") is NAMED and NAMED.begin("f") == "[TOOL_CALLS]f[ARGS]"
+    assert (
+        tool_format("[TOOL_CALLS]{{ name }}[ARGS]") is MISTRAL_ARGS and MISTRAL_ARGS.begin("f") == "[TOOL_CALLS]f[ARGS]"
+    )
     assert tool_format("{{ messages }}") is None
     coder = "<tool_call>\n<function=example>\n<parameter=p>\nv\n</parameter>\n</function>\n</tool_call>"
     assert tool_format(coder) is tool_format("<tool_call>name\n<arg_key>k</arg_key></tool_call>") is None  # no JSON
@@ -241,7 +243,7 @@ def test_arguments_stay_as_the_model_wrote_them() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_begun_for_a_model_goes_on_to_a_call(form: ToolFormat) -> None:
-    rest = {HERMES: "{}}", LLAMA: "{}}", MISTRAL: "{}}]", NAMED: "{}"}[form]
+    rest = {HERMES: "{}}", LLAMA: "{}}", MISTRAL: "{}}]", MISTRAL_ARGS: "{}"}[form]
     assert sections_of(form.begin("f") + rest, 3, format=form) == [("call", ("f", {}))]
 
 

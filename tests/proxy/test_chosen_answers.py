@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milkglass.client.codec import spelling
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.spelling import ALLOWED_PLACES, other_places
+from milkglass.client.codec.spelling import ALLOWED_PLACES, misspelt_runs
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.client.results import Answer, Conversation
@@ -181,7 +181,7 @@ def test_an_answer_that_is_spelled_otherwise_is_ended(model: Plain, stream: bool
     answer = asking.one("chat/completions", messages=QUESTION, max_tokens=1000, stream=stream)
     assert "spelled its answer otherwise than the tokenizer writes it" in answer.text
     assert "misspelt_answer" in answer.text and (stream or answer.status_code == 502)
-    assert asking.backend.memory.misspelt == 1
+    assert asking.backend.memory.misspelt_count == 1
     asking.said(messages=[*QUESTION, {"role": "assistant", "content": text[:60]}, *QUESTION])
     assert named(model, text[:60], asking.prompt()) == []  # what was shown of it keeps its ids as well
 
@@ -211,7 +211,7 @@ def test_a_call_that_escapes_plain_letters_is_ended(model: Plain, kind: str, str
     more = {"tools": TOOLS, "stream": stream, "temperature": temperature, "max_tokens": 3000}
     answer = asking.one("chat/completions", messages=QUESTION, **more)
     assert "misspelt_answer" in answer.text and "arguments" not in answer.text
-    assert asking.backend.memory.misspelt == 1
+    assert asking.backend.memory.misspelt_count == 1
 
 
 def test_escapes_that_programs_write_are_none(model: Plain) -> None:
@@ -229,10 +229,10 @@ def test_escapes_that_programs_write_are_none(model: Plain) -> None:
 def test_short_answers_are_counted_together(model: Plain, path: str, more: dict[str, Any]) -> None:
     words = [one for one in WORDS if len(model.own(" " + one)) == 1]
     answers = [[*model.own("Noted"), *model.spelled(f" {one}"), *model.own("!")] for one in words]
-    asking, most = Chosen(model, *answers), spelling.most_places(sum(map(len, answers)))
+    asking, most = Chosen(model, *answers), spelling.max_places(sum(map(len, answers)))
     answers = [asking.one(path, max_tokens=60, **more).text for _ in words]
     shown = sum("misspelt_answer" not in one for one in answers)
-    assert ALLOWED_PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt == len(words) - shown
+    assert ALLOWED_PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt_count == len(words) - shown
     assert asking.said(messages=QUESTION)["content"] == "Yes."  # an honest answer is none of these
 
 
@@ -242,11 +242,11 @@ def test_the_same_piece_of_text_counts_once_and_old_answers_are_forgotten(model:
         check = spelling.SpellingCheck(model.codec, last)
         check.push([*model.own("Well,"), *model.spelled(" diagnosis")])
         check.flush()
-    assert last.counted(check.spelled)[0] == 1
+    assert last.count_places(check.spelled)[0] == 1
     for number in range(200):
         check = spelling.SpellingCheck(model.codec, last)
-        check.spelled.tokens, check.spelled.runs = 100, {(number,)}
-    assert last.counted(check.spelled) == (41, 4100, 1)
+        check.spelled.token_count, check.spelled.runs = 100, {(number,)}
+    assert last.count_places(check.spelled) == (41, 4100, 1)
 
 
 def test_an_answer_that_breaks_off_is_counted(model: Plain) -> None:
@@ -267,11 +267,11 @@ def test_a_few_other_tokens_end_nothing(model: Plain) -> None:
     words = [*WORDS, *(word.upper() for word in WORDS)][: ALLOWED_PLACES + 1]
     whole = [one for one in words if len(model.own(" " + one)) == 1]
     ids = [one for word in whole for one in (model.own(" " + word) if word != whole[0] else model.spelled(" " + word))]
-    assert len(other_places(model.codec, ids)) == 1
-    assert other_places(model.codec, model.own("naïve 日本語 👩\u200d👩 x=1;\n\n\tdone ")) == set()
+    assert len(misspelt_runs(model.codec, ids)) == 1
+    assert misspelt_runs(model.codec, model.own("naïve 日本語 👩\u200d👩 x=1;\n\n\tdone ")) == set()
     asking = Chosen(model, model.spelled(" ".join(WORDS[:ALLOWED_PLACES])))
     assert asking.said(messages=QUESTION)["content"] == " ".join(WORDS[:ALLOWED_PLACES])
-    assert asking.backend.memory.misspelt == 0
+    assert asking.backend.memory.misspelt_count == 0
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -290,11 +290,11 @@ def test_places_are_found_alike_by_names_and_by_letters(model: Plain, words: lis
     written, text = spelling._decoded_places(codec, ids, True)
     assert text == "".join(words)
     by_letters = spelling._runs(written, own, len(text), True)
-    found = other_places(codec, ids)
+    found = misspelt_runs(codec, ids)
     assert {one for run in found for one in run} <= {one for run in by_letters for one in run}  # all of a letter's
     assert bool(found) == bool(by_letters)
     cut = model.own("👩")[:-1]  # a character that is not whole ends nothing and breaks nothing
-    assert len(other_places(codec, [*ids, *cut], final=False)) <= len(found)
+    assert len(misspelt_runs(codec, [*ids, *cut], final=False)) <= len(found)
 
 
 def test_a_conversation_sends_its_answers_in_their_ids(model: Plain) -> None:

@@ -19,7 +19,7 @@ from milkglass.engines.vllm import VLLM
 from milkglass.proxy import guard as door
 from milkglass.proxy import observe
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import Backends, connected
+from milkglass.proxy.backend import Backends, connect_backend
 from milkglass.proxy.observe import UsageCount
 from milkglass.server.settings import Limits
 from tests.engines.kit import HEAD, Wire, event
@@ -143,7 +143,7 @@ def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkey
 
         async with listing(endless) as server:
             upstream = Upstream(VLLM(), server.url)
-            backend, _ = await connected(model.codec, upstream)
+            backend, _ = await connect_backend(model.codec, upstream)
             await asyncio.wait_for(create_app(Backends([backend]))(scope, receive, send), 60)  # type: ignore[arg-type]
             while upstream._calls._under_way:  # the engine's connection is free again
                 await asyncio.sleep(0.01)
@@ -176,7 +176,7 @@ def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
             while tries < 2:
                 await asyncio.sleep(0.01)
             counter.begin_exchange([5, 6])
-            while counter.tokens:
+            while counter.token_count:
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -19,7 +19,7 @@ import pytest
 
 from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import Backends, connected
+from milkglass.proxy.backend import Backends, connect_backend
 from tests import tiny
 from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending
 from tests.proxy.kit import Scrambled, listing, proxying
@@ -49,7 +49,7 @@ def asked(
     async def run() -> Any:
         async with listing(answer) as server:
             upstream = Upstream(server_engine(), server.url, timeouts=patience)
-            backend, warnings = await connected(model.codec, upstream)
+            backend, warnings = await connect_backend(model.codec, upstream)
             assert "does not say with which key" in warnings[0]
             transport = httpx2.ASGITransport(app=create_app(Backends([backend])))
             try:

@@ -15,7 +15,7 @@ from milkglass.engines.upstream import Upstream
 from milkglass.engines.vllm import VLLM
 from milkglass.errors import KeyFileError, KeyForOtherModel, ModelNotFound, RemoteError, Unreachable, UsageError
 from milkglass.proxy import backend as backend_module
-from milkglass.proxy.backend import Backends, ServedKey, all_connected
+from milkglass.proxy.backend import Backends, ServedKey, connect_backends
 from milkglass.proxy.observe import NoObserver
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, call, refused
@@ -45,11 +45,11 @@ def opened(
     async def run() -> tuple[Backends, list[str]]:
         upstream = Upstream(MilkglassServer(), url, TOKEN)
         try:
-            backends, _ = await all_connected(upstream, served(models, noted), requested)
+            backends, _ = await connect_backends(upstream, served(models, noted), requested)
             texts = []
             for name in [one.name for one in backends.models]:
                 backend = backends.of(name)
-                question = backend.completion_request(name, tiny.TEXTS[0], most=6, temperature=0)
+                question = backend.completion_request(name, tiny.TEXTS[0], max_tokens=6, temperature=0)
                 pieces = [piece.text async for piece in backend.replies(question)[0].pieces()]
                 texts.append("".join(pieces))
             await backends.close()
@@ -95,7 +95,7 @@ def connecting(
         async with listing(sending(HEAD, event([5], "stop"))) as server:
             upstream = Upstream(VLLM(), server.url)
             try:
-                return await all_connected(upstream, keys, requested, paired)
+                return await connect_backends(upstream, keys, requested, paired)
             finally:
                 await upstream.close()
 

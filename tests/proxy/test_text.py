@@ -35,13 +35,13 @@ def test_stop_strings_cut_alike_however_text_comes(text: str, cuts: list[int], s
     cutter, shown = StopStrings(stops), ""
     for piece in pieces(text, cuts):
         shown += cutter.push(piece)
-    shown += "" if cutter.stopped else cutter.flush()
+    shown += "" if cutter.is_stopped else cutter.flush()
     # A stop string counts as soon as it is whole: of several the one that ends first
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     if not ends:
-        assert shown == text and not cutter.stopped
+        assert shown == text and not cutter.is_stopped
     else:
-        assert cutter.stopped and shown in {text[: text.find(stop)] for stop in stops if stop in text}
+        assert cutter.is_stopped and shown in {text[: text.find(stop)] for stop in stops if stop in text}
 
 
 @pytest.fixture(scope="module", params=["demo:minilm", "demo:smollm2"])

@@ -20,8 +20,8 @@ from milkglass.client.codec.aliases import (
 )
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import cluster_order, new_key  # noqa: E402
-from milkglass.client.key.key import Key, KeyInfo, permutation, unpacked_groups  # noqa: E402
-from milkglass.client.obfuscate.scramble import mixture_of, replacements, scramble  # noqa: E402
+from milkglass.client.key.key import Key, KeyInfo, permutation, unpack_groups  # noqa: E402
+from milkglass.client.obfuscate.scramble import mixture_of, replace_tensors, scramble  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
@@ -50,7 +50,7 @@ def table_of(base: Checkpoint, key: Key) -> torch.Tensor:
     """(n, d) the scrambled input embeddings."""
     from milkglass.models.families import architecture_of
 
-    found = replacements(base, architecture_of(base), key, lambda name, total: lambda done: None)
+    found = replace_tensors(base, architecture_of(base), key, lambda name, total: lambda done: None)
     return found.tensors[architecture_of(base).table].block(0, len(key.sigma))
 
 
@@ -269,6 +269,6 @@ def test_a_config_that_names_an_ordinary_token_is_refused(tmp_path: Path) -> Non
 
 def test_packed_groups_come_back(bert: Checkpoint) -> None:
     key = made(bert, ObfusLM(4, 0.1, 0.9, rows="shared"))
-    again = unpacked_groups(key.info.document["groups"])
+    again = unpack_groups(key.info.document["groups"])
     assert key.groups is not None
     assert [one.tolist() for one in again] == [sorted(one.tolist()) for one in key.groups]

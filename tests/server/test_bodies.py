@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from milkglass.errors import Busy, MilkglassError, TooSlow
 from milkglass.server.http import guard
-from milkglass.server.http.errors import Refused
+from milkglass.server.http.errors import RefusedRequest
 from milkglass.server.http.guard import BodyMemory, BodyRule, CountedBody
 from milkglass.server.settings import Limits
 
@@ -43,7 +43,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scene]:
 
 
 async def refusal(body: CountedBody) -> MilkglassError:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedRequest) as caught:
         await asyncio.wait_for(body(), 30)
     return caught.value.error
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.server.connections import MAX_WAITING, Acceptor, JoiningTransport
+from milkglass.server.connections import MAX_BUFFERED_BYTES, Acceptor, BufferedTransport
 from milkglass.server.logs import BURST_LINES, LINES_PER_SECOND, Throttle
 from milkglass.server.process import listen
 from milkglass.server.settings import Limits
@@ -399,15 +399,15 @@ class Noted(asyncio.Transport):
 def test_what_is_written_in_one_turn_of_the_loop_goes_out_at_once() -> None:
     async def work() -> None:
         below = Noted()
-        above = JoiningTransport(below, asyncio.get_running_loop())
+        above = BufferedTransport(below, asyncio.get_running_loop())
         above.write(b"head ")
         above.write(b"body")
         assert below.written == [] and above.get_write_buffer_size() == 9
         await asyncio.sleep(0)
         assert below.written == [b"head body"] and above.get_write_buffer_size() == 0
         above.write(b"more")
-        above.write(bytes(MAX_WAITING))
-        assert below.written[1:] == [b"more" + bytes(MAX_WAITING)], "much does not wait"
+        above.write(bytes(MAX_BUFFERED_BYTES))
+        assert below.written[1:] == [b"more" + bytes(MAX_BUFFERED_BYTES)], "much does not wait"
         above.write(b"end")
         above.close()
         assert below.written[2:] == [b"end"] and below.ended == "closed"
@@ -420,7 +420,7 @@ def test_what_is_written_in_one_turn_of_the_loop_goes_out_at_once() -> None:
 def test_what_waits_is_dropped_when_a_connection_is_aborted() -> None:
     async def work() -> None:
         below = Noted()
-        above = JoiningTransport(below, asyncio.get_running_loop())
+        above = BufferedTransport(below, asyncio.get_running_loop())
         above.write(b"secret")
         above.abort()
         await asyncio.sleep(0)

@@ -283,7 +283,7 @@ def test_broken_weights_fail_their_own_row_of_a_classification(folders: dict[str
 
 
 def test_a_pass_of_a_classifier_is_bounded(folders: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.server.inference.classifier.TOKENS_A_PASS", 40)
+    monkeypatch.setattr("milkglass.server.inference.classifier.TOKENS_PER_PASS", 40)
     engine, found, _ = classified(folders, [[5] * 15, [6] * 20, [7] * 30, [8]])
     seen = []
     with torch.inference_mode():

@@ -204,11 +204,11 @@ def test_the_longest_unused_model_is_put_out(folders: dict[str, Path], tmp_path:
             assert [(model, task) for model, _, task in loaded] == [("llama", "generate")]
             assert client.post("/classify", json={"model": "bert", "input": [1]}).status_code == 200
             assert [(model, task) for model, _, task in loaded] == [("bert", "classify")]
-        next(iter(loaded.values())).users += 1  # somebody is being answered
+        next(iter(loaded.values())).user_count += 1  # somebody is being answered
         answer = client.post("/v1/completions", json={**GREEDY, "prompt": [1]})
         assert answer.status_code == 503 and answer.headers["Retry-After"] and error(answer)["code"] == "busy"
         assert client.delete("/v1/models/bert").status_code == 409
-        next(iter(loaded.values())).users -= 1
+        next(iter(loaded.values())).user_count -= 1
 
 
 def test_more_than_may_wait_is_busy(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_client_that_goes_away_frees_its_row(folders: dict[str, Path], tmp_pat
         body = {**GREEDY, "prompt": [1], "max_tokens": 127, "stream": stream, "ignore_eos": True}
         server.slow_down(engine)
         server.ask_and_leave("/v1/completions", body)
-        server.wait_until(lambda: not engine.is_active() and not entry.users)
+        server.wait_until(lambda: not engine.is_active() and not entry.user_count)
         assert server.steps < 100, "the row ran to its end"
 
 
@@ -311,7 +311,7 @@ def test_a_model_that_loads_slowly_holds_up_nobody_else(
         with ThreadPoolExecutor(45) as pool:
             answers = [pool.submit(ask) for _ in range(45)]
             try:
-                server.wait_until(lambda: any(entry.users == 45 for entry in loader._entries.values()))
+                server.wait_until(lambda: any(entry.user_count == 45 for entry in loader._entries.values()))
                 assert client.get("/health", timeout=300).status_code == 200
                 assert client.get("/v1/models", timeout=300).status_code == 200
                 assert client.delete("/v1/models/llama").status_code == 409

@@ -41,7 +41,7 @@ def test_a_stream_that_nobody_reads_does_not_keep_its_model(folders: dict[str, P
         until(lambda: loader._entries)
         (entry,) = loader._entries.values()
         until(entry.engine.done)  # it is loaded, for this stream
-        until(lambda: not entry.users)
+        until(lambda: not entry.user_count)
         assert server.app_tasks(), "the stream is still being written: otherwise this shows nothing"
         assert client.delete("/v1/models/llama").status_code == 200
 
@@ -59,8 +59,8 @@ def test_a_stream_that_nobody_reads_ends_and_frees_its_rows(folders: dict[str, P
         engine = entry.engine.result()
         server.slow_down(engine)
         stream(one, "llama", 256, 127)  # 16 turns of 127 steps
-        until(lambda: entry.users)
-        until(lambda: not entry.users and not engine.is_active() and not server.app_tasks(), 60)
+        until(lambda: entry.user_count)
+        until(lambda: not entry.user_count and not engine.is_active() and not server.app_tasks(), 60)
         assert server.steps < 16 * 127
 
 

@@ -139,7 +139,7 @@ def test_a_refusal_at_complete_leaves_nothing_to_be_repeated(tmp_path: Path) -> 
 def test_limits_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
     path = tmp_path / "t"
     path.write_bytes(rows_file([[1]] * 300 + [[1] * 40] + [[1]] * 300, [0] * 601))
-    monkeypatch.setattr(training_rows, "CHECKED_AT_ONCE", 50)
+    monkeypatch.setattr(training_rows, "NUMBERS_PER_PART", 50)
     assert check(path).tokens == 640 and check(path).longest == 40
     monkeypatch.setattr(training_rows, limit, value)
     with pytest.raises(BadUpload, match=f"{value}"):

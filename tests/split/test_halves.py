@@ -231,7 +231,7 @@ def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
         return encoder_scene(noisy.base, noisy.about, half.client, other.server, AuditFiles(path))
 
     found = staged()
-    assert found.left_out == 1  # type: ignore[attr-defined]
+    assert found.left_out_count == 1  # type: ignore[attr-defined]
     scene = found.scene  # type: ignore[attr-defined]
     assert scene.of_states and len(scene.truth.tokens) == 20
     assert scene.scheme["name"] == "dp-forward" and scene.scheme["epsilon"] == 8.0

@@ -1,9 +1,9 @@
-"""The server inside a confidential machine: it owns the TLS key, gives evidence, and hands requests to an engine.
+"""The server inside a confidential machine: it owns the TLS key, gives evidence, and forwards requests to an engine.
 
-The engine listens on the machine's own loopback, such as vLLM or `milkglass serve`. What is not a listed path is not
-handed on. Processors are slow to sign, and limit how often they do. So one piece of evidence is made at a time, and
-few wait. Each address gets evidence a limited number of times a minute, and so do all addresses together. Beyond that,
-only an address that had none in the last minute gets its first.
+The engine, such as vLLM or `milkglass serve`, listens on the machine's own loopback. Only listed paths are forwarded.
+Processors are slow to sign, and limit how often they do. So one piece of evidence is made at a time, and few requests
+wait for one. Each address gets evidence a limited number of times a minute, and so do all addresses together. Beyond
+that, only an address that had none in the last minute gets its first.
 """
 
 from __future__ import annotations
@@ -37,32 +37,35 @@ from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
 from milkglass.server.http.guard import OPEN_PATHS, BodyRule, Guard
-from milkglass.server.http.routing import GONE, disconnect, unless_gone
+from milkglass.server.http.routing import CLIENT_GONE, result_unless_gone, wait_for_disconnect
 from milkglass.server.settings import Limits
 
-# Pieces of evidence a minute: for one address, for the /48 of one of IPv6, and for all
+# Pieces of evidence a minute: for one address, for the /48 of an IPv6 address, and for all addresses
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
-EVIDENCE_WITH_FIRST = 960  # a minute, with the first pieces of addresses that come when the others are used up
-# Pieces that are made, of which there is one at a time, or wait for that: of all addresses, and of one
+# Pieces of evidence a minute for all, with the first ones of addresses that ask after EVIDENCE_PER_MINUTE is used up
+EVIDENCE_WITH_FIRST = 960
+# Pieces of evidence that are being made or wait for that: of all addresses, and of one
 MAX_EVIDENCE, MAX_EVIDENCE_OF_ADDRESS = 12, 4
 MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
 MAX_CONNECTIONS = 1024  # to the engine at a time
 
 
 def key_of(certificate: Path) -> bytes:
-    """Returns SHA-256 of the public key in a PEM file, whose first certificate is the server's."""
+    """Returns SHA-256 of the public key of the first certificate in a PEM file, which is the server's."""
     return spki_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
 
 
 class Front:
-    """The application.
+    """Answers requests for evidence, takes released files, and forwards all else to the engine.
 
     Attributes:
-        engine: the address of the engine on this machine. None: evidence alone is given.
+        spki: SHA-256 of the server's public key, which the evidence binds.
+        engine: the address of the engine on this machine. None: only evidence is given.
         vault: keeps files that are released to this machine. None: none are taken.
         limits: of connections and bodies.
-        token: what every request needs but those for evidence and health, and releases, which have their own. None:
-            whoever reaches the server may ask.
+        token: needed by all requests except those for evidence and health, and releases, which have a token of their
+            own. None: none is needed.
+        attested: whether hardware signs the evidence.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Front:
         self.limits = limits or Limits()
         self.attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
-        self._maker, self._making = ThreadPoolExecutor(1, "evidence"), Counter[str]()
+        self._maker, self._unfinished = ThreadPoolExecutor(1, "evidence"), Counter[str]()
         self._client: Any = None
 
     def app(self) -> Starlette:
@@ -82,20 +85,20 @@ class Front:
             async with client_of(self.engine or "http://127.0.0.1", MAX_CONNECTIONS) as self._client:
                 yield
 
-        forwarding = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
-        work = [(PATH, "GET", self.evidence), *forwarding]
+        forwarded = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
+        handlers = [(PATH, "GET", self.evidence), *forwarded]
         if self.vault is not None:
-            work.append((RELEASE_PATH, "POST", self.release))
-        routes = [Route(path, handler, methods=[method]) for path, method, handler in work]
+            handlers.append((RELEASE_PATH, "POST", self.release))
+        routes = [Route(path, handler, methods=[method]) for path, method, handler in handlers]
         app = passthrough.web_app(routes, running)
         app.add_middleware(
             Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False,
             open_paths={*OPEN_PATHS, PATH, RELEASE_PATH},
         )  # fmt: skip
-        app.add_middleware(passthrough.Padding)
+        app.add_middleware(passthrough.PaddingMiddleware)
         state = passthrough.ATTESTED if self.attested else passthrough.NOT_ATTESTED
         headers = {passthrough.STATE_HEADER: state, "Cache-Control": "no-store"}
-        app.add_middleware(passthrough.Stating, headers=lambda path, status: headers)
+        app.add_middleware(passthrough.HeaderMiddleware, headers=lambda path, status: headers)
         return app
 
     async def evidence(self, request: Request) -> Response:
@@ -103,20 +106,20 @@ class Front:
         nonce = _nonce(request.query_params.get("nonce", ""))
         address = "" if request.client is None else request.client.host
         group = _groups(address)[0]
-        if self._making[group] >= MAX_EVIDENCE_OF_ADDRESS or self._making.total() >= MAX_EVIDENCE:
+        if self._unfinished[group] >= MAX_EVIDENCE_OF_ADDRESS or self._unfinished.total() >= MAX_EVIDENCE:
             raise Busy(
                 f"too many pieces of evidence are being made or wait: {MAX_EVIDENCE_OF_ADDRESS} of one address, and "
                 f"{MAX_EVIDENCE} of all, are possible", "try again in a moment",
             )  # fmt: skip
         self._budget.take(address)
         made = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki, nonce)
-        self._making[group] += 1
+        self._unfinished[group] += 1
         try:
-            evidence = await unless_gone(made, disconnect(request))
+            evidence = await result_unless_gone(made, wait_for_disconnect(request))
         finally:
-            self._making[group] -= 1
-            self._making += Counter()  # forgets who has none
-        return GONE if evidence is None else Response(evidence.document(), media_type=passthrough.JSON_TYPE)
+            self._unfinished[group] -= 1
+            self._unfinished += Counter()  # removes groups with none
+        return CLIENT_GONE if evidence is None else Response(evidence.document(), media_type=passthrough.JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
         """Keeps a file that was sealed to this machine."""
@@ -131,30 +134,30 @@ class Front:
         return JSONResponse({"kept": name})
 
     async def forward(self, request: Request) -> Response:
-        """Hands a request to the engine, and its answer back, quietly if that is asked for."""
+        """Forwards a request to the engine, and its answer to the client, quietly if that is asked for."""
         if self.engine is None:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
-        quiet = passthrough.quiet_of(request.headers.get(passthrough.QUIET_HEADER))
+        quiet = passthrough.parse_quiet(request.headers.get(passthrough.QUIET_HEADER))
         body = await request.body()
         if request.method != "POST":
             body = b""  # the blanks of a quiet one
-        headers = passthrough.kept(request.headers.raw, passthrough.FORWARDED_HEADERS)
+        headers = passthrough.select_headers(request.headers.raw, passthrough.FORWARDED_HEADERS)
         forwarded = self._client.build_request(request.method, request.url.path, content=body, headers=headers)
-        return await unless_gone(self._answer(forwarded, quiet), disconnect(request)) or GONE
+        return await result_unless_gone(self._answer(forwarded, quiet), wait_for_disconnect(request)) or CLIENT_GONE
 
-    async def _answer(self, request: httpx2.Request, quiet: passthrough.Quiet | None) -> Response:
+    async def _answer(self, request: httpx2.Request, quiet: passthrough.QuietMode | None) -> Response:
         try:
             answer = await self._client.send(request, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
-        headers = passthrough.kept(answer.headers.raw, passthrough.ANSWERED_HEADERS)
+        headers = passthrough.select_headers(answer.headers.raw, passthrough.ANSWERED_HEADERS)
         if quiet is None or (quiet == "slots" and passthrough.EVENTS_TYPE in headers.get("content-type", "")):
-            return passthrough.HandedOn(answer, headers, in_slots=quiet is not None)
-        return Response(await passthrough.whole(answer), answer.status_code, headers)
+            return passthrough.ForwardedResponse(answer, headers, in_slots=quiet is not None)
+        return Response(await passthrough.read_whole(answer), answer.status_code, headers)
 
 
 class EvidenceBudget:
-    """Counts the evidence of the last minute, so that a few addresses cannot use up what all have."""
+    """Counts the evidence of the last minute, so that a few addresses cannot use up the share of all."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -162,23 +165,23 @@ class EvidenceBudget:
         self._made_for = Counter[str]()
 
     def take(self, address: str) -> None:
-        """Counts one more for a client's address. Raises Busy if it, or all together, had enough."""
+        """Counts one more piece for a client's address. Raises Busy if the address, or all together, had enough."""
         now, groups = self._clock(), _groups(address)
         while self._made and now - self._made[0][0] >= 60:
             for old in self._made.popleft()[1]:
                 self._made_for[old] -= 1
                 if not self._made_for[old]:
                     del self._made_for[old]
-        for group, most in zip(groups, (EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE), strict=False):
-            if self._made_for[group] >= most:
+        for group, limit in zip(groups, (EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE), strict=False):
+            if self._made_for[group] >= limit:
                 raise Busy(
-                    f"more than {most} pieces of evidence a minute for one address",
+                    f"more than {limit} pieces of evidence a minute for one address",
                     "try again in a minute",
                     retry_after=60,
                 )
-        most = EVIDENCE_PER_MINUTE if self._made_for[groups[-1]] else EVIDENCE_WITH_FIRST
-        if len(self._made) >= most:
-            raise Busy(f"more than {most} pieces of evidence a minute", "try again in a minute", retry_after=60)
+        limit = EVIDENCE_PER_MINUTE if self._made_for[groups[-1]] else EVIDENCE_WITH_FIRST
+        if len(self._made) >= limit:
+            raise Busy(f"more than {limit} pieces of evidence a minute", "try again in a minute", retry_after=60)
         self._made.append((now, groups))
         self._made_for.update(groups)
 

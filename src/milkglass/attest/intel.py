@@ -58,7 +58,7 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
     Raises:
         AttestationError: with the first fault.
     """
-    quote = parsed(raw)
+    quote = parse_quote(raw)
     import dcap_qvl
 
     tdx = quote.is_tdx()
@@ -138,7 +138,7 @@ def _age(quote: Any, part: str, document: Mapping[str, Any]) -> tuple[int, datet
         return None
 
 
-def parsed(raw: bytes) -> Any:
+def parse_quote(raw: bytes) -> Any:
     """Returns the library's view of a quote, of which nothing is verified. Raises AttestationError."""
     try:
         import dcap_qvl

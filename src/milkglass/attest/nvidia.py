@@ -244,7 +244,7 @@ def _reference_claims(
     lines, expired = dict[str, Claim](), dict[str, AttestationError]()
     all_checked = True
     for raw in references:
-        stated_chip, stated_version = rim.stated(raw)
+        stated_chip, stated_version = rim.read_chip_and_version(raw)
         part = next((name for name, version in versions.items() if version and version == stated_version), None)
         if part is None or stated_chip != chip:
             continue

@@ -1,7 +1,7 @@
-"""Requests that are handed on as they are: by a client's proxy to an attested server, and by it to an engine.
+"""Forwards requests as they are: from a client's proxy to an attested server, and from that to an engine.
 
-Only listed paths and headers cross. A quiet answer says little by its sizes and times, and requests and refusals are
-padded, too:
+Only listed paths and headers are forwarded. A quiet answer says little by its sizes and times, and requests and
+refusals are padded, too:
 
     whole    the answer is collected, and padded with blanks to a multiple of PAD_BYTES
     slots    every SLOT_SECONDS exactly SLOT_BYTES are sent: the events that came, then a comment that fills the slot
@@ -23,15 +23,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from milkglass.errors import MilkglassError, Unreachable, UsageError
-from milkglass.server.http.errors import REASONS, Refused
-from milkglass.server.http.routing import unless_gone
+from milkglass.server.http.errors import REASONS, RefusedRequest
+from milkglass.server.http.routing import result_unless_gone
 from milkglass.server.settings import error_for_caller
 
-Quiet = Literal["whole", "slots"]
-QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for it
-STATE_HEADER = "Milkglass-Attested"  # the header of each answer
-MAX_BODY = 32 << 20
-MAX_QUIET = 2 << 20  # bytes of an answer that wait here, since it is to be quiet
+QuietMode = Literal["whole", "slots"]
+QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for a quiet answer
+STATE_HEADER = "Milkglass-Attested"  # the header of each answer that says whether the server was attested
+MAX_BODY = 32 << 20  # bytes of a request's body
+MAX_QUIET_BYTES = 2 << 20  # bytes of an answer that wait here, since it is to be quiet
 PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
     "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",
@@ -43,7 +43,7 @@ FORWARDED_HEADERS = (b"content-type", b"accept", b"authorization")
 ANSWERED_HEADERS = (b"content-type", b"retry-after")
 PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
 ADDRESSES = f"It has {', '.join(PATHS)}"
-# What the header says
+# Values of STATE_HEADER
 ATTESTED, BY_POLICY, NOT_ATTESTED = "see the evidence", "by policy", "NOT ATTESTED"
 OWN_ANSWER = "the proxy's own answer"
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
@@ -61,14 +61,14 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
         return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status, headers)
 
     async def on_http(request: Request, error: Any) -> Response:
-        if isinstance(error, Refused):
+        if isinstance(error, RefusedRequest):
             return await on_known(request, error.error)
         message = f"{REASONS.get(error.status_code, 'the request was refused')}. {ADDRESSES}"
         return _refusal(message, f"http_{error.status_code}", error.status_code, error.headers)
 
     handlers: dict[Any, Any] = {MilkglassError: on_known, OSError: on_known, HTTPException: on_http}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # a redirection is no listed path's answer
+    app.router.redirect_slashes = False  # a redirection is not the answer of a listed path
     return app
 
 
@@ -76,18 +76,18 @@ def _refusal(message: str, kind: str, status: int, headers: Mapping[str, str] | 
     return JSONResponse({"error": {"message": message.strip(), "type": kind, "code": None}}, status, headers)
 
 
-class Stating:
-    """Adds headers to each answer of an application, whoever gives it, where they are missing.
+class HeaderMiddleware:
+    """Adds headers to every answer of an application, where they are missing.
 
     Args:
-        headers: of an answer with a path and a status.
+        headers: returns the headers for a path and a status.
     """
 
     def __init__(self, app: ASGIApp, headers: Callable[[str, int], Mapping[str, str]]) -> None:
         self._app, self._headers = app, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def stating(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=[*message["headers"]])
                 for name, value in self._headers(scope["path"], message["status"]).items():
@@ -95,11 +95,11 @@ class Stating:
                 message = {**message, "headers": headers.raw}
             await send(message)
 
-        await self._app(scope, receive, stating if scope["type"] == "http" else send)
+        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
-class Padding:
-    """Pads whatever comes whole to a request for a quiet answer, refusals too."""
+class PaddingMiddleware:
+    """Pads answers of a known length, refusals too, where the request asks for a quiet answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -107,7 +107,7 @@ class Padding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message | None = None
 
-        async def padding(message: Message) -> None:
+        async def send_padded(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start" and "content-length" in Headers(raw=message["headers"]):
                 start = message
@@ -121,30 +121,30 @@ class Padding:
             await send(message)
 
         is_quiet = scope["type"] == "http" and QUIET_HEADER in Headers(scope=scope)
-        await self._app(scope, receive, padding if is_quiet else send)
+        await self._app(scope, receive, send_padded if is_quiet else send)
 
 
-def kept(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> httpx2.Headers:
-    """Returns the headers with these names byte for byte, for not every value is ASCII. Of several the last counts."""
+def select_headers(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> httpx2.Headers:
+    """Returns the headers with these names byte for byte, as not every value is ASCII. Of several the last counts."""
     return httpx2.Headers({name.lower(): value for name, value in headers if name.lower() in names}, "latin-1")
 
 
 def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
-    """Returns JSON padded with blanks, which say nothing, to a multiple of `size` bytes, and to that at least."""
+    """Returns JSON padded with blanks, which mean nothing, to a multiple of `size` bytes, at least `size`."""
     return body + b" " * (-len(body) % size if body else size)
 
 
-def quiet_of(header: str | None) -> Quiet | None:
-    """Returns how quiet an answer shall be. Raises UsageError for an unknown word."""
-    if header is not None and header not in get_args(Quiet):
-        raise UsageError(f"{QUIET_HEADER} is {header!r}", f"one of {', '.join(get_args(Quiet))}")
+def parse_quiet(header: str | None) -> QuietMode | None:
+    """Returns the mode that a request's header asks for, None without one. Raises UsageError for an unknown word."""
+    if header is not None and header not in get_args(QuietMode):
+        raise UsageError(f"{QUIET_HEADER} is {header!r}", f"one of {', '.join(get_args(QuietMode))}")
     return header  # type: ignore[return-value]
 
 
-class HandedOn(StreamingResponse):
-    """An answer that is handed on as it comes, or in slots.
+class ForwardedResponse(StreamingResponse):
+    """Forwards an answer as it arrives, or in slots.
 
-    However this ends, and even before the first part was read, its connection is free afterwards.
+    However this ends, even before the first part was read, the answer's connection is free afterwards.
     """
 
     def __init__(self, answer: httpx2.Response, headers: Mapping[str, str], in_slots: bool = False) -> None:
@@ -155,7 +155,7 @@ class HandedOn(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
+            await result_unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
         finally:
             await asyncio.shield(self._close())
 
@@ -175,8 +175,8 @@ async def parts_of(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
         raise Unreachable(f"the answer broke off ({type(error).__name__})", "try again") from None
 
 
-async def whole(answer: httpx2.Response) -> bytes:
-    """Returns an answer's body once all of it has come. Raises Unreachable if it breaks off, or is too long."""
+async def read_whole(answer: httpx2.Response) -> bytes:
+    """Returns the whole body of an answer. Raises Unreachable if it breaks off, or is too long."""
     body = bytearray()
     try:
         async for part in parts_of(answer):
@@ -188,10 +188,10 @@ async def whole(answer: httpx2.Response) -> bytes:
 
 
 def _require_short(waiting: bytearray) -> None:
-    if len(waiting) > MAX_QUIET:
+    if len(waiting) > MAX_QUIET_BYTES:
         waiting.clear()  # to send it first would take minutes
         raise Unreachable(
-            f"more than {MAX_QUIET:,} bytes of a quiet answer wait",
+            f"more than {MAX_QUIET_BYTES:,} bytes of a quiet answer wait",
             f"ask for less at a time, or without {QUIET_HEADER}",
         )
 
@@ -233,5 +233,5 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def filler(size: int) -> bytes:
-    """Returns what readers of server-sent events skip: a comment, or line ends where there is no room for one."""
+    """Returns bytes that readers of server-sent events skip: a comment, or line ends where a comment has no room."""
     return b"\n" * size if size < len(b":\n\n") else b":" + b" " * (size - 3) + b"\n\n"

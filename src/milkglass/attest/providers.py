@@ -1,4 +1,4 @@
-"""The forms in which servers give evidence: our own, Tinfoil's document, and the report of ACI.
+"""The forms in which servers give evidence: Milkglass's, Tinfoil's document, and the report of ACI.
 
     tinfoil    {"format": URL, "body": BASE64 of gzip of a report}; the first half of the report data is SHA-256 of the
                SPKI; there is no nonce (tinfoilsh/tinfoil-python, src/tinfoil/attestation)
@@ -31,7 +31,7 @@ TINFOIL: Mapping[str, Kind] = {
 }
 ACI: Mapping[str, Kind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
 
-PATH = "/.well-known/milkglass-attestation"  # of our own server
+PATH = "/.well-known/milkglass-attestation"  # of a Milkglass server
 
 Read = Callable[[bytes, bytes, bytes, str, datetime], HardwareEvidence]
 
@@ -51,7 +51,7 @@ class Provider:
 
 
 def own(document: bytes, spki: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
-    """Reads our own server's document."""
+    """Reads the document of a Milkglass server."""
     return HardwareEvidence.parse(document)
 
 

@@ -43,8 +43,8 @@ class Reference:
     revocation_checked: bool = False
 
 
-def stated(raw: bytes) -> tuple[str, str]:
-    """Returns chip and version of a manifest, of which nothing is verified. Raises AttestationError."""
+def read_chip_and_version(raw: bytes) -> tuple[str, str]:
+    """Reads the chip and the version that a manifest states, of which nothing is verified. Raises AttestationError."""
     meta = _parse(raw).find(f"{SWID}Meta")
     return ("", "") if meta is None else (str(meta.get("product", "")), str(meta.get("colloquialVersion", "")))
 

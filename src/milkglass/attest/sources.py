@@ -181,12 +181,12 @@ def _gpu_evidence(library: Any, number: int, nonce: bytes) -> GpuEvidence:
     handle = library.nvmlDeviceGetHandleByIndex(number)
     report = library.nvmlDeviceGetConfComputeGpuAttestationReport(handle, nonce)
     chain = library.nvmlDeviceGetConfComputeGpuCertificate(handle)
-    raw = _filled(report.attestationReport, report.attestationReportSize, f"report of GPU {number}")
-    pem = _filled(chain.attestationCertChain, chain.attestationCertChainSize, f"certificates of GPU {number}")
+    raw = _filled_part(report.attestationReport, report.attestationReportSize, f"report of GPU {number}")
+    pem = _filled_part(chain.attestationCertChain, chain.attestationCertChainSize, f"certificates of GPU {number}")
     return raw, pem
 
 
-def _filled(buffer: Any, size: int, name: str) -> bytes:
+def _filled_part(buffer: Any, size: int, name: str) -> bytes:
     """Returns the part of NVML's buffer that the driver filled. Raises AttestationError for a size that cannot be."""
     if not 0 < size <= len(buffer):
         raise AttestationError("gpu", f"the {name} has {size} bytes, 1 to {len(buffer)} are possible")

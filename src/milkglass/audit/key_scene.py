@@ -30,7 +30,7 @@ from milkglass.client.data.texts import PrivateTexts, read_encoded, token_pieces
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID
-from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
+from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -100,7 +100,7 @@ class AttackerText:
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
 def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
     """Makes the scrambled model, as `milkglass obfuscate` would upload it. Returns it, and what the scheme promises."""
-    replaced = replacements(base, architecture_of(base), key, stage)
+    replaced = replace_tensors(base, architecture_of(base), key, stage)
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
     config = scrambled_configs(base, key).config
     promise = replace(replaced.mixture.promise(scheme_of(key).k), condition=replaced.condition)

@@ -199,15 +199,22 @@ def _training_rows(
         counts = write_rows(unlocked, codec, source, target, summary.rows, labels, length, stage, note, skip_long)
         if layout is not None:
             write_layout(target, layout, out)
-    document = {"file": str(out), "task": summary.task, "rows": counts.rows, "tokens": counts.tokens, "cut": counts.cut,
-            "left_out": len(counts.left_out)}  # fmt: skip
+    document = {
+        "file": str(out),
+        "task": summary.task,
+        "rows": counts.row_count,
+        "tokens": counts.token_count,
+        "cut": counts.cut_count,
+        "left_out": len(counts.left_out),
+    }
     next_step = "`milkglass upload` sends it"
     if layout is not None:
         next_step = "any trainer of ids reads it: `milkglass train-config`"
     emit(
         as_json,
         document,
-        f"wrote {out}: {counts.rows:,} row{'' if counts.rows == 1 else 's'}, {counts.tokens:,} tokens; {next_step}",
+        f"wrote {out}: {counts.row_count:,} row{'' if counts.row_count == 1 else 's'}, {counts.token_count:,} tokens; "
+        f"{next_step}",
     )
 
 

@@ -215,8 +215,8 @@ def audit(
     with enclave_folder.open_enclave(folder) as enclave:
         note(enclave.notice)
         split_scene = audit_scene.decoder_scene(base, enclave, settings, enclave_info.k, files)
-    if split_scene.left_out:
-        note(f"{split_scene.left_out:,} texts are too long to be sent, and are left out")
+    if split_scene.left_out_count:
+        note(f"{split_scene.left_out_count:,} texts are too long to be sent, and are left out")
     identity = {
         "table": enclave_info.table,
         "settings": asdict(settings),

@@ -201,7 +201,7 @@ def run(
     from milkglass.federated.rows import report_of
     from milkglass.federated.run import InProcessSites, job_of, settings_of, train
     from milkglass.federated.site import FederatedTraining, Site, weights_of
-    from milkglass.federated.state import FederatedRun, require_ours
+    from milkglass.federated.state import FederatedRun, require_run_or_new
     from milkglass.files import require_writable
     from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
     from milkglass.models.checkpoint import Checkpoint
@@ -214,7 +214,7 @@ def run(
         Limit(1).require(value, option, "leave it out for the default")
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
     defence = gradient_defence_named(shield)
-    require_ours(out)
+    require_run_or_new(out)
     require_writable(out)
     paths = files_of(sites)
     _require_all(paths, out)
@@ -253,7 +253,7 @@ def run(
         "shield_spent": guarantee_in_words(defence.spent(len(state.done)), seed is not None),
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
         "missing": [list(record.missing) for record in state.done],
-        "update_lengths": [record.length for record in state.done], "losses": [record.loss for record in state.done],
+        "update_lengths": [record.norm for record in state.done], "losses": [record.loss for record in state.done],
         "weights": str(state.weights_file), "seconds": round(time.monotonic() - begin, 2),
     }  # fmt: skip
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
@@ -268,7 +268,7 @@ def _run_text(document: dict[str, Any], training: FederatedRun, audit: str) -> s
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
     for number, record in enumerate(training.done, start=1):
         loss = "unknown" if record.loss is None else f"{record.loss:.4f}"
-        rows.append((str(number), loss, f"{record.length:.4g}", ", ".join(record.missing) or "none"))
+        rows.append((str(number), loss, f"{record.norm:.4g}", ", ".join(record.missing) or "none"))
     crossing = "nothing: the texts are unchanged (--plain)"
     if document["ghost"]:
         crossing = f"ghost, selection {document['selection']}"

@@ -139,13 +139,13 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
 
 def _unfinished(sites: Path, site: str) -> bool:
     """Returns whether the run was begun with this site, whose rows are not there yet."""
-    from milkglass.federated.ghost_stage import BEGUN, parts_folder
+    from milkglass.federated.ghost_stage import RECORD_FILE, parts_folder
     from milkglass.models.checkpoint import read_json
 
     if parts_folder(sites / site).is_dir():
         return True
     try:
-        return site in read_json(sites / BEGUN)["sites"]
+        return site in read_json(sites / RECORD_FILE)["sites"]
     except (CorruptCheckpoint, OSError, KeyError, TypeError):
         return False  # `federated run` says what is wrong with it
 

@@ -131,6 +131,6 @@ def finetune(
 def _largest(unlocked: UnlockedKey, model: str | None) -> int:
     """Returns the most bytes that the fine-tuned model can have, by the size of the original."""
     from milkglass.client.key.generate import scheme_of
-    from milkglass.client.obfuscate.preflight import most_bytes
+    from milkglass.client.obfuscate.preflight import max_fine_tuned_bytes
 
-    return most_bytes(original(model or unlocked.key.info.model), scheme_of(unlocked.key))
+    return max_fine_tuned_bytes(original(model or unlocked.key.info.model), scheme_of(unlocked.key))

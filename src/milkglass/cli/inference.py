@@ -238,9 +238,9 @@ def chat(
     server.require(SPLIT_INSTEAD)
     with open_session(key, server) as session:
         _say_sampling(session)
-        sampling = Sampling(max_tokens, temperature, top_p, top_k, seed).completed(session.codec.sampling.values)
+        sampling = Sampling(max_tokens, temperature, top_p, top_k, seed).with_defaults(session.codec.sampling.values)
         defaults = {"temperature": 0.7} if session.codec.sampling.values else {"temperature": 0.7, "top_p": 0.95}
-        _talk(session.chat(model_id, system, sampling.completed(defaults)))
+        _talk(session.chat(model_id, system, sampling.with_defaults(defaults)))
 
 
 def _require_split(key: KeyOptions, split: SplitOptions) -> None:

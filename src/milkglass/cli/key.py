@@ -58,7 +58,8 @@ def status(
     require_key_file(key)
     spent = usage.read(key)
     thresholds = [
-        {"attacker": attacker, "share": share, "tokens": tokens} for attacker, share, tokens in spent.passed()
+        {"attacker": attacker, "share": share, "tokens": tokens}
+        for attacker, share, tokens in spent.passed_thresholds()
     ]
     fields = {name: value for name, value in asdict(spent).items() if value or name not in ("rate", "audits")}
     emit(as_json, {"key": str(key), **fields, "passed": thresholds}, lambda: usage_text(spent))
@@ -187,7 +188,7 @@ def budget_warnings(counts: usage.Usage) -> list[str]:
     return [
         f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; "
         f"{NEW_KEY_HINT}"
-        for attacker, share, tokens in counts.passed()
+        for attacker, share, tokens in counts.passed_thresholds()
     ]
 
 
@@ -216,7 +217,7 @@ def for_codec(
     unlocked = KeyOptions(key, None, passphrase_file).open()
     codec = unlocked.key.codec_alone()
     new = another_passphrase(new_passphrase_file, generate, unlocked)
-    if UnlockedKey.new(out, codec, new).again().identifier != unlocked.key.identifier:
+    if UnlockedKey.new(out, codec, new).reread().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
     usage.copy_audits(out, key)
     note(CODEC_WARNING)
@@ -288,7 +289,7 @@ def backup(
         raise UsageError(f"there is no folder {out.parent}", "make it, or is the disk not mounted?")
     unlocked = KeyOptions(key, None, passphrase_file).open()
     files.write(out, key.read_bytes(), replace=False)
-    copied = unlocked.again(out)
+    copied = unlocked.reread(out)
     if copied.identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the key that was copied", "another program wrote there; give another name")
     document = {"key": str(key), "backup": str(out), "key_id": copied.identifier, "sha256": files.sha256(out)}
@@ -322,7 +323,7 @@ def rotate(
     for leftover_file in leftover_files:
         does = f"{leftover_file} cannot be removed: remove it" if leftover_file.exists() else f"removed {leftover_file}"
         note(f"{does}, which a command left that was ended while it wrote the key")
-    unlocked.sealed_with(another_passphrase(new_passphrase_file, generate, unlocked))
+    unlocked.seal_again(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")
     if os.environ.get(PASSPHRASE_VARIABLE):
         note(f"{PASSPHRASE_VARIABLE} still holds the old passphrase: give commands the new one")

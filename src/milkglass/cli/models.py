@@ -177,12 +177,12 @@ def upload(
     _require_ours(path, name)
     unlocked = _key_of(path, key, passphrase_file)
     options = "--key KEYFILE" if key is None else str(KeyOptions(key, None, passphrase_file))
-    from milkglass.client.obfuscate.upload_check import others_in
+    from milkglass.client.obfuscate.upload_check import unsent_names
     from milkglass.client.plain_names import is_plain
 
     with server.open() as remote, bars(as_json) as stage:
         if path.is_dir():
-            for other in others_in(path):
+            for other in unsent_names(path):
                 note(f"not sent: {other}, which is not a file of the model")
             repeats = name is not None and is_plain(name) and _is_there(remote, name)
             model = remote.upload_model(path, name, stage)
@@ -270,9 +270,9 @@ def _upload_table(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> s
 def _require_ours(path: Path, name: str | None) -> None:
     """Raises UsageError for what Milkglass did not write. No one has been asked for a token then."""
     if path.is_dir():
-        from milkglass.client.obfuscate.upload_check import Outgoing
+        from milkglass.client.obfuscate.upload_check import OutgoingModel
 
-        Outgoing.of(path)
+        OutgoingModel.of(path)
         return
     if not path.is_file() or path.suffix != ".parquet":
         raise UsageError(

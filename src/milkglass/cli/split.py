@@ -158,9 +158,9 @@ def audit(
     half, server_half = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
     staged = audit_scene.encoder_scene(base, split_info, half, server_half, files)
-    if staged.left_out:
+    if staged.left_out_count:
         longest = half.reader.max_tokens
-        note(f"{staged.left_out:,} texts are longer than {longest} tokens, cannot be sent, and are left out")
+        note(f"{staged.left_out_count:,} texts are longer than {longest} tokens, cannot be sent, and are left out")
     if split_info.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     identity = {

@@ -10,10 +10,10 @@ the mean of the probabilities of the best five. All fitting is scikit-learn's.
                 "agreement"     of pairs: shares of words, letters and numbers that both texts contain
     models      naive Bayes (multinomial, complement), logistic regression, a linear SVM; for scores ridge regression
 
-The words of second texts are features of their own, and so are words that both texts of a pair contain. A whole text is
-read, however long it is. Every fitted model is a matrix, so that a folder keeps it without pickle.
+The words of second texts are features of their own, and so are words that both texts of a pair contain. A text is read
+whole, however long it is. Every fitted model is a matrix, so that a folder stores it without pickle.
 
-With a server it forms a logarithmic opinion pool of equal weights, whose second factor never leaves the client:
+With a server's model it forms a logarithmic opinion pool of equal weights, whose second factor never leaves the client:
 
     p(class | text)  ~  p_server(class | what was sent) p_alone(class | text)
 """
@@ -24,6 +24,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,10 +41,10 @@ Features = Literal["words", "content", "letters", "both", "agreement"]
 Kind = Literal["bayes", "complement", "logistic", "svm", "ridge"]
 Floats = NDArray[np.float64]
 
-WORD_PATTERN = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
-MAX_FEATURES = 300_000  # of one vectorizer, the most frequent ones
-FOLDS, MAX_CHOOSING_ROWS = 5, 4_000  # of the cross-validation; from this many rows on a sample decides
-MAX_MEMBERS = 5
+WORD_PATTERN = r"[^\W_]+|[^\w\s]"  # marks are words too: "!" and "?" tell as much
+MAX_FEATURES = 300_000  # of one vectorizer: the most frequent features
+FOLDS, MAX_VALIDATED_ROWS = 5, 4_000  # of the cross-validation, which uses a sample of more rows
+MAX_MEMBERS = 5  # candidates whose mean is the model
 STRENGTHS: Mapping[Kind, tuple[float, ...]] = {
     "bayes": (0.03, 0.1, 0.3, 1), "complement": (0.03, 0.1, 0.3, 1), "logistic": (1, 10), "svm": (0.1, 0.3, 1),
     "ridge": (0.3, 1, 3, 10),
@@ -63,53 +64,52 @@ class Rows:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def joined(self) -> list[str]:
+    def as_texts(self) -> list[str]:
         """Returns one text for each row. Words of a second text, and words of both, are features of their own."""
         if self.pairs is None:
             return list(self.texts)
         return [
-            _pair(text.lower().split(), second.lower().split())
-            for text, second in zip(self.texts, self.pairs, strict=True)
+            _pair(text.lower().split(), pair.lower().split()) for text, pair in zip(self.texts, self.pairs, strict=True)
         ]
 
 
 @dataclass(frozen=True)
 class Vectorizers:
-    """What turns rows into features: one vectorizer for "words", "content" and "letters", and scales for "agreement".
+    """Turns rows into features: a vectorizer each for "words", "content" and "letters", and scales for "agreement".
 
     Attributes:
-        fitted: scikit-learn's vectorizers, by name.
-        scales: (2, g) means and deviations of the features of agreement. None: rows are no pairs.
+        by_name: scikit-learn's fitted vectorizers.
+        scales: (2, 22) means and deviations of the features of agreement. None: rows are not pairs.
     """
 
-    fitted: Mapping[str, Any]
+    by_name: Mapping[str, Any]
     scales: Floats | None = None
 
     @classmethod
     def fit(cls, rows: Rows) -> Vectorizers:
-        joined, fitted = rows.joined(), {}
+        texts, by_name = rows.as_texts(), {}
         for name in ("words", "content", "letters"):
             vectorizer = _vectorizer(name)
             try:
-                fitted[name] = vectorizer.fit(joined)
+                by_name[name] = vectorizer.fit(texts)
             except ValueError:  # no word is left, as of texts that consist of marks alone
                 continue
         if rows.pairs is None:
-            return cls(fitted)
+            return cls(by_name)
         raw = agreement(rows)
-        return cls(fitted, np.stack([raw.mean(0), np.maximum(raw.std(0), 1e-9)]))
+        return cls(by_name, np.stack([raw.mean(0), np.maximum(raw.std(0), 1e-9)]))
 
-    def features(self) -> list[Features]:
+    def feature_names(self) -> list[Features]:
         """Returns the names of the features that these rows have."""
-        both: list[Features] = ["both"] if {"words", "letters"} <= {*self.fitted} else []
-        return [*self.fitted, *both, *([] if self.scales is None else ["agreement"])]  # type: ignore[list-item]
+        both: list[Features] = ["both"] if {"words", "letters"} <= {*self.by_name} else []
+        return [*self.by_name, *both, *([] if self.scales is None else ["agreement"])]  # type: ignore[list-item]
 
-    def of(self, rows: Rows, names: Sequence[Features]) -> dict[Features, Any]:
-        """Returns sparse (b, features) matrices by name; "agreement" is dense."""
+    def transform(self, rows: Rows, names: Sequence[Features]) -> dict[Features, Any]:
+        """Returns sparse (rows, features) matrices by name; "agreement" is dense."""
         parts = {part for name in names for part in (("words", "letters") if name == "both" else (name,))}
-        joined = rows.joined()
+        texts = rows.as_texts()
         features: dict[Any, Any] = {
-            name: vectorizer.transform(joined).tocsr() for name, vectorizer in self.fitted.items() if name in parts
+            name: vectorizer.transform(texts).tocsr() for name, vectorizer in self.by_name.items() if name in parts
         }
         if "both" in names:
             features["both"] = sparse.hstack([features["words"], features["letters"]]).tocsr()
@@ -130,7 +130,7 @@ def _vectorizer(name: str) -> Any:
 
 
 def agreement(rows: Rows) -> Floats:
-    """Returns (b, 22) shares of words, neighbours, letters and numbers that both texts of each pair contain."""
+    """Returns (rows, 22) shares of words, neighbours, letters and numbers that both texts of each pair contain."""
     assert rows.pairs is not None
     return np.array([_agreement(text, other) for text, other in zip(rows.texts, rows.pairs, strict=True)], np.float64)
 
@@ -170,10 +170,10 @@ def _pair(first_words: list[str], second_words: list[str]) -> str:
 # --- candidates -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class LinearCandidate:
-    """A pair of features and model.
+    """A kind of features with a kind of model.
 
     Attributes:
-        strength: the smoothing of naive Bayes, the inverse penalty of the others, the penalty of ridge regression.
+        strength: the smoothing of naive Bayes, the penalty of ridge regression, the inverse penalty of the others.
     """
 
     features: Features
@@ -237,22 +237,22 @@ class Member:
 # --- the model --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """The mean of several fitted candidates.
+    """Predicts by the mean of several fitted candidates.
 
     Attributes:
-        classes: (c,) the classes' numbers; empty for scores.
-        rows: how many rows it was fitted on.
-        validated: the accuracy of the mean in the cross-validation; of scores the share of variance that is explained.
+        classes: (classes,) the classes' numbers; empty for scores.
+        row_count: how many rows it was fitted on.
+        validation_score: the accuracy of the mean in the cross-validation; of scores the share of explained variance.
     """
 
     vectorizers: Vectorizers = field(repr=False)
     members: tuple[Member, ...] = field(repr=False)
     classes: NDArray[np.int64]
-    rows: int
-    validated: float
+    row_count: int
+    validation_score: float
 
     @property
-    def regression(self) -> bool:
+    def is_regression(self) -> bool:
         return not len(self.classes)
 
     @classmethod
@@ -264,23 +264,25 @@ class LinearModel:
 
         Args:
             labels: class numbers or scores.
-            seed: of the folds, and of the sample that decides where rows are many.
+            pairs: the second text of each row, if rows are pairs.
+            regression: whether labels are scores.
+            seed: of the folds, and of the sample that stands for many rows.
             progress: receives 1 for each candidate that was tried.
 
         Raises:
-            UsageError: all labels are equal.
+            UsageError: all class labels are equal, or no row has a word or a letter.
         """
         rows, truth = Rows(texts, pairs), np.asarray(labels)
         if not regression and len({*truth.tolist()}) < 2:
             raise UsageError("all rows have one label", "give rows of two classes at least")
         vectorizers = Vectorizers.fit(rows)
-        names = vectorizers.features()
+        names = vectorizers.feature_names()
         if not names:
             raise UsageError("no row has a word or a letter", "give rows with text")
-        matrices = vectorizers.of(rows, names)
-        classes, numbers = np.unique(truth, return_inverse=True)
-        target = truth.astype(np.float64) if regression else numbers
-        sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_CHOOSING_ROWS]
+        matrices = vectorizers.transform(rows, names)
+        classes, class_indices = np.unique(truth, return_inverse=True)
+        target = truth.astype(np.float64) if regression else class_indices
+        sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_VALIDATED_ROWS]
         tried, outputs = list[LinearCandidate](), list[Floats]()
         for candidate in candidates(names, regression):
             part = matrices[candidate.features][sample]
@@ -288,57 +290,63 @@ class LinearModel:
             outputs.append(_cross_validate(candidate, part, target[sample], 0 if regression else len(classes), seed))
             if progress is not None:
                 progress(1)
-        best, temperatures, validated = _choose_members(outputs, target[sample], regression)
+        best, temperatures, validation_score = _choose_members(outputs, target[sample], regression)
         members = tuple(
             Member(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n]) for n in best
         )
         class_numbers = np.zeros(0, np.int64) if regression else classes.astype(np.int64)
-        return cls(vectorizers, members, class_numbers, len(rows), validated)
+        return cls(vectorizers, members, class_numbers, len(rows), validation_score)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
         means = self._mean(Rows(texts, pairs))
-        return means[:, 0] if self.regression else self.classes[means.argmax(1)]
+        return means[:, 0] if self.is_regression else self.classes[means.argmax(1)]
 
-    def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None, classes: int) -> Floats:
-        """Returns (b, classes), by the classes' numbers. A class without a row gets the probability 1 / (rows + 1).
+    def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None, class_count: int) -> Floats:
+        """Returns (texts, classes) log-probabilities. A class without a training row gets 1 / (training rows + 1).
 
         Raises:
             UsageError: the labels are scores.
         """
-        if self.regression:
+        if self.is_regression:
             raise UsageError("scores have no classes", "leave the client's own models out")
-        log_shares = np.full((len(texts), classes), -np.log(self.rows + 1.0))
+        log_shares = np.full((len(texts), class_count), -np.log(self.row_count + 1.0))
         log_shares[:, self.classes] = self._mean(Rows(texts, pairs))
         return log_shares
 
     def _mean(self, rows: Rows) -> Floats:
-        """Returns (b, classes) log-probabilities of the mean, or (b, 1) the mean score."""
+        """Returns (rows, classes) log-probabilities of the mean, or (rows, 1) the mean score."""
         names = list(dict.fromkeys(member.candidate.features for member in self.members))
-        matrices = self.vectorizers.of(rows, names)
+        matrices = self.vectorizers.transform(rows, names)
         outputs = [
             _outputs(matrices[member.candidate.features], member.weights, member.bias) for member in self.members
         ]
-        if self.regression:
+        if self.is_regression:
             return np.mean(outputs, axis=0)
         logs = [log_softmax(member.temperature * out, 1) for member, out in zip(self.members, outputs, strict=True)]
         return np.asarray(logsumexp(logs, axis=0) - np.log(len(logs)))
 
 
-def _cross_validate(candidate: LinearCandidate, matrix: Any, target: NDArray[Any], classes: int, seed: int) -> Floats:
-    """Returns (b, outputs) of rows that the candidate was not fitted on. A class that a fold lacks is never named."""
+def _cross_validate(
+    candidate: LinearCandidate, matrix: Any, target: NDArray[Any], class_count: int, seed: int
+) -> Floats:
+    """Returns (rows, outputs), each row's by a fit without it. A class that a fold lacks is never predicted.
+
+    Args:
+        class_count: the number of classes, 0 for scores.
+    """
     from sklearn.model_selection import KFold, StratifiedKFold
 
     folds = min(FOLDS, len(target))
-    rarest = int(np.bincount(target).min()) if classes else 0
+    rarest = int(np.bincount(target).min()) if class_count else 0
     split = StratifiedKFold(folds, shuffle=True, random_state=seed) if rarest >= folds else (
         KFold(folds, shuffle=True, random_state=seed))  # fmt: skip
-    outputs = np.full((len(target), classes or 1), -1e3 if classes else 0.0)
+    outputs = np.full((len(target), class_count or 1), -1e3 if class_count else 0.0)
     for train, test in split.split(target, target):
-        if classes and len(present := np.unique(target[train])) < 2:
+        if class_count and len(present := np.unique(target[train])) < 2:
             outputs[test, target[train][0]] = 0
             continue
-        columns = present if classes else np.zeros(1, np.int64)
-        fitted_target = np.searchsorted(present, target[train]) if classes else target[train]
+        columns = present if class_count else np.zeros(1, np.int64)
+        fitted_target = np.searchsorted(present, target[train]) if class_count else target[train]
         outputs[np.ix_(test, columns)] = _outputs(matrix[test], *candidate.fit(matrix[train], fitted_target))
     return outputs
 
@@ -354,23 +362,24 @@ def _choose_members(
         return best, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
     rows = np.arange(len(target))
 
-    def likelihood(output: Floats, temperature: float) -> float:
+    def mean_log_likelihood(output: Floats, temperature: float) -> float:
         return float(log_softmax(temperature * output, 1)[rows, target].mean())
 
     accuracies = [float((output.argmax(1) == target).mean()) for output in outputs]
-    temperatures = [max(TEMPERATURES, key=lambda one, output=output: likelihood(output, one)) for output in outputs]  # type: ignore[misc]
-    order = sorted(range(len(outputs)), key=lambda n: (-accuracies[n], -likelihood(outputs[n], temperatures[n])))
+    temperatures = [max(TEMPERATURES, key=partial(mean_log_likelihood, output)) for output in outputs]
+    log_likelihoods = [mean_log_likelihood(*pair) for pair in zip(outputs, temperatures, strict=True)]
+    order = sorted(range(len(outputs)), key=lambda n: (-accuracies[n], -log_likelihoods[n]))
     best = order[:MAX_MEMBERS]
     mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in best], axis=0)
     return best, temperatures, float((mean.argmax(1) == target).mean())
 
 
-def pooled(server: NDArray[Any], local: Floats) -> Floats:
-    """Returns (b, classes) probabilities of both together.
+def pool_probabilities(server: NDArray[Any], local: Floats) -> Floats:
+    """Returns (texts, classes) probabilities of the pool of both.
 
     Args:
-        server: (b, classes) log-probabilities or logits; each row may have any constant added.
-        local: (b, classes) log-probabilities.
+        server: (texts, classes) log-probabilities or logits; each row may have any constant added.
+        local: (texts, classes) log-probabilities.
     """
     sums = np.asarray(server, np.float64) + local
     sums = np.exp(sums - sums.max(1, keepdims=True))
@@ -379,13 +388,13 @@ def pooled(server: NDArray[Any], local: Floats) -> Floats:
 
 # --- a folder ---------------------------------------------------------------------------------------------------------
 def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
-    """Writes a model and the names of its classes to an existing folder. The vocabulary holds words of the rows."""
+    """Writes a model and the names of its classes to an existing folder. Its vocabulary has words of the rows."""
     from safetensors.numpy import save as packed
 
     tensors: dict[str, NDArray[Any]] = {}
     for number, member in enumerate(model.members):
         tensors |= {f"weights.{number}": member.weights.astype(np.float32), f"bias.{number}": member.bias}
-    for name, vectorizer in model.vectorizers.fitted.items():
+    for name, vectorizer in model.vectorizers.by_name.items():
         tensors[f"idf.{name}"] = np.asarray(vectorizer.idf_)
     if model.vectorizers.scales is not None:
         tensors["scales"] = model.vectorizers.scales
@@ -393,14 +402,14 @@ def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
         "version": 1,
         "labels": list(names),
         "classes": model.classes.tolist(),
-        "rows": model.rows,
-        "validated": model.validated,
+        "rows": model.row_count,
+        "validated": model.validation_score,
         "members": [
             {"features": m.candidate.features, "kind": m.candidate.kind, "strength": m.candidate.strength,
              "temperature": m.temperature}
             for m in model.members
         ],
-        "vocabulary": {name: list(one.get_feature_names_out()) for name, one in model.vectorizers.fitted.items()},
+        "vocabulary": {name: list(one.get_feature_names_out()) for name, one in model.vectorizers.by_name.items()},
     }  # fmt: skip
     files.write(folder / TENSORS_FILE, packed(tensors))
     files.write(folder / LINEAR_FILE, json.dumps(document))
@@ -410,7 +419,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
     """Returns a model and the names of its classes.
 
     Raises:
-        CorruptCheckpoint: a file is missing, or is none that `save` wrote.
+        CorruptCheckpoint: a file is missing, or was not written by `save`.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -420,14 +429,14 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
         tensors = load_file(folder / TENSORS_FILE)
         if document["version"] != 1:
             raise ValueError("another version")
-        fitted = {}
+        by_name = {}
         for name, vocabulary in document["vocabulary"].items():
             vectorizer = _vectorizer(name)
             vectorizer.set_params(
                 vocabulary={word: column for column, word in enumerate(vocabulary)}, max_features=None
             )
             vectorizer.idf_ = tensors[f"idf.{name}"]
-            fitted[name] = vectorizer
+            by_name[name] = vectorizer
         members = []
         for number, entry in enumerate(document["members"]):
             candidate = LinearCandidate(
@@ -436,7 +445,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
             weights = tensors[f"weights.{number}"].astype(np.float64)
             members.append(Member(candidate, weights, tensors[f"bias.{number}"], float(entry["temperature"])))
         model = LinearModel(
-            Vectorizers(fitted, tensors.get("scales")), tuple(members), np.array(document["classes"], np.int64),
+            Vectorizers(by_name, tensors.get("scales")), tuple(members), np.array(document["classes"], np.int64),
             int(document["rows"]), float(document["validated"]),
         )  # fmt: skip
         return model, [str(label) for label in document["labels"]]

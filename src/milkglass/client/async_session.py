@@ -26,8 +26,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Awaited:
-    """A session, or a result of one, that has the attributes of the object that it wraps."""
+class _AsyncWrapper:
+    """Wraps a session, or a result of one, and has the attributes of the wrapped object."""
 
     def __init__(self, threads: Threads, wrapped: Any) -> None:
         self._threads, self._wrapped, self._lock = threads, wrapped, asyncio.Lock()
@@ -37,24 +37,24 @@ class _Awaited:
 
 
 def _verb(
-    method: Callable[Concatenate[Any, P], T], wrap: Callable[[Threads, T], R], alone: bool = False
+    method: Callable[Concatenate[Any, P], T], wrap: Callable[[Threads, T], R], is_exclusive: bool = False
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Returns a method as a coroutine function, which wraps what the method returns. `alone`: one call at a time."""
+    """Returns a method as a coroutine function that wraps its result. `is_exclusive`: it runs one call at a time."""
 
     @wraps(method)
-    async def run(self: _Awaited, /, *arguments: P.args, **options: P.kwargs) -> R:
-        async with self._lock if alone else nullcontext():
+    async def run(self: _AsyncWrapper, /, *arguments: P.args, **options: P.kwargs) -> R:
+        async with self._lock if is_exclusive else nullcontext():
             returned = await self._threads.run(lambda: method(self._wrapped, *arguments, **options))
         return wrap(self._threads, returned)
 
     return run
 
 
-def _same(threads: Threads, returned: T) -> T:
+def _unwrapped(threads: Threads, returned: T) -> T:
     return returned
 
 
-class AsyncAnswer(_Awaited):
+class AsyncAnswer(_AsyncWrapper):
     """`Answer` for asyncio. The request starts with the first piece, and ends when the answer is closed or dropped."""
 
     def __init__(self, threads: Threads, answer: Answer) -> None:
@@ -71,16 +71,16 @@ class AsyncAnswer(_Awaited):
         await self._pieces.aclose()
 
 
-class AsyncJob(_Awaited):
+class AsyncJob(_AsyncWrapper):
     """`Job` for asyncio. Cancelling a task that waits for the job does not cancel the job on the server."""
 
-    wait, cancel = _verb(Job.wait, _same), _verb(Job.cancel, _same)
+    wait, cancel = _verb(Job.wait, _unwrapped), _verb(Job.cancel, _unwrapped)
 
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
         return self._threads.each(self._wrapped.follow())
 
 
-class AsyncConversation(_Awaited):
+class AsyncConversation(_AsyncWrapper):
     """`Conversation` for asyncio, one turn at a time. A turn that fails or is cancelled leaves it unchanged."""
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ class AsyncConversation(_Awaited):
                 yield piece
 
 
-class AsyncSession(_Awaited, AbstractAsyncContextManager["AsyncSession"]):
+class AsyncSession(_AsyncWrapper, AbstractAsyncContextManager["AsyncSession"]):
     """`Session` for asyncio. Its methods raise what `Session`'s raise, and UsageError after the session is closed."""
 
     @classmethod
@@ -111,10 +111,10 @@ class AsyncSession(_Awaited, AbstractAsyncContextManager["AsyncSession"]):
         """Ends the calls that are running, and closes all connections."""
         await self._threads.close()
 
-    describe = _verb(Session.describe, _same)
-    classify = _verb(Session.classify, _same)
-    prompt = _verb(Session.prompt, _same)
-    require_generator = _verb(Session.require_generator, _same)
+    describe = _verb(Session.describe, _unwrapped)
+    classify = _verb(Session.classify, _unwrapped)
+    prompt = _verb(Session.prompt, _unwrapped)
+    require_generator = _verb(Session.require_generator, _unwrapped)
     generate = _verb(Session.generate, AsyncAnswer)
     chat = _verb(Session.chat, AsyncConversation)
-    finetune = _verb(Session.finetune, AsyncJob, alone=True)  # it changes the key
+    finetune = _verb(Session.finetune, AsyncJob, is_exclusive=True)  # it changes the key

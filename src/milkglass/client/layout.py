@@ -12,11 +12,11 @@ from milkglass.errors import UnsupportedModel
 MARKER = "milkglass.json"  # says that a folder may leave this machine
 MARKER_CONTENT = {"format": "milkglass-scrambled/1"}
 KEY_ID = "milkglass_key_id"  # in a scrambled model's config: which key made it
-# All known names of tokenizer files.
+# All known names of tokenizer files
 TOKENIZER_NAMES = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
 )
-# The files that decide how text becomes ids. If tokenizer.json exists, it decides alone.
+# The files that decide how text becomes ids. If tokenizer.json exists, it decides alone
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
 
 

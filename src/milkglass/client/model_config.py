@@ -19,18 +19,18 @@ from typing import Any
 from milkglass.errors import UnsupportedModel
 from milkglass.models.config_entries import ID_ENDINGS
 
-Map = Callable[[int], int]
+IdMap = Callable[[int], int]  # from a public id to its scrambled id
 
 ID_LISTS = ("suppress_tokens", "begin_suppress_tokens")
 NESTED_LISTS = ("bad_words_ids", "force_words_ids")
 POSITION_PAIRS = ("forced_decoder_ids",)
 WEIGHTED = ("sequence_bias", "logit_bias")
-# Text, or where text comes from: no model needs it to run, and a server must not learn it.
+# Entries with text, or with where text comes from: no model needs them to run, and a server must not learn them
 NAMES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash",
          "finetuning_task", "task_specific_params", "tokenizer_class", "processor_class", "prefix", "stop_strings",
          "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
 LABELS = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
-# The only entries that may contain words, and the form of these words.
+# The only entries that may contain words, and the form of these words
 TEXT_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",
     "hidden_activation", "activation", "activation_function", "summary_type", "summary_activation", "layer_types",
@@ -46,7 +46,7 @@ UNLISTED_ENTRIES = frozenset((
     "position_embedding_type", "summary_type", "summary_activation", "n_ctx", "gradient_checkpointing",
     "attention_chunk_size", "is_causal", "use_bidirectional_attention",
 ))  # fmt: skip
-# Each field and its range
+# The sampling fields that a request to an engine has, with their ranges
 RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
@@ -54,9 +54,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.0, 10.0),
 }
-EXCLUSIVE_MINIMUM = frozenset({"top_p", "repetition_penalty"})  # the range excludes the lowest value
-# Fields that no request to an engine has, and their neutral values
-OTHERS: Mapping[str, Any] = {
+EXCLUSIVE_MINIMUM = frozenset({"top_p", "repetition_penalty"})  # fields whose range excludes its lowest value
+# The sampling fields that a request does not have, with their neutral values
+UNOFFERED: Mapping[str, Any] = {
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0, "penalty_alpha": 0.0, "num_beams": 1, "diversity_penalty": 0.0,
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
@@ -101,7 +101,7 @@ def _words(entry: Any) -> Iterator[str]:
             yield from _words(element)
 
 
-def remap(config: Mapping[str, Any], sigma: Map, entries: Container[str] | None = None) -> dict[str, Any]:
+def remap(config: Mapping[str, Any], sigma: IdMap, entries: Container[str] | None = None) -> dict[str, Any]:
     """Returns a config with mapped token ids and numbered labels, without the entries that reveal something.
 
     Args:
@@ -138,7 +138,7 @@ def numbered_labels(name: str, count: int) -> dict[str, Any]:
     return {f"LABEL_{number}": number for number in range(count)}
 
 
-def _map_ids(name: str, entry: Any, sigma: Map) -> Any:
+def _map_ids(name: str, entry: Any, sigma: IdMap) -> Any:
     if entry is None:
         return None
     if isinstance(entry, list):
@@ -176,7 +176,7 @@ class ModelSampling:
         stated = {name: value for name, value in (generation or {}).items() if value is not None}
         values = {name: stated[name] for name in RANGES if name in stated and _fits(name, stated[name])}
         left_out = [name for name in RANGES if name in stated and name not in values]
-        left_out += [name for name, neutral in OTHERS.items() if stated.get(name, neutral) != neutral]
+        left_out += [name for name, neutral in UNOFFERED.items() if stated.get(name, neutral) != neutral]
         if stated.get("do_sample") is False:
             values["temperature"] = 0.0
         elif stated.get("do_sample") is True:

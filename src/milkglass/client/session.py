@@ -1,4 +1,4 @@
-"""A session joins a key, its codec and a server: text goes in and comes out, and only scrambled ids cross the wire.
+"""A session joins a key, its codec and a server: text goes in and comes out, and only scrambled ids are sent.
 
     with Session.open("my.mgkey", passphrase, "https://gpu.example:8420", token) as session:
         job = session.finetune("model-1a2b3c4d", "train.jsonl", n_epochs=3)
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from milkglass.rows.data_file import Source
 
-TEXTS_A_REQUEST = 64
+TEXTS_PER_REQUEST = 64
 UNCOUNTED_TOKENS = 64  # tokens of an answer that a killed program may leave uncounted
 MIN_TRAINED_LENGTH = 8  # tokens; a server that says that rows were cut to fewer is not believed
 NEWEST = "newest"  # for `labels_of`: the data that was sent last
@@ -140,15 +140,15 @@ class Session(AbstractContextManager["Session"]):
         label_names, scale = self._label_names(model, job, labels_of), self._scale(model, job, labels_of)
         self._count(len(texts), sum(map(len, encoded.ids)))
         progress, results, labels_fit = stage("classify", len(texts)), list[Classified](), True
-        cut_numbers = {*encoded.long}
-        for start in range(0, len(texts), TEXTS_A_REQUEST):
-            batch = slice(start, start + TEXTS_A_REQUEST)
+        cut_indices = {*encoded.long}
+        for start in range(0, len(texts), TEXTS_PER_REQUEST):
+            batch = slice(start, start + TEXTS_PER_REQUEST)
             token_type_ids = encoded.token_type_ids[batch] if encoded.token_type_ids is not None else None
             for prediction in self.remote.classify(model, encoded.ids[batch], token_type_ids):
                 fits = sorted(label_names) == list(range(len(prediction.probabilities)))
                 labels_fit = labels_fit and fits
                 classified = Classified.of(prediction, label_names if fits else {}, scale)
-                results.append(replace(classified, cut=len(results) in cut_numbers))
+                results.append(replace(classified, cut=len(results) in cut_indices))
             progress(len(encoded.ids[batch]))
         self._notice_missing_names(model, results, label_names, labels_fit, scale)
         return results
@@ -166,18 +166,18 @@ class Session(AbstractContextManager["Session"]):
         length = settings.get("max_length") if isinstance(settings, Mapping) else None
         return length if isinstance(length, int) and MIN_TRAINED_LENGTH <= length <= self.codec.limit else None
 
-    def _notice_cut(self, texts: int, cut: Sequence[int], trained_length: int | None) -> None:
-        """Reports which of so many texts are cut, by their numbers `cut` from 0, and to how many tokens."""
-        shown = [str(index + 1) for index in cut[:MAX_PLACES_SHOWN]]
-        if len(cut) > len(shown):
-            shown.append(f"{len(cut) - len(shown):,} more")
-        numbers = "" if texts == 1 else f" (number {', '.join(shown)})"
+    def _notice_cut(self, text_count: int, cut_indices: Sequence[int], trained_length: int | None) -> None:
+        """Reports which of `text_count` texts are cut, and to how many tokens."""
+        shown = [str(index + 1) for index in cut_indices[:MAX_PLACES_SHOWN]]
+        if len(cut_indices) > len(shown):
+            shown.append(f"{len(cut_indices) - len(shown):,} more")
+        numbers = "" if text_count == 1 else f" (number {', '.join(shown)})"
         reason = (
             "as the rows were that the model was trained with" if trained_length else "which is what the model takes"
         )
-        noun, verb = "text" if texts == 1 else "texts", "is" if len(cut) == 1 else "are"
+        noun, verb = "text" if text_count == 1 else "texts", "is" if len(cut_indices) == 1 else "are"
         limit = trained_length or self.codec.limit
-        self._notice(f"{len(cut):,} of {texts:,} {noun} {verb} cut to {limit} tokens, {reason}{numbers}")
+        self._notice(f"{len(cut_indices):,} of {text_count:,} {noun} {verb} cut to {limit} tokens, {reason}{numbers}")
 
     def _require_labels(self, labels_of: str | None) -> None:
         """Raises UsageError for a job of which the key has neither labels nor a scale."""
@@ -228,12 +228,12 @@ class Session(AbstractContextManager["Session"]):
         Raises:
             CodecError: the text is empty or too long, or the model has no template.
         """
-        templated = self.codec.has_chat_template if chat is None else chat
-        if system is not None and not templated:
+        uses_template = self.codec.has_chat_template if chat is None else chat
+        if system is not None and not uses_template:
             raise UsageError("a system message needs the chat template", "leave --raw out")
         if not text.strip():
             raise EmptyText("the prompt is empty", "give a text, or pipe one in")
-        if not templated:
+        if not uses_template:
             return self.codec.encode([text]).ids[0]
         return self.codec.encode_chat([*_system_messages(system), {"role": "user", "content": text}])
 
@@ -276,8 +276,8 @@ class Session(AbstractContextManager["Session"]):
             raise UnsupportedModel(f"{model} is an encoder: it cannot generate", "use `milkglass classify`")
 
     def _answer(self, model: str, ids: NDArray[Any], sampling: Sampling | None = None) -> Answer:
-        """Returns an answer of a model that was checked already."""
-        sampling = (sampling or Sampling()).completed(self.codec.sampling.values)
+        """Returns an answer of a model that is already checked."""
+        sampling = (sampling or Sampling()).with_defaults(self.codec.sampling.values)
         if not sampling.stop_token_ids:
             sampling = replace(sampling, stop_token_ids=tuple(self.codec.stop_ids.tolist()))
         answer = Answer(iter(()), len(ids))
@@ -345,7 +345,7 @@ class Session(AbstractContextManager["Session"]):
             paths, train_counts = request.write(
                 self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice
             )
-            self._notice(request.announced(train_counts.rows))
+            self._notice(request.announcement(train_counts.row_count))
             self.unlocked = self.unlocked.remember(request.labels)
             train, *validation_files = (self.remote.upload(path, stage) for path in paths)
         job = self.remote.create_job(

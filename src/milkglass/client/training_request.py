@@ -3,7 +3,7 @@
 All is checked before anything is written or sent.
 
 Of a classifier or regression, the hyperparameters that the user does not set follow from the number of rows. The
-papers' rate of 2e-5 is for models as they were published. A table whose rows were mixed must be learnt anew, which
+papers' rate of 2e-5 is for models as they were published. A table whose rows were mixed must be learnt again, which
 takes 1e-4, for three epochs or for more if three have few steps. docs/log.md, 2026-11-24, has the grid
 (`recipes/training_defaults.toml`). Language models are trained as in the ObfusLM paper (server/spec.py).
 """
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
 
 
 LEARNING_RATE, WARMUP_RATIO = 1e-4, 0.06
-MIN_STEPS, LEAST_EPOCHS, MOST_EPOCHS = 100, 3, 10  # steps to train for, within these numbers of epochs
+MIN_STEPS, MIN_EPOCHS, MAX_EPOCHS = 100, 3, 10  # few rows are trained for more epochs, until MIN_STEPS are reached
 PATIENCE_EPOCHS = 3  # epochs without improvement before training stops
-HELD_OUT_SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.1, 50, 1000  # share and numbers of rows to compare epochs by
+HELD_OUT_SHARE, MIN_HELD_OUT, MAX_HELD_OUT = 0.1, 50, 1000  # share and limits of the rows to compare epochs by
 BATCH_SIZE: int = Hyperparameters.model_fields["batch_size"].default
 
 
-def training_defaults(task: str, rows: int, settings: Mapping[str, Any], evaluated: bool) -> dict[str, Any]:
+def training_defaults(task: str, rows: int, settings: Mapping[str, Any], has_validation: bool) -> dict[str, Any]:
     """Returns the hyperparameters that were given, with defaults for those that are None or missing.
 
-    A task "causal-lm" gets no defaults. `evaluated`: there are rows by which epochs are compared.
+    A task "causal-lm" gets no defaults. `has_validation`: there are rows by which epochs are compared.
     """
     requested = {name: value for name, value in settings.items() if value is not None}
     if task == "causal-lm":
         return requested
     batch = requested.get("batch_size") or BATCH_SIZE
-    epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, math.ceil(MIN_STEPS * batch / max(1, rows))))
-    ours: dict[str, Any] = {"learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "n_epochs": float(epochs)}
-    if evaluated and "max_steps" not in requested:
-        ours["early_stopping"] = PATIENCE_EPOCHS
-    return {**ours, **requested}
+    epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(MIN_STEPS * batch / max(1, rows))))
+    defaults: dict[str, Any] = {"learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "n_epochs": float(epochs)}
+    if has_validation and "max_steps" not in requested:
+        defaults["early_stopping"] = PATIENCE_EPOCHS
+    return {**defaults, **requested}
 
 
-def steps_of(rows: int, settings: Hyperparameters) -> int:
+def step_count(rows: int, settings: Hyperparameters) -> int:
     """Returns the number of steps of a training without early stopping. As in the Trainer, each epoch is rounded up."""
     return settings.max_steps or math.ceil(settings.n_epochs * math.ceil(rows / settings.batch_size))
 
 
-def held_out(rows: int) -> int:
-    """Returns how many of so many rows are held out to compare epochs by. 0: there are too few."""
-    count = min(MOST_HELD_OUT, round(HELD_OUT_SHARE * rows))
-    return count if count >= LEAST_HELD_OUT else 0
+def held_out_count(rows: int) -> int:
+    """Returns how many of a file's rows are held out to compare epochs by; 0 if there are too few."""
+    count = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * rows))
+    return count if count >= MIN_HELD_OUT else 0
 
 
-def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
+def held_out_mask(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
     """Returns (rows,) whether each row is held out.
 
     The choice depends only on the key and the number of rows. An interrupted upload can therefore go on, and a key
@@ -77,7 +77,7 @@ def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
     """
     order = permutation(subkey(root, digest, f"held out/{rows}"), rows)
     is_held_out = np.zeros(rows, np.bool_)
-    is_held_out[order[: held_out(rows)]] = True
+    is_held_out[order[: held_out_count(rows)]] = True
     return is_held_out
 
 
@@ -86,19 +86,22 @@ class TrainingPart:
     """Rows that become one file.
 
     Attributes:
-        which: (rows of the file,) whether each row is taken. None: all are.
+        row_count: how many rows are taken.
+        selection: (rows of the file,) whether each row is taken. None: all are.
     """
 
     file: DataFile
-    rows: int
-    which: NDArray[Any] | None = field(default=None, repr=False)
+    row_count: int
+    selection: NDArray[Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRequest:
-    """One fine-tune.
+    """A checked request for a fine-tune.
 
     Attributes:
+        source: the file with the rows to train on.
+        train: what was found in that file.
         parts: the rows to train on, then the rows to compare epochs by, if there are any.
         labels: the numbers of the labels, or the scale of scores. None: rows without labels.
         settings: hyperparameters, as they are sent to the server.
@@ -128,7 +131,7 @@ class TrainingRequest:
         if hold_out:
             count = _held_out_count(train, source.name)
             notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
-            is_held_out = held_out_rows(key.root, key.model_digest, train.rows)
+            is_held_out = held_out_mask(key.root, key.model_digest, train.rows)
             parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~is_held_out, is_held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
@@ -136,7 +139,7 @@ class TrainingRequest:
                 "give --validation FILE, or --hold-out to keep a tenth of the rows for that",
             )
         labels = numbers_of(key, train)
-        defaults = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
+        defaults = training_defaults(train.task, train.rows, hyperparameters, has_validation=len(parts) > 1)
         settings = {
             **defaults,
             "max_length": limit if (length := defaults.get("max_length")) is None else min(length, limit),
@@ -154,18 +157,28 @@ class TrainingRequest:
         length = self.settings["max_length"]
         counts = [
             write_rows(
-                unlocked, codec, part.file, path, part.rows, self.labels, length, stage, notice, skip_long, part.which
+                unlocked,
+                codec,
+                part.file,
+                path,
+                part.row_count,
+                self.labels,
+                length,
+                stage,
+                notice,
+                skip_long,
+                part.selection,
             )
             for part, path in zip(self.parts, paths, strict=True)
         ]
         return paths, counts[0]
 
-    def announced(self, rows: int) -> str:
+    def announcement(self, rows: int) -> str:
         """Returns how long the training is, in steps: only the server's machine can tell minutes."""
         hyperparameters = Hyperparameters(**self.settings)
         count = hyperparameters.n_epochs
         epochs = "" if hyperparameters.max_steps else f" for {count:g} epoch{'' if count == 1 else 's'}"
-        steps, size = steps_of(rows, hyperparameters), hyperparameters.batch_size
+        steps, size = step_count(rows, hyperparameters), hyperparameters.batch_size
         trained_rows = "1 row is" if rows == 1 else f"{rows:,} rows are"
         announcement = f"{trained_rows} trained with{epochs}, {steps:,} step{'' if steps == 1 else 's'} of {size} rows"
         if hyperparameters.early_stopping:
@@ -181,10 +194,10 @@ def _held_out_count(train: Summary, name: str) -> int:
         raise UsageError(
             f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
         )
-    if not (count := held_out(train.rows)):
+    if not (count := held_out_count(train.rows)):
         raise UsageError(
-            f"a tenth of the {train.rows:,} rows of {name} is less than {LEAST_HELD_OUT}, too few to compare epochs by",
-            f"give --validation FILE, or {LEAST_HELD_OUT / HELD_OUT_SHARE:.0f} rows, or leave --hold-out out",
+            f"a tenth of the {train.rows:,} rows of {name} is less than {MIN_HELD_OUT}, too few to compare epochs by",
+            f"give --validation FILE, or {MIN_HELD_OUT / HELD_OUT_SHARE:.0f} rows, or leave --hold-out out",
         )
     return count
 
@@ -218,12 +231,12 @@ def write_rows(
             f"left out: {len(counts.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
             f"{max_length} tokens ({listed(counts.left_out)})"
         )
-    if counts.rows > (expected := rows - len(counts.left_out)):
+    if counts.row_count > (expected := rows - len(counts.left_out)):
         notice(
-            f"{expected:,} conversations of {data.name} make {counts.rows:,} examples, one of each answer: the chat "
-            "template writes earlier turns in another way once there are later ones"
+            f"{expected:,} conversations of {data.name} make {counts.row_count:,} examples, one of each answer: the "
+            "chat template writes earlier turns in another way once there are later ones"
         )
-    if counts.cut:
-        notice(f"{counts.cut:,} of {counts.rows:,} examples of {data.name} were cut to {max_length} tokens")
-    unlocked.count(counts.rows, counts.tokens, notice)
+    if counts.cut_count:
+        notice(f"{counts.cut_count:,} of {counts.row_count:,} examples of {data.name} were cut to {max_length} tokens")
+    unlocked.count(counts.row_count, counts.token_count, notice)
     return counts

@@ -208,7 +208,7 @@ def _losses(
 ) -> NDArray[np.float64]:
     """Returns (2, u) the sum of each row's losses, and the number of its answers' tokens."""
     asked_examples = sender.asked(rows.asked, folder)
-    encoded = sender.codec.encode_cut(
+    encoded = sender.codec.encode_truncated(
         [one.messages for one in asked_examples], None, [one.tools for one in asked_examples]
     )
     examples: list[dict[str, Any]] = [
@@ -258,7 +258,7 @@ def predictions(cell: TrainedHalves, rows: ChatRows, counted_by: Checkpoint | No
     losses = unpack_answers(cell.predictions)
     if counted_by is None:
         return losses
-    done = public_codec(counted_by).encode_cut([one.messages for one in rows.asked])
+    done = public_codec(counted_by).encode_truncated([one.messages for one in rows.asked])
     tokens = np.bincount(done.sources, [np.count_nonzero(one[1:] != IGNORED) for one in done.labels], len(rows.asked))
     return np.concatenate([losses[: len(rows.asked)], tokens])
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.training_request import steps_of
+from milkglass.client.training_request import step_count
 from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
@@ -162,7 +162,7 @@ class ChatRows(ComparisonRows):
 
     def about(self, training: Hyperparameters) -> tuple[str, ...]:
         """Returns what to know of the rows, and of how they are trained with and asked about."""
-        max_length, steps = training.max_length, steps_of(len(self.chats), training)
+        max_length, steps = training.max_length, step_count(len(self.chats), training)
         words = [
             f"Every training has {steps:,} steps of {training.batch_size} rows, by LoRA of rank {training.lora_rank}",
             f"{min(self.extent.written, len(self.asked))} answers of up to {self.extent.new_tokens} tokens are written",
@@ -195,7 +195,9 @@ class _Sized:
         for start in range(0, len(examples), ROWS_AT_A_TIME):
             part = examples[start : start + ROWS_AT_A_TIME]
             with naming(lambda place, part=part: str(part[place].place(file))):  # type: ignore[misc]
-                encoded = codec.encode_cut([one.messages for one in part], max_length, [one.tools for one in part])
+                encoded = codec.encode_truncated(
+                    [one.messages for one in part], max_length, [one.tools for one in part]
+                )
             for source, ids in zip(encoded.sources, encoded.ids, strict=True):
                 lengths[start + source] = max(lengths[start + source], len(ids))
             long |= {start + place for place in encoded.long}

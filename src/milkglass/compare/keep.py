@@ -104,7 +104,7 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
         raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")
     if (folder / alone.LINEAR_FILE).is_file():
         model, names = alone.load(folder)
-        if model.regression:
+        if model.is_regression:
             return [LocalAnswer("", {}, float(one)) for one in model.predict(texts, pairs)]
         return _named(np.exp(model.log_probabilities(texts, pairs, len(names))), names)
     from milkglass.defences.obfuscated_tables import public_codec

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from milkglass.client.training_request import steps_of, training_defaults
+from milkglass.client.training_request import step_count, training_defaults
 from milkglass.compare.chat_rows import MAX_LENGTH as CHAT_LENGTH
 from milkglass.compare.chat_rows import QUICK, TASK, ChatRows, Extent
 from milkglass.compare.rows import ComparisonRows
@@ -83,5 +83,5 @@ def _prepare_chats(
 
 def _reported_often(training: Hyperparameters, rows: int) -> Hyperparameters:
     """Returns settings whose loss is reported so often that the end of a training can be judged by it."""
-    steps = max(1, min(training.logging_steps, steps_of(rows, training) // MIN_REPORTS))
+    steps = max(1, min(training.logging_steps, step_count(rows, training) // MIN_REPORTS))
     return training.model_copy(update={"logging_steps": steps})

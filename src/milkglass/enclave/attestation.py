@@ -1,11 +1,11 @@
-"""An enclave's measurement, the quotes that bind report data to it, and data that is sealed for it.
+"""Measures an enclave, makes the quotes that bind report data to it, and seals data for it.
 
-With `gramine-sgx` measurement and quote come from the processor, through Gramine's pseudo-files. The other kinds
+With `gramine-sgx` measurement and quote come from the CPU, through Gramine's pseudo-files. The other kinds
 measure the source code of this package and make a *software quote*: it names the kind, is not signed, and proves
 nothing.
 
 Data at rest is encrypted for one enclave, under a key from its measurement and a secret of the machine. With SGX the
-secret is the processor's, and other code gets another key. The other kinds keep the secret in a file beside the data,
+secret is the CPU's, and other code gets another key. The other kinds keep the secret in a file beside the data,
 which protects nothing from the machine's owner, as NOT ATTESTED says.
 """
 
@@ -27,7 +27,7 @@ from milkglass.errors import EnclaveError
 KINDS = ("process", "gramine-direct", "gramine-sgx")
 ATTESTED_KIND = "gramine-sgx"
 DEVICE = Path("/dev/attestation")
-SGX_KEY = Path("/dev/attestation/keys/_sgx_mrenclave")  # Gramine: bound to the processor and to the measurement
+SGX_KEY = Path("/dev/attestation/keys/_sgx_mrenclave")  # Gramine's key, which is bound to the CPU and the measurement
 NONCE_BYTES = 12
 ATTESTED_BY_QUOTE = (
     "attested: a quote of SGX, checked up to Intel's root, proves this measurement; its keys are not revoked, and the "
@@ -39,7 +39,7 @@ NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; thi
 def measurement_of(kind: str) -> str:
     """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
     if kind == ATTESTED_KIND:
-        return str(intel.parsed(quote(kind, "", bytes(64))).report.mr_enclave.hex())
+        return str(intel.parse_quote(quote(kind, "", bytes(64))).report.mr_enclave.hex())
     hasher, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         hasher.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
@@ -47,7 +47,7 @@ def measurement_of(kind: str) -> str:
 
 
 def quote(kind: str, measurement: str, report_data: bytes) -> bytes:
-    """Returns a quote with this report data. Raises EnclaveError if the processor gives none."""
+    """Returns a quote with this report data. Raises EnclaveError if the CPU gives none."""
     if kind != ATTESTED_KIND:
         return software_quote(kind, measurement, report_data)
     try:

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 
 from milkglass.errors import EnclaveError
 
-ROWS_AHEAD = 256  # rows that are charged at a time, so that the level is written once for so many tokens
+ROWS_AHEAD = 256  # fewest rows that are charged at a time, so that the level is written once for many tokens
 
 
 class NotCharged(Exception):
-    """Rows would leave that no written level accounts for. It never leaves the enclave."""
+    """Raised inside the enclave when rows would leave that no written level accounts for."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class NotCharged(Exception):
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """How many rows of its table the provider lets out of an enclave.
+    """How many rows of its table the provider lets leave an enclave.
 
     Attributes:
-        per_hour: rows an hour.
-        burst: rows at once.
+        per_hour: rows that are added to the bucket in an hour.
+        burst: rows that the full bucket has.
     """
 
     per_hour: int = 200_000
@@ -49,18 +49,18 @@ class RowPolicy:
 
 @dataclass
 class RowBudget:
-    """The bucket.
+    """Counts the rows that may leave, as a bucket that fills with time.
 
     Attributes:
-        policy: its size and rate.
+        policy: the bucket's size and rate.
         level: the rows that may be charged, as of `since`.
-        since: seconds, by `clock`.
-        charged: rows that may leave, and that `level` does not contain.
+        since: the time of `level`, in seconds by `clock`.
+        charged: rows that may leave, and that `level` no longer contains.
     """
 
     policy: RowPolicy
     level: float
-    clock: Callable[[], float] = time.monotonic  # which setting the date does not move
+    clock: Callable[[], float] = time.monotonic  # setting the date does not change it
     since: float = field(init=False)
     charged: int = field(default=0, init=False)
 
@@ -76,12 +76,12 @@ class RowBudget:
         self.charged -= rows
 
     def refund(self) -> float:
-        """Returns unused charged rows to the level, and returns the level."""
+        """Adds unused charged rows to the level again, and returns the level."""
         self.level, self.charged = self.level + self.charged, 0
         return self.level
 
     def charge(self, rows: int) -> float:
-        """Charges so many rows, and returns the level to be written before they leave, or raises EnclaveError."""
+        """Charges rows, and returns the level to be written before they leave. Raises EnclaveError beyond the limit."""
         now = self.clock()
         elapsed = max(0.0, now - self.since)  # a clock that is set back fills nothing
         free_room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still

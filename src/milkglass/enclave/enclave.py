@@ -1,6 +1,6 @@
-"""An enclave as its host sees it: a process behind a pipe, started in one of three ways.
+"""Runs an enclave from its host: a process behind a pipe, started in one of three ways.
 
-The user runs the host. It passes text in and vectors on, and has neither table nor candidate lists.
+The user runs the host. It passes text to the enclave and vectors to the server, and has neither table nor lists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class SanitizedPrompt:
 
     Attributes:
         vectors: bytes of (tokens, d), in the table's type.
-        private: how many are of the user's text.
+        tokens: how many tokens the prompt has.
+        private: how many of them are of the user's text.
         changed: how many of these were replaced.
     """
 
@@ -58,10 +59,10 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     Attributes:
         measurement: the measurement of its code in hex, as it states; `attest` verifies it.
-        verdict: on the last quote that proved it since the start; None if there is none.
-        holds: what the process gave up, in words.
-        write_state: writes a state, as `state` returns it, before rows leave that it accounts for.
-        tokenizer: the folder of the provider's tokenizer, whose chat template `chat` renders.
+        verdict: the verdict on the last quote that proved the enclave since its start; None if there is none.
+        holds: the protections that hold in its process, in words.
+        write_state: stores a state, as `state` returns it; called before the rows leave that the state accounts for.
+        tokenizer: the folder of the provider's tokenizer, whose chat template `sanitize_chat` renders.
         about: the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours, and by_byte, how
             its tokenizer writes a character that has no token.
     """
@@ -105,17 +106,17 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             return
         nonce = secrets.token_bytes(release.NONCE_BYTES)
         public, quote = self.challenge(nonce)
-        expecting = (verifier or QuoteVerifier.of_folder(self.folder)).expecting(measurement)
-        self.verdict = expecting.require(quote, release.report_data(public, nonce), self.collateral)
+        verifier_of_code = (verifier or QuoteVerifier.of_folder(self.folder)).for_measurement(measurement)
+        self.verdict = verifier_of_code.require(quote, release.report_data(public, nonce), self.collateral)
 
     @property
     def attested(self) -> bool:
-        """Returns whether a quote proved it since the start."""
+        """Whether a quote proved the enclave since its start."""
         return self.verdict is not None
 
     @property
     def collateral(self) -> bytes:
-        """Returns what Intel signs beside this enclave's quotes; empty without a file of it in the folder."""
+        """Intel's answers for this enclave's quotes, from the folder; empty if it has no such file."""
         path = self.folder / COLLATERAL
         return path.read_bytes() if self.kind == ATTESTED_KIND and path.is_file() else b""
 
@@ -126,7 +127,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     @property
     def proof(self) -> str:
-        """Returns what every report says of this enclave."""
+        """What every report says about this enclave's attestation."""
         if self.verdict is None:
             return NOT_ATTESTED
         accepted = "; ".join(f"{name} ({reason})" for name, reason in self.verdict.accepted.items())
@@ -153,7 +154,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return bytes.fromhex(reply["public"]), quote
 
     def release(self, package: bytes, secret: bytes) -> dict[str, str]:
-        """Hands the provider's package in. Returns the tokenizer's files, which are checked before `lists`."""
+        """Gives the enclave the provider's package. Returns the tokenizer's files, which are checked before `lists`."""
         self.about, _ = self._call("release", package, secret=secret.hex())
         files: dict[str, str] = self.about.pop("files")
         return files
@@ -165,7 +166,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return sealed, bytes.fromhex(reply["state"])
 
     def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
-        """Opens the table, once. `counts` say how often each token occurs, which decides what is sensitive."""
+        """Opens the table, once. `counts` are the occurrences of each token, which decide which ones are sensitive."""
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
 
@@ -173,11 +174,11 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Returns the sealed state that must be kept for the next start."""
         return self._call("state", b"")[1]
 
-    def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
+    def sanitize_text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
         """Sanitizes a text of at most `limit` tokens after its instruction. Raises CodecError, EnclaveError."""
         return self._sanitize(prompt.text_pieces(text, instruction), True, limit, settings)
 
-    def chat(
+    def sanitize_chat(
         self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
     ) -> SanitizedPrompt:
         """Sanitizes a conversation. Raises CodecError, EnclaveError.
@@ -198,7 +199,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return SanitizedPrompt(vectors, **reply)
 
     def rows(self, ids: Sequence[int]) -> bytes:
-        """Returns the vectors of the ids of an answer."""
+        """Returns the vectors of an answer's ids, as bytes."""
         return self._call("rows", b"", ids=list(ids))[1]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""An enclave at rest, in the client's folder: the sealed table, the tokenizer, and what must survive a restart.
+"""Builds and opens an enclave's folder at the client: the sealed table, the tokenizer, and what survives a restart.
 
     enclave.json    kind, measurement, model, table, k; public
     sealed.bin      the table and its candidate lists, for this enclave only
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NAME, VERSION = "enclave.json", 1
 SEALED, SECRET, STATE, COUNTS, TOKENIZER = "sealed.bin", "seal.key", "state.bin", "counts.json", "tokenizer"
 CORPUS, WORDS = "corpus", "word list"
-Fetch = Callable[[Enclave], bytes]  # asks the provider for a package for this enclave
+Fetch = Callable[[Enclave], bytes]  # returns the provider's package for this enclave
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,11 @@ class EnclaveAbout:
 
     Attributes:
         measurement: the measurement of the code that the table was sealed for.
+        model: the provider's name for the model.
         table: SHA-256 of the table, in hex.
-        counted: what decides which tokens are sensitive: CORPUS, the user's own, or WORDS, a list of English words.
+        k: the length of candidate lists.
+        rows: how many rows the table has.
+        counted: whose tokens were counted: CORPUS, the user's own, or WORDS, a list of English words.
     """
 
     kind: str
@@ -95,20 +98,24 @@ def build_enclave(
 ) -> tuple[EnclaveAbout, Enclave]:
     """Starts an enclave, lets the provider release its table to it, and stores what it sealed.
 
-    `fetch` gets the package from the provider; the tokens of `corpus`, one text a line, are counted.
+    Args:
+        fetch: gets the package from the provider.
+        corpus: a file of texts, one a line, whose tokens are counted. None: a list of English words is counted.
 
-    Returns the content of enclave.json, and the enclave, which has ended and still says whether it was attested.
+    Returns:
+        The content of enclave.json, and the enclave, which has ended and still says whether it was attested.
 
-    Raises UsageError if the folder exists or is not prepared; also EnclaveError and RemoteError. Nothing of the table
-    stays.
+    Raises:
+        UsageError: the folder exists or is not prepared.
+        EnclaveError, RemoteError: the enclave or the provider fails; nothing of the table stays.
     """
     require_kind(kind)
     with _build_folder(folder, kind) as work_folder, Enclave(kind, work_folder) as enclave:
         enclave.attest(enclave.measurement)
         secret = b"" if kind == ATTESTED_KIND else secrets.token_bytes(32)
-        fetching = stage("receive the table", 0)
+        advance = stage("receive the table", 0)
         package = fetch(enclave)
-        fetching(1)
+        advance(1)
         tokenizer = enclave.release(package, secret)
         if other_files := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
             raise EnclaveError(
@@ -160,7 +167,7 @@ def _require_new(folder: Path) -> None:
 
 @contextmanager
 def open_enclave(folder: Path) -> Iterator[Enclave]:
-    """Yields the enclave with its open table. The number of rows that left it is stored when the block ends.
+    """Yields the enclave with its open table. Its state is stored when the block ends.
 
     Raises UsageError if another process has it open, and EnclaveError if it does not prove to be the enclave that the
     table was sealed for.
@@ -200,7 +207,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage = no_stage) -> NDArray[np.int64]:
-    """Returns (rows,) how often each token occurs in the user's texts, or without them in a list of English words.
+    """Returns (rows,) how often each token occurs in the user's texts; without texts, in a list of English words.
 
     The texts, one a line, stay on this machine.
     """
@@ -211,7 +218,7 @@ def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage
 
 
 def texts_of(corpus: Path) -> list[str]:
-    """Returns the texts of a file, one a line. Raises UsageError if there is none."""
+    """Returns the texts of a file, one a line. Raises UsageError if it has none, or is not UTF-8."""
     try:
         lines = [line for line in corpus.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""The code inside the enclave, which answers requests of the host and nothing else.
+"""Answers the host's requests inside the enclave.
 
-Plain text goes in. The vectors of sanitized tokens come out, and rows for the ids of an answer, as many as the provider
+Plain text goes in. Vectors of sanitized tokens come out, and rows for the ids of an answer, as many as the provider
 allows (budget.py). Text is neither stored nor logged, and no error quotes it.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from milkglass.enclave import attestation, prompt, release
 from milkglass.enclave.budget import NotCharged, RowBudget
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
@@ -33,17 +33,21 @@ TABLE, STATE = "table", "state"  # names of sealed pieces
 
 
 @dataclass
-class Inside:
-    """The enclave's state."""
+class EnclaveHandler:
+    """Answers requests, and has the enclave's secrets and table.
+
+    Attributes:
+        stage: reports the progress of long work to the host.
+    """
 
     kind: str
     measurement: str
-    watched: Stage = field(default=no_stage, repr=False)
-    _own: X25519PrivateKey | None = field(default=None, repr=False)
+    stage: Stage = field(default=no_stage, repr=False)
+    _private_key: X25519PrivateKey | None = field(default=None, repr=False)
     _nonce: bytes = field(default=b"", repr=False)
     _key: bytes = field(default=b"", repr=False)
     _sealed_table: str = field(default="", repr=False)  # SHA-256 of the sealed table that a state belongs to
-    _released: TablePackage | None = field(default=None, repr=False)  # until its lists are computed
+    _package: TablePackage | None = field(default=None, repr=False)  # until its lists are computed
     _open: OpenTable | None = field(default=None, repr=False)
 
     def answer(self, request: dict[str, Any], content: bytes) -> Reply:
@@ -69,26 +73,28 @@ class Inside:
         """Returns a quote for the provider's nonce, and a key for its package."""
         if len(nonce) != release.NONCE_BYTES:
             raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE_BYTES} are needed")
-        self._own, self._nonce = X25519PrivateKey.generate(), nonce
-        public = self._own.public_key().public_bytes_raw()
+        self._private_key, self._nonce = X25519PrivateKey.generate(), nonce
+        public = self._private_key.public_key().public_bytes_raw()
         quote = attestation.quote(self.kind, self.measurement, release.report_data(public, nonce))
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str) -> Reply:
         """Returns the tokenizer's files of the package, which the host checks before `lists` seals the table."""
-        if self._own is None:
+        if self._private_key is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
-        package = self._released = TablePackage.from_bytes(release.decrypt_package(content, self._own, self._nonce))
-        self._own = None
+        package = self._package = TablePackage.from_bytes(
+            release.decrypt_package(content, self._private_key, self._nonce)
+        )
+        self._private_key = None
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         return {**self._describe(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
         """Returns the released package with lists, sealed, and the first state, without which the table never opens."""
-        package, self._released = self._released, None
+        package, self._package = self._package, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
-        sealed = attestation.seal(self._key, TABLE, with_lists(package, k, self.watched).to_bytes())
+        sealed = attestation.seal(self._key, TABLE, compute_lists(package, k, self.stage).to_bytes())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._seal(float(package.policy.burst), secrets.token_bytes(32))
         return {"state": state.hex()}, sealed
@@ -152,7 +158,7 @@ class Inside:
         """Sanitizes the pieces, as `prompt.to_json` writes them, with special tokens around them if `special`."""
         pieces = prompt.from_json(json.loads(content))
         tokens = prompt.prompt_tokens(self._table.tokenizer, pieces, limit, special)
-        return self._table.sanitized(tokens, RnmSettings(**settings))
+        return self._table.sanitize(tokens, RnmSettings(**settings))
 
     def _rows(self, content: bytes, ids: list[int]) -> Reply:
         return {}, self._table.rows(np.asarray(ids, np.int64))
@@ -163,10 +169,11 @@ class Inside:
 
 @dataclass(frozen=True)
 class OpenTable:
-    """An open table.
+    """Gives out rows of an open table, and sanitizes prompts.
 
     Attributes:
-        root: 32 bytes. The same text gets the same substitutes, so that repeating it gives no second draw.
+        root: the secret (32 bytes) of the sanitizer's draws. The same text gets the same substitutes, so that repeating
+            it gives no second draw.
     """
 
     package: TablePackage = field(repr=False)
@@ -175,7 +182,7 @@ class OpenTable:
     root: bytes = field(repr=False)
     tokenizer: Any = field(repr=False)
 
-    def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
+    def sanitize(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
         """Returns the vectors of a prompt whose private tokens were sanitized.
 
         Raises EnclaveError for a special private token, which would be sent unchanged. This includes the unknown token,
@@ -187,13 +194,13 @@ class OpenTable:
                 "the tokenizer reads a part of your text as a special token, and these are not sanitized",
                 "leave it out, or don't use this provider: its tokenizer may call ordinary words special",
             )
-        ids = tokens.replaced(lambda ids: self.sanitizer.sanitized(ids, settings, self._stream(ids, settings)))
+        ids = tokens.replace_private(lambda ids: self.sanitizer.sanitize(ids, settings, self._stream(ids, settings)))
         content = self.rows(ids)
         changed = int((ids != tokens.ids).sum())
         return {"tokens": len(ids), "private": int(tokens.private.sum()), "changed": changed}, content
 
     def _stream(self, ids: NDArray[np.int64], settings: RnmSettings) -> Stream:
-        """Returns a stream that depends on these tokens alone, not on what surrounds them.
+        """Returns a stream that depends only on these tokens, not on what surrounds them.
 
         A chat sends each message again with every turn, and a second draw would reveal more of it.
         """

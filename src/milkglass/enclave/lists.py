@@ -1,7 +1,7 @@
-"""The sanitizer of an enclave: report-noisy-max by token (`sanitizers/rnm.py`), with lists that are computed once.
+"""Sanitizes tokens in an enclave by report-noisy-max (`sanitizers/rnm.py`), with lists that are computed once.
 
 The rarest 20 % of the tokens are sensitive, by the user's corpus if one was counted, or else by a list of English words
-(`sanitizers/word_list.py`). The host counts: the list is public, and the corpus is the user's own.
+(`sanitizers/word_list.py`). The host counts, since the list is public and the corpus is the user's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from milkglass.sanitizers.sanitizer import Spared, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 
 K, P, SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
-EPSILON = 3.0  # the largest of its Table 1; the paper names no default
+EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,11 @@ class RnmSettings:
         SHARE_LIMIT.require(self.share, "share", "0.2 is the paper's choice")
 
 
-def with_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> TablePackage:
-    """Computes candidate lists: for each ordinary row the k others of largest cosine, with scores by equation 3."""
+def compute_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> TablePackage:
+    """Returns the package with candidate lists: for each ordinary row the k others of largest cosine, with scores.
+
+    The scores follow equation 3.
+    """
     table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
     size = len(table.candidates)
     near, scores = Rnm(table, 1.0, k).computed_lists(stage("compute candidate lists", size))
@@ -58,12 +61,12 @@ def with_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> Ta
 
 @dataclass(frozen=True)
 class TokenSanitizer:
-    """Replaces tokens of one model; counts (n,) say how often each occurs in the user's corpus, or in English."""
+    """Replaces tokens of one model. `counts` (n,): occurrences of each in the user's corpus, or in English words."""
 
     package: TablePackage = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)
 
-    def sanitized(self, ids: NDArray[np.int64], settings: RnmSettings, stream: Stream) -> NDArray[np.int64]:
+    def sanitize(self, ids: NDArray[np.int64], settings: RnmSettings, stream: Stream) -> NDArray[np.int64]:
         """Returns (t,) sanitized ids. Special tokens are unchanged. Raises UsageError for a wrong parameter."""
         if settings.epsilon is None:
             return ids
@@ -77,6 +80,6 @@ class TokenSanitizer:
 
     @cached_property
     def _table(self) -> WordVectors:
-        """Returns the rows' numbers without vectors, which the lists replace."""
+        """The rows' numbers without vectors, which the lists replace."""
         empty = np.zeros((len(self.package.rows), 0), np.float32)
         return WordVectors(tuple(map(str, range(len(empty)))), empty, self.package.special, "the model")

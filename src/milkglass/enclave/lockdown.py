@@ -6,7 +6,7 @@
     namespaces  its own user and network, by bubblewrap (enclave.py) or, if the system allows it, by unshare
 
 What is open before stays open: the pipe, and the host's stderr. The filter denies a list of calls and allows the rest.
-It protects against mistakes and against other programs of the same user, and not against the machine's owner.
+It protects against mistakes and against other programs of the same user, but not against the machine's owner.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DENIED_CALLS: dict[str, tuple[int, int | None]] = {
 # Calls whose flags are checked: their numbers, and which argument has the flags
 OPENING_CALLS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# The place of a machine's numbers above, and its AUDIT_ARCH
+# The index of a machine's numbers above, and its AUDIT_ARCH
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 # Instructions: load a word of the call's data, jump if it is equal, at least or has a bit in common, return
 BPF_LOAD, BPF_EQUAL, BPF_AT_LEAST, BPF_ANY_BIT, BPF_RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

@@ -1,4 +1,4 @@
-"""The package that the provider releases and the enclave seals: the table, the tokenizer's digest, limits, and lists.
+"""The package that the provider releases and the enclave seals: table, tokenizer's digest, limits and candidate lists.
 
 It is a safetensors file. Its tensors have the names of the arrays of `TablePackage`; `info` is the rest as JSON in
 bytes. The enclave computes the candidate lists once, after the release, and seals the package with them.
@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class TablePackage:
-    """A table with what an enclave must know of it.
+    """An embedding table with what an enclave must know of it.
 
     Attributes:
         rows: (n, d * b) uint8, the table's bytes: d numbers of b bytes in each row.
@@ -39,9 +39,9 @@ class TablePackage:
         dtype: the type of the table's numbers, one of DTYPE_BYTES.
         tokenizer_digest: SHA-256 of the tokenizer's files, in hex.
         policy: how many rows may leave.
-        near: (m, k) the candidates of each of the m ordinary rows, by their place among these. None: the lists are not
+        near: (m, k) the candidates of each of the m ordinary rows, by their index among these. None: the lists are not
             computed yet.
-        scores: (m, k) the normalised cosine of each candidate. None: as for `near`.
+        scores: (m, k) the normalised cosine of each candidate. None if `near` is None.
         files: the texts of the tokenizer's files by name, on their way to the client's folder. The sealed package has
             none.
     """

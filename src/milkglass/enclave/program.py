@@ -21,7 +21,7 @@ from milkglass.progress import Progress
 from milkglass.unique_keys import unique_keys
 
 if TYPE_CHECKING:
-    from milkglass.enclave.inside import Inside
+    from milkglass.enclave.inside import EnclaveHandler
 
 MESSAGE_HEAD = struct.Struct("<IQ")
 MAX_OBJECT_BYTES, MAX_CONTENT_BYTES = 64 << 20, 8 << 30
@@ -36,15 +36,15 @@ def main(kind: str) -> None:
     if not namespaces and kind == "process":
         namespaces = enter_own_namespaces()  # before there is a second thread
     from milkglass.enclave import attestation
-    from milkglass.enclave.inside import Inside
+    from milkglass.enclave.inside import EnclaveHandler
 
-    program = Inside(kind, attestation.measurement_of(kind), partial(_report_to_host, replies))
+    program = EnclaveHandler(kind, attestation.measurement_of(kind), partial(_report_to_host, replies))
     protections = [*(lock_down() if kind == "process" else []), *([namespaces] if namespaces else [])]
     write_message(replies, {"kind": kind, "measurement": program.measurement, "holds": protections})
     serve(program, requests, replies)
 
 
-def serve(program: Inside, requests: IO[bytes], replies: IO[bytes]) -> None:
+def serve(program: EnclaveHandler, requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answers requests until the pipe closes. No error quotes a request."""
     while (message := read_message(requests)) is not None:
         try:

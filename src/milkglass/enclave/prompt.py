@@ -42,19 +42,19 @@ class PromptPiece(TextPiece):
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens (t,) of one prompt, and whether each is of the user's text."""
+    """The tokens (tokens,) of a prompt, and whether each is of the user's text."""
 
     ids: NDArray[np.int64] = field(repr=False)
     private: NDArray[np.bool_] = field(repr=False)
 
     @property
     def runs(self) -> list[slice]:
-        """Returns a slice for each uninterrupted part of the user's text, such as a message of a chat."""
+        """A slice for each uninterrupted part of the user's text, such as a message of a chat."""
         edges = np.flatnonzero(np.diff(self.private.astype(np.int8), prepend=0, append=0)).tolist()
         return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
-    def replaced(self, replace: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Returns (t,) the ids, with each part of the user's text replaced token for token."""
+    def replace_private(self, replace: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Returns (tokens,) the ids, with each part of the user's text replaced token for token."""
         ids = self.ids.copy()
         for run in self.runs:
             ids[run] = replace(ids[run])
@@ -69,7 +69,7 @@ def chat_tokens(tokenizer: Any, messages: Sequence[Message], limit: int, instruc
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
     """Returns plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
-    return _joined([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
+    return _join_pieces([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
 def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
@@ -87,7 +87,7 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     layout, second_layout = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
     if layout != second_layout:  # it wrote something of the marks: their number of letters, or their first ones
         raise _rewritten_error()
-    return _joined(layout.pieces(messages, instruction))
+    return _join_pieces(layout.pieces(messages, instruction))
 
 
 def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
@@ -127,7 +127,7 @@ def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
 # --- the template -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _MessagePlace:
-    """The place of a message: its number, and whether the template strips white space before and after it."""
+    """The place of a message in a layout: its index, and whether the template strips white space around it."""
 
     message: int
     strips_before: bool
@@ -136,14 +136,14 @@ class _MessagePlace:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A rendered conversation: the template's texts and the messages' places, in order."""
+    """A rendered conversation as the template's texts and the messages' places, in order."""
 
     parts: tuple[str | _MessagePlace, ...] = field(repr=False)
 
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
         """Renders a conversation with marks in place of its messages. `size` is the bytes of each half of a mark."""
-        marks = {_Mark.drawn(size): number for number, message in enumerate(messages) if message["content"]}
+        marks = {_Mark.draw(size): number for number, message in enumerate(messages) if message["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
         marked = [
             {**_role_and_content(message), "content": names.get(number, message["content"])}
@@ -184,7 +184,7 @@ class _Mark:
     after: str
 
     @classmethod
-    def drawn(cls, size: int) -> _Mark:
+    def draw(cls, size: int) -> _Mark:
         core = f'{secrets.token_hex(size)}"\n\\{secrets.token_hex(size)}'
         before, after = ("".join(secrets.choice(SPACES) for _ in range(8)) for _ in range(2))
         return cls(core, before, after)
@@ -227,20 +227,20 @@ def _rewritten_error(problem: str = "rewrites what a message says") -> CodecErro
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
-def _joined(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
-    """Returns nonempty pieces. A space at the end of one moves to the next literal one, as tokenizers have it."""
-    joined = list[PromptPiece]()
+def _join_pieces(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
+    """Returns the nonempty pieces. A space at a piece's end moves to the next literal piece, as tokenizers have it."""
+    nonempty_pieces = list[PromptPiece]()
     for piece in pieces:
         if not piece.text:
             continue
-        previous = joined[-1] if joined else None
+        previous = nonempty_pieces[-1] if nonempty_pieces else None
         if previous is not None and previous.text.endswith(" ") and piece.literal and piece.private >= previous.private:
-            joined.pop()
+            nonempty_pieces.pop()
             if len(previous.text) > 1:
-                joined.append(PromptPiece(previous.text[:-1], previous.literal, previous.private))
+                nonempty_pieces.append(PromptPiece(previous.text[:-1], previous.literal, previous.private))
             piece = PromptPiece(" " + piece.text, piece.literal, piece.private)
-        joined.append(piece)
-    return joined
+        nonempty_pieces.append(piece)
+    return nonempty_pieces
 
 
 def _require_same_text(tokenizer: Any, ids: Sequence[int], text: str) -> None:

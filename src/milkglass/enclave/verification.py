@@ -1,4 +1,4 @@
-"""Which quotes of enclaves count: those that the verifier of the room `attest` and a policy allow.
+"""Decides which quotes of enclaves count: those that `milkglass.attest` verifies and a policy allows.
 
 The provider's gate and the enclave's host ask here. What Intel signs beside a quote (levels of microcode, revocation
 lists) comes from the enclave's side, in `intel.json`. It expires after 30 days: so long an enclave's host can hand over
@@ -27,10 +27,10 @@ FETCH_HINT = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
 
 @dataclass(frozen=True)
 class QuoteVerifier:
-    """Decides which quotes count.
+    """Verifies quotes of enclaves by a policy.
 
     Attributes:
-        policy: what is demanded of an enclave and of its processor.
+        policy: what is demanded of an enclave and its CPU.
         root: another root than Intel's in DER, for tests.
         now: the clock.
     """
@@ -41,7 +41,7 @@ class QuoteVerifier:
 
     @classmethod
     def of_measurements(cls, measurements: Iterable[str]) -> Self:
-        """Returns a verifier for enclaves of some measurements, in hex, on any processor that is up to date."""
+        """Returns a verifier for enclaves of some measurements, in hex, on any CPU that is up to date."""
         sgx = Sgx(image=_allowed_images(measurements, "--allow-measurement"))
         return cls(EnclavePolicy(version=1, sgx=sgx, accept=ANY_MACHINE))
 
@@ -52,14 +52,14 @@ class QuoteVerifier:
         policy = read(path, EnclavePolicy) if path.is_file() else EnclavePolicy(version=1)
         return cls(policy.model_copy(update={"accept": {**OWN_MACHINE, **policy.accept}}))
 
-    def expecting(self, measurement: str) -> QuoteVerifier:
-        """Returns a verifier that allows one measurement alone."""
+    def for_measurement(self, measurement: str) -> QuoteVerifier:
+        """Returns a verifier that allows only this measurement, in hex."""
         images = _allowed_images([measurement], "the table was sealed for it")
         sgx = self.policy.sgx.model_copy(update={"image": images})
         return replace(self, policy=self.policy.model_copy(update={"sgx": sgx}))
 
     def require(self, quote: bytes, report_data: bytes, collateral: bytes) -> Verdict:
-        """Returns the verdict on a quote that counts. Raises EnclaveError with what the policy does not allow.
+        """Returns the verdict on a quote. Raises EnclaveError, with the reasons, if the quote does not count.
 
         Args:
             report_data: what the enclave must have put into it.

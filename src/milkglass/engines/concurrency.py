@@ -27,9 +27,9 @@ class CallLimit:
         timeout: seconds that a call waits while no other call of its request is running.
     """
 
-    def __init__(self, most: int, timeout: float) -> None:
-        self.most, self.timeout = most, timeout
-        self._free, self._under_way = asyncio.Semaphore(most), Counter[object]()
+    def __init__(self, max_calls: int, timeout: float) -> None:
+        self.max_calls, self.timeout = max_calls, timeout
+        self._free, self._under_way = asyncio.Semaphore(max_calls), Counter[object]()
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
@@ -51,7 +51,7 @@ class CallLimit:
             while not (await asyncio.wait({acquisition}, timeout=self.timeout))[0]:
                 if request is None or not self._under_way[request]:
                     raise EngineBusy(
-                        f"all {self.most} connections to the engine were in use for {self.timeout:g} s",
+                        f"all {self.max_calls} connections to the engine were in use for {self.timeout:g} s",
                         "try again later, or ask for fewer answers at a time",
                     )
         except BaseException:  # cancelled, too

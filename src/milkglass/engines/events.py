@@ -19,7 +19,7 @@ from milkglass.errors import RefusedThere, RemoteError, Unauthorized
 
 HINT = "is it an engine of the kind that was named?"
 MAX_ID = 1 << 31
-EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
+MAX_EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
 ERROR_NAME = re.compile("[A-Za-z_]{1,40}")  # an engine's name of an error: without digits it names no id
 STATUS_HINTS = {
     400: "the engine takes no such prompt or option: is the prompt too long, are the ids this model's?",
@@ -32,14 +32,14 @@ STATUS_HINTS = {
 }
 
 
-def _logprobs_of(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLogprob]]:
+def _logprobs_of(choice: Mapping[str, Any], count: int, max_count: int) -> list[list[IdLogprob]]:
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not count and not content:
         return []
     if not isinstance(content, list) or len(content) != count or not all(isinstance(entry, dict) for entry in content):
         raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-    return drawn_and_best(content, "token_id", most)
+    return drawn_and_best(content, "token_id", max_count)
 
 
 def require_no_error(event: Mapping[str, Any]) -> None:
@@ -80,8 +80,8 @@ def finish_of(reason: Any) -> Finish | None:
     raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
 
 
-def drawn_and_best(content: Sequence[Mapping[str, Any]], name: str, most: int) -> list[list[IdLogprob]]:
-    """Returns for each entry the token that was drawn, then the `most` likeliest.
+def drawn_and_best(content: Sequence[Mapping[str, Any]], name: str, max_count: int) -> list[list[IdLogprob]]:
+    """Returns for each entry the token that was drawn, then the `max_count` likeliest.
 
     `content` has an id under `name`, its "logprob", and the likeliest ones as "top_logprobs".
     """
@@ -90,7 +90,7 @@ def drawn_and_best(content: Sequence[Mapping[str, Any]], name: str, most: int) -
         return logprob(entry.get(name), entry.get("logprob"))
 
     return [
-        best_first(entry_logprob(entry), [entry_logprob(x) for x in rows(entry, "top_logprobs")], most)
+        best_first(entry_logprob(entry), [entry_logprob(x) for x in rows(entry, "top_logprobs")], max_count)
         for entry in content
     ]
 
@@ -161,7 +161,7 @@ class AnswerBounds:
 
     def __init__(self, request: IdsRequest) -> None:
         self._max_tokens = self._tokens_left = request.max_tokens
-        self._empty_left, self._logprobs, self.ended = EMPTY_EVENTS, request.logprobs is not None, False
+        self._empty_left, self._logprobs, self.ended = MAX_EMPTY_EVENTS, request.logprobs is not None, False
 
     def check(self, chunk: IdsChunk) -> IdsChunk:
         """Counts a chunk and returns it. Raises RemoteError if it exceeds the bounds."""
@@ -174,6 +174,6 @@ class AnswerBounds:
             raise RemoteError("the engine sent tokens without their log-probabilities", "ask for none, or try again")
         self._empty_left -= not chunk.ids
         if self._empty_left < 0:
-            raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "don't trust it")
+            raise RemoteError(f"the answer has more than {MAX_EMPTY_EVENTS} events without a token", "don't trust it")
         self.ended = self.ended or chunk.finish is not None
         return chunk

@@ -24,8 +24,8 @@ from milkglass.client.remote.connection import (
     MAX_ERROR,
     NEVER_SENT,
     client_options,
+    remove_user_agent,
     require_plain,
-    say_no_agent,
 )
 from milkglass.client.remote.strict_json import HINT, document
 from milkglass.engines.concurrency import CallLimit
@@ -33,8 +33,8 @@ from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Read
 from milkglass.engines.events import AnswerBounds, refusal
 from milkglass.errors import RemoteError, Unreachable, UsageError
 
-MAX_EVENT = 4 << 20  # bytes of one event
-MAX_ANSWER_COMMENTS = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
+MAX_EVENT_BYTES = 4 << 20  # bytes of one event
+MAX_COMMENT_BYTES = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
 EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
 TIMEOUT_HINT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
 DONE = "[DONE]"
@@ -63,7 +63,7 @@ class AnswerEvents:
         # Whatever it says: what is no event is not read, and a charset could name any of Python's codecs
         answer.headers["Content-Type"] = "text/event-stream; charset=utf-8"
         answer.stream = self._bytes = _BoundedBytes(answer.stream, traffic)
-        self._events: Any = aiter(httpx2.EventSource(answer, max_event_size=MAX_EVENT))
+        self._events: Any = aiter(httpx2.EventSource(answer, max_event_size=MAX_EVENT_BYTES))
         self.silence = silence
 
     async def next(self) -> str | None:
@@ -81,7 +81,7 @@ class AnswerEvents:
         except TimeoutError as error:
             raise Unreachable(f"the answer was silent for {self.silence:g} s", TIMEOUT_HINT) from error
         except httpx2.SSEError as error:
-            raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT) from error
+            raise RemoteError(f"an event of the answer has more than {MAX_EVENT_BYTES} bytes", HINT) from error
 
     async def aclose(self) -> None:
         await self._events.aclose()
@@ -97,8 +97,8 @@ class _BoundedBytes(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             self.no_events += len(chunk)
             self._traffic.received += len(chunk)
-            if self.no_events > MAX_EVENT + MAX_ANSWER_COMMENTS:
-                raise RemoteError(f"the answer has more than {MAX_ANSWER_COMMENTS} bytes of comments", HINT)
+            if self.no_events > MAX_EVENT_BYTES + MAX_COMMENT_BYTES:
+                raise RemoteError(f"the answer has more than {MAX_COMMENT_BYTES} bytes of comments", HINT)
             yield chunk
 
     async def aclose(self) -> None:
@@ -169,16 +169,16 @@ class Upstream:
         options = client_options(self.url, token, allow_http, authority)
         if admission is not None:
             options |= {"verify": admission.context, "trust_env": False}
-        most = self.timeouts.connections
+        connections = self.timeouts.connections
         self._client = httpx2.AsyncClient(
             **options,
             limits=httpx2.Limits(
-                max_connections=most, max_keepalive_connections=most, keepalive_expiry=KEEP_ALIVE_SECONDS
+                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEP_ALIVE_SECONDS
             ),
             # What is read has deadlines of its own, below: httpx2 knows only those of silence
             timeout=httpx2.Timeout(None, connect=self.timeouts.connect),
         )
-        say_no_agent(self._client.headers)
+        remove_user_agent(self._client.headers)
         # An engine must not tell one conversation from another by what it had us remember
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
@@ -264,7 +264,7 @@ class Upstream:
         except TimeoutError as error:
             raise Unreachable(f"{self.url} went silent in the middle of an answer", TIMEOUT_HINT) from error
         except RemoteError as error:
-            if error.hint == strict_json.HINT:  # which speaks of our own server
+            if error.hint == strict_json.HINT:  # which speaks of a Milkglass server
                 error.hint = f"is this a server of the engine {self.engine.name}?"
             raise
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from milkglass.errors import MissingExtra, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
+from milkglass.errors import InvalidUpdate, MissingExtra, NotObfuscated, TooFewSites, UsageError
 from milkglass.federated import checks
 from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
@@ -34,8 +34,8 @@ from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.threat.training_step import SharedStep
 
-REFUSED_CODE = 1  # Flower's codes of its own faults begin at 0 for an unknown one; a reply of ours says why in words
-WAIT_SECONDS = 120.0  # how long sites may take to come; a round may take ROUND_FACTOR times as long
+REFUSED_CODE = 1  # with which the mod refuses, and says why in words; Flower's own code for an unknown fault is 0
+WAIT_SECONDS = 120.0  # how long sites may take to connect; a round may take ROUND_FACTOR times as long
 ROUND_FACTOR = 10
 
 
@@ -62,14 +62,14 @@ def client_app() -> Any:
     def train_round(message: Any, context: Any) -> Any:
         """Trains one round and replies with the update."""
         node, task = Node.of(context.node_config), Task.of(message.content["task"])
-        step = _opened_step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
+        step = _cached_step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
         weights = message.content["weights"].to_torch_state_dict()
-        trained = node.site.train(step, task.round, weights, task.training)
+        result = node.site.train(step, task.round, weights, task.training)
         description = {
-            "site": trained.update.site, "texts": trained.update.texts, "steps": trained.update.steps,
-            "rows": trained.rows,
+            "site": result.update.site, "texts": result.update.texts, "steps": result.update.steps,
+            "rows": result.rows,
         }  # fmt: skip
-        content = {"update": ArrayRecord(dict(trained.update.tensors)), "about": ConfigRecord(description)}
+        content = {"update": ArrayRecord(dict(result.update.tensors)), "about": ConfigRecord(description)}
         return Message(RecordDict(content), reply_to=message)
 
     return app
@@ -91,15 +91,15 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         reply = call_next(message, context)
         about = reply.content["about"]
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
-        checks.update_of_passed(LocalResult(update, str(about.pop("rows")), math.nan), passed)
+        checks.require_passed_rows(LocalResult(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
         return Message(Error(REFUSED_CODE, answer_to_fault(error)), reply_to=message)
     return reply
 
 
 @lru_cache(maxsize=1)
-def _opened_step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
-    """Opens a model for training. `digest` is only a cache key: another model in the same folder is opened anew."""
+def _cached_step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
+    """Opens a model for training. `digest` is only a cache key, for another model in the same folder."""
     return SharedStep.open(folder, "classification", classes, seed)
 
 
@@ -211,12 +211,12 @@ def _error_text(reply: Any) -> str:
 
 
 def _update(reply: Any) -> Update:
-    """Returns the update of a reply, which is not trusted before `rounds.check`. Raises PoisonedUpdate, UsageError."""
+    """Returns the update of a reply, which is not trusted before `rounds.check`. Raises InvalidUpdate, UsageError."""
     try:
         about = reply.content["about"]
         tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in reply.content["update"].items()}
         site, texts, steps = str(about["site"]), int(about["texts"]), int(about["steps"])
     except (KeyError, TypeError, ValueError):
         node = reply.metadata.src_node_id
-        raise PoisonedUpdate(f"node {node} sent something else than an update", "it must run Milkglass's app") from None
+        raise InvalidUpdate(f"node {node} sent something else than an update", "it must run Milkglass's app") from None
     return Update(require_name(site), tensors, texts, steps)

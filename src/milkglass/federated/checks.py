@@ -1,8 +1,8 @@
 """What must hold before a site sends an update: its rows passed through GHOST, as strictly as the site demands.
 
-`require_obfuscated` checks the stamp before the training, so that nothing is computed on bare text. `update_of_passed`
-compares the digest of what was really trained on, so that rows swapped in between are not sent either. A refusal names
-the site, never its rows.
+`require_obfuscated` checks the stamp before the training, so that nothing is computed on bare text.
+`require_passed_rows` compares the digest of what was really trained on, so that no update of rows that were swapped in
+between is sent either. A refusal names the site, never its rows.
 
 This protects a site from mistakes: a wrong folder, `prepare --plain`, edited rows, a copied stamp, GHOST with its
 filters off. It protects nobody from the site: whoever controls its machine has the secret, the texts and this code, and
@@ -31,12 +31,12 @@ from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
 from milkglass.sanitizers.table import Mask
 
 _HINT = "prepare it with `milkglass federated prepare`, without --plain"
-_LEAST: Callable[[Any, Any], bool] = lambda is_, asked: is_ >= asked  # noqa: E731
+_at_least: Callable[[Any, Any], bool] = lambda stamped, demanded: stamped >= demanded  # noqa: E731
 _AS_STRICT: Mapping[str, Callable[[Any, Any], bool]] = {
-    "k": _LEAST, "indirect": _LEAST, "direct": _LEAST, "lemma": _LEAST,
-    "overlap": lambda is_, asked: is_ <= asked,
+    "k": _at_least, "indirect": _at_least, "direct": _at_least, "lemma": _at_least,
+    "overlap": lambda stamped, demanded: stamped <= demanded,
 }  # fmt: skip
-"""By parameter of the search: whether one excludes as much as is asked. Any other must be the same."""
+"""By parameter of the search: whether the stamp's value excludes as much as the demanded one. Others must be equal."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,11 @@ class GhostDemand:
     """What rows must have passed through.
 
     Attributes:
+        folder: the model for which rows must be obfuscated.
+        digest: the model's digest.
         search: GHOST's search; a stricter one passes too.
-        way: GHOST's selection. The number of beams and sweeps is free: it changes how good a shadow is, not how far it
-            is from its text.
+        way: GHOST's selection. The number of beams and sweeps may differ: it changes how good a shadow is, not how far
+            it is from its text.
     """
 
     folder: Path
@@ -61,9 +63,10 @@ class GhostDemand:
 
 
 def require_obfuscated(site: Site, demand: GhostDemand) -> str:
-    """Returns the digest of the rows, which passed.
+    """Returns the digest of a site's rows, after checking that they passed through GHOST as demanded.
 
-    Raises NotObfuscated if they did not pass, CorruptCheckpoint, and OSError if the rows cannot be read.
+    Raises NotObfuscated if they did not pass, CorruptCheckpoint if the folder is damaged, and OSError if the rows
+    cannot be read.
     """
     rows, stamp = load(site.folder), stamp_of(site.folder)
     name = f"the rows of site {site.name}"
@@ -75,35 +78,35 @@ def require_obfuscated(site: Site, demand: GhostDemand) -> str:
         raise NotObfuscated(f"{name} were obfuscated for another model: nothing is sent", _HINT)
     if stamp.rows != rows.digest():
         raise NotObfuscated(f"{name} changed after ghost: nothing is sent", _HINT)
-    if weak := weaker(stamp.search, stamp.selection, demand):
+    if weak := find_weaker_parameter(stamp.search, stamp.selection, demand):
         raise NotObfuscated(f"{name} were obfuscated with {weak}: nothing is sent", _HINT)
-    ids, possible = rows.ids.ids, _given_by_ghost(demand.folder, demand.digest, searching(stamp.search))
+    ids, possible = rows.ids.ids, _ghost_outputs(demand.folder, demand.digest, parse_search(stamp.search))
     if not (ids.min() >= 0 and ids.max() < len(possible) and possible[ids].all()):
         raise NotObfuscated(f"{name} have ids that ghost gives to no token: nothing is sent", _HINT)
     return stamp.rows
 
 
-def update_of_passed(trained: LocalResult, passed: str) -> Update:
-    """Returns the update if it was trained on the rows that passed. Raises NotObfuscated."""
-    if trained.rows != passed:
-        name = trained.update.site
+def require_passed_rows(result: LocalResult, passed_digest: str) -> Update:
+    """Returns the update of a result. Raises NotObfuscated if it was trained on other rows than those that passed."""
+    if result.rows != passed_digest:
+        name = result.update.site
         raise NotObfuscated(f"site {name} trained on other rows than those that passed: nothing is sent", _HINT)
-    return trained.update
+    return result.update
 
 
-def weaker(search: Mapping[str, Any], selection: Mapping[str, Any], demand: GhostDemand) -> str | None:
+def find_weaker_parameter(search: Mapping[str, Any], selection: Mapping[str, Any], demand: GhostDemand) -> str | None:
     """Returns the first parameter that excludes less than is demanded, in words; None if all are as strict."""
     for name, requested in demand.search.document().items():
-        as_strict = _AS_STRICT.get(name, lambda is_, expected: bool(is_ == expected))
-        if name not in search or not as_strict(search[name], requested):
+        is_as_strict = _AS_STRICT.get(name, lambda stamped, demanded: bool(stamped == demanded))
+        if name not in search or not is_as_strict(search[name], requested):
             return f"{name} = {search.get(name)!r} where {requested!r} is demanded"
     if selection.get("way") != demand.way:
         return f"selection = {selection.get('way')!r} where {demand.way!r} is demanded"
     return None
 
 
-def searching(entries: Mapping[str, Any]) -> Search:
-    """Returns the search of a stamp. Raises CorruptCheckpoint."""
+def parse_search(entries: Mapping[str, Any]) -> Search:
+    """Returns the search of a stamp. Raises CorruptCheckpoint for an unknown parameter."""
     try:
         return Search(**entries)
     except TypeError:
@@ -111,13 +114,13 @@ def searching(entries: Mapping[str, Any]) -> Search:
 
 
 @lru_cache(maxsize=4)
-def _given_by_ghost(folder: Path, digest: str, search: Search) -> Mask:
+def _ghost_outputs(folder: Path, digest: str, search: Search) -> Mask:
     """Returns (v,) the ids that GHOST gives to some token: shadows, and tokens that stand for themselves.
 
-    The search is the one that `prepare` stored, or is made again on another machine. `digest` is only a cache key, so
-    that another model in the same folder is searched anew.
+    The search is the one that `prepare` stored, or is repeated on another machine. `digest` is only a cache key, for
+    another model in the same folder.
     """
     shadows = Ghost.open(folder, search, Selection("nearest")).candidates
-    is_given = np.zeros(len(shadows), np.bool_)
-    is_given[shadows.ids] = True
-    return is_given
+    is_output = np.zeros(len(shadows), np.bool_)
+    is_output[shadows.ids] = True
+    return is_output

@@ -22,8 +22,8 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
 
-BEGUN = "begun.json"  # beside the sites of a run
-TEXTS_A_PART = 4  # texts of a part: what an interruption loses at most
+RECORD_FILE = "begun.json"  # with what a run was begun, beside its sites
+TEXTS_PER_PART = 4  # most texts whose work an interruption loses
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,24 +40,24 @@ def parts_folder(site: Path) -> Path:
 
 
 def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
-    """Requires that a run goes on with the sites and the seed with which it was begun.
+    """Records the sites and the seed of a new run, or requires that a run continues with those of its record.
 
-    Raises UsageError if it was begun otherwise, and CorruptCheckpoint for a damaged record.
+    Raises UsageError for another seed or a new site, and CorruptCheckpoint for a damaged record.
     """
-    path = sites / BEGUN
+    path = sites / RECORD_FILE
     if not path.is_file():
         files.private_dir(sites)
         write(path, {"seed": seed, "sites": sorted(names)})
         return
     try:
         record = read_json(path)
-        seeded, sites_before = record["seed"], [str(one) for one in record["sites"]]
+        recorded_seed, recorded_sites = record["seed"], [str(one) for one in record["sites"]]
     except (CorruptCheckpoint, KeyError, TypeError):
         raise CorruptCheckpoint(f"{path} is damaged", "remove it, and give the run's own sites and --seed") from None
-    if seeded != seed:
-        seed_words = "without --seed" if seeded is None else f"with --seed {seeded}"
+    if recorded_seed != seed:
+        seed_words = "without --seed" if recorded_seed is None else f"with --seed {recorded_seed}"
         raise UsageError(f"the run was begun {seed_words}", "give the same, or a new folder")
-    if new_sites := sorted({*names} - {*sites_before}):
+    if new_sites := sorted({*names} - {*recorded_sites}):
         raise UsageError(
             f"the run was begun without {', '.join(new_sites)}",
             "take that file away, or give a new folder for a run with that site",
@@ -79,22 +79,27 @@ def remove_finished(site: Path) -> None:
         parts.remove()
 
 
-def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, progress: Progress) -> GhostRows:
-    """Returns the texts after GHOST.
+def pass_through_ghost(
+    ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, progress: Progress
+) -> GhostRows:
+    """Passes texts through GHOST.
 
-    Without a seed it is a fresh secret one, or that of the interrupted preparation.
-    Raises EmptyText or TooLong with the text's number, before anything is done, UsageError if `.SITE.parts` is of other
-    texts or options, and CorruptCheckpoint if it is damaged.
+    Without a seed, a fresh secret one is drawn, or that of the interrupted preparation is used.
+
+    Raises:
+        EmptyText, TooLong: a text cannot be encoded; the message has its number, and nothing was done.
+        UsageError: `.SITE.parts` is of other texts or options.
+        CorruptCheckpoint: `.SITE.parts` is damaged.
     """
     ghost.encode(texts)
     files.private_dir(site.parent)
-    finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TEXTS_A_PART, list(texts)], seed))
+    finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TEXTS_PER_PART, list(texts)], seed))
     drawn = finished_parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
-    for number, start in enumerate(range(0, len(texts), TEXTS_A_PART)):
-        texts_of_part = texts[start : start + TEXTS_A_PART]
-        finished_parts.make(number, ghost, drawn, partial(_make_part, texts=texts_of_part))
-        part_ids, part_tally = _read(finished_parts, number, len(texts_of_part))
+    for index, start in enumerate(range(0, len(texts), TEXTS_PER_PART)):
+        texts_of_part = texts[start : start + TEXTS_PER_PART]
+        finished_parts.make(index, ghost, drawn, partial(_make_part, texts=texts_of_part))
+        part_ids, part_tally = _read(finished_parts, index, len(texts_of_part))
         ids += part_ids
         tally.add(part_tally)
         progress(len(texts_of_part))
@@ -111,8 +116,8 @@ def _make_part(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
     return {"ids": ids, "tally": asdict(tally)}
 
 
-def _read(finished_parts: FinishedParts, number: int, texts: int) -> tuple[list[Ids], GhostTally]:
-    match finished_parts.get(number):
+def _read(finished_parts: FinishedParts, index: int, texts: int) -> tuple[list[Ids], GhostTally]:
+    match finished_parts.get(index):
         case {"ids": list(ids), "tally": dict(tally)} if len(ids) == texts and {*tally} == {*asdict(GhostTally())}:
             return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
-    raise finished_parts.damaged(number)
+    raise finished_parts.damaged(index)

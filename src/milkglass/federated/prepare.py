@@ -12,7 +12,7 @@ import numpy as np
 
 from milkglass import files
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
-from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
+from milkglass.federated.ghost_stage import pass_through_ghost, remove_finished, require_no_parts
 from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, is_of_texts, load, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
@@ -34,35 +34,35 @@ from milkglass.sanitizers.table import open_table
 from milkglass.sequences import Ids, Sequences
 
 GHOST = "ghost"
-SITES, SHOWN = (".jsonl", ".json", ".csv", ".tsv", ".parquet"), ".jsonl, .json, .csv, .tsv or .parquet"
+SUFFIXES, SUFFIXES_SHOWN = (".jsonl", ".json", ".csv", ".tsv", ".parquet"), ".jsonl, .json, .csv, .tsv or .parquet"
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-ALLOWED = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
+NAME_RULE = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Returns the file of each site in a folder, by the site's name, which is the file's. Raises UsageError."""
+    """Returns the sites' files in a folder by their names without endings. Raises UsageError for less than 2 sites."""
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", f"give a folder with a {SHOWN} file a site")
+        raise UsageError(f"there is no folder {folder}", f"give a folder with a {SUFFIXES_SHOWN} file a site")
     files_by_site: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in SITES or not path.is_file():
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
             continue
         if not SITE_NAME.fullmatch(path.stem):
-            raise UsageError(f"{path.name!r} cannot name a site: {ALLOWED}", "rename the file")
+            raise UsageError(f"{path.name!r} cannot name a site: {NAME_RULE}", "rename the file")
         name = path.stem
         if name in files_by_site:
             raise UsageError(f"two files are called {name}", "a site is one file")
         files_by_site[name] = path
     if (count := len(files_by_site)) < 2:
         names = f" ({', '.join(files_by_site)})" if files_by_site else ""
-        raise UsageError(f"{folder} has files of {count} sites{names}, at least 2 are needed", f"give {SHOWN}")
+        raise UsageError(f"{folder} has files of {count} sites{names}, at least 2 are needed", f"give {SUFFIXES_SHOWN}")
     return files_by_site
 
 
 def require_name(name: str) -> str:
     """Returns the name if it can name a site. It becomes a file's name, and may come from another machine."""
     if not SITE_NAME.fullmatch(name):
-        raise UsageError(f"a site's name is not {ALLOWED}", "rename it")
+        raise UsageError(f"a site's name is not {NAME_RULE}", "rename it")
     return name
 
 
@@ -83,7 +83,7 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
 
 
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
-    """Returns a site's rows, all of whose labels were agreed. Raises CodecError, naming the line."""
+    """Returns a site's rows. Raises CodecError, which names the line, for a label that is not among `labels`."""
     examples = list(read_examples(source))
     for example in examples:
         if example.label not in labels:
@@ -117,17 +117,17 @@ def prepare(
     if ghost is None:
         require_no_parts(folder)
     with naming(lambda place: str(examples[place].place(source))):
-        shadowed = None if ghost is None else passed(ghost, texts, folder, seed, progress)
-        ids = [*originals(model, texts, progress)] if shadowed is None else shadowed.ids
+        ghost_rows = None if ghost is None else pass_through_ghost(ghost, texts, folder, seed, progress)
+        ids = [*original_ids(model, texts, progress)] if ghost_rows is None else ghost_rows.ids
     rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
-    report = None if ghost is None or shadowed is None else report_document(ghost, shadowed.tally, seed is not None)
-    from_seed = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
+    report = None if ghost is None or ghost_rows is None else report_document(ghost, ghost_rows.tally, seed is not None)
+    seed_secret = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
-        save(partial, rows, stamp, secrets.token_bytes(SECRET_BYTES) if seed is None else from_seed, report, texts)
-    if shadowed is not None:
-        shadowed.parts.remove()
+        save(partial, rows, stamp, secrets.token_bytes(SECRET_BYTES) if seed is None else seed_secret, report, texts)
+    if ghost_rows is not None:
+        ghost_rows.parts.remove()
     return rows
 
 
@@ -151,7 +151,7 @@ def require_match(
     is_same = is_same and (selection is None) == (stamp is None)
     if is_same and stamp is None:
         with naming(lambda place: str(examples[place].place(source))):
-            own_ids = [*originals(model, [one.text for one in examples])]
+            own_ids = [*original_ids(model, [one.text for one in examples])]
         is_same = [ids.tolist() for ids in own_ids] == [ids.tolist() for ids in rows.ids]
     if not is_same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):
         raise UsageError(
@@ -171,8 +171,8 @@ def require_match(
         )
 
 
-def originals(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
-    """Yields each text's ids, special ones too: GHOST's input, or what is trained on. Raises EmptyText, TooLong."""
+def original_ids(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
+    """Yields each text's ids with special tokens, as GHOST takes them. Raises EmptyText, TooLong."""
     tokenizer, _ = open_table(model)
     limit = longest(model, tokenizer)
     encoded = tokenizer(list(texts), truncation=False, split_special_tokens=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from milkglass.errors import PoisonedUpdate, TooFewSites, UsageError
+from milkglass.errors import InvalidUpdate, TooFewSites, UsageError
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -44,12 +44,12 @@ class Update:
 
 
 def check(update: Update, weights: Tensors) -> None:
-    """Raises PoisonedUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
+    """Raises InvalidUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
     if type(update.texts) is not int or update.texts < 1:
-        raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
+        raise InvalidUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
     if fault := misfit(update.tensors, weights):
         hint = "nothing of this round was used: mend the site or leave it out, and run it again"
-        raise PoisonedUpdate(f"site {update.site} sent {fault}", hint)
+        raise InvalidUpdate(f"site {update.site} sent {fault}", hint)
 
 
 def misfit(tensors: Tensors, expected: Tensors) -> str | None:
@@ -76,7 +76,7 @@ def misfit(tensors: Tensors, expected: Tensors) -> str | None:
 def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
     """Returns the mean of all updates, weighted by their texts, after checking each. Their order does not matter.
 
-    Raises PoisonedUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
+    Raises InvalidUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
     """
     ordered = sorted(updates, key=lambda update: update.site)
     if len({update.site for update in ordered}) < len(ordered):
@@ -93,11 +93,11 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
 
 
 def step_weights(weights: Tensors, mean_update: Tensors, lr: float) -> dict[str, torch.Tensor]:
-    """Returns the weights after the round. Raises PoisonedUpdate if finite updates overflow when added."""
+    """Returns the weights after the round. Raises InvalidUpdate if finite updates overflow when added."""
     stepped = {name: tensor - lr * mean_update[name] for name, tensor in weights.items()}
     for name, tensor in stepped.items():
         if not torch.isfinite(tensor).all():
-            raise PoisonedUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
+            raise InvalidUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
     return stepped
 
 

@@ -1,6 +1,6 @@
 """What a site trains on: ids and classes in a folder, and the stamp that GHOST left on them.
 
-    rows.safetensors   ids (total,), lengths (b,), labels (b,), int64
+    rows.safetensors   ids (tokens,), lengths (texts,), labels (texts,), int64
     stamp.json         of rows that passed: the method, its parameters, the digests of the model and the rows, a seal
     report.json        of rows that passed: what GHOST did, counted, as `sanitize --method ghost` reports it
     texts.mark         an HMAC of the texts under the secret, which shows whether a file has changed since
@@ -34,14 +34,14 @@ from milkglass.models.checkpoint import json_text, read_json
 from milkglass.sequences import Ids, Sequences
 
 ROWS_FILE, STAMP_FILE, REPORT_FILE, SECRET_FILE = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
-TEXTS = "texts.mark"
-STAMP_VERSION = 2  # of the stamp: 1 had no parameters and no seal
-SECRET_BYTES = 32  # of a secret
+TEXTS_MARK_FILE = "texts.mark"
+STAMP_VERSION = 2  # version 1 had no parameters and no seal
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """The texts of a site, as they are trained on: one sequence and one class (b,) for each."""
+    """The texts of a site, as they are trained on: a sequence of ids and a class for each."""
 
     ids: Sequences = field(repr=False)
     labels: Ids = field(repr=False)
@@ -66,10 +66,12 @@ class Stamp:
     """What rows passed through.
 
     Attributes:
-        model: the digest of the model that GHOST looked at.
+        method: GHOST's name.
+        model: the digest of the model that GHOST used.
+        rows: the digest of the rows after GHOST.
         search: the parameters of GHOST's search.
         selection: the parameters of GHOST's selection.
-        seal: an HMAC of all of it under the site's secret.
+        seal: an HMAC of the other fields under the site's secret.
     """
 
     method: str
@@ -79,28 +81,30 @@ class Stamp:
     selection: Mapping[str, Any]
     seal: str = ""
 
-    def sealed(self, secret: bytes) -> Stamp:
+    def with_seal(self, secret: bytes) -> Stamp:
         entries = asdict(self) | {"seal": ""}
         return Stamp(**entries | {"seal": _keyed_digest(secret, "stamp", json.dumps(entries, sort_keys=True))})
 
     def holds(self, secret: bytes) -> bool:
         """Returns whether the seal is of this secret, and of all that the stamp says."""
-        return hmac.compare_digest(self.seal.encode(), self.sealed(secret).seal.encode())
+        return hmac.compare_digest(self.seal.encode(), self.with_seal(secret).seal.encode())
 
 
 def save(
     folder: Path, rows: SiteRows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Writes the rows into an empty folder without its final name, with a stamp, sealed here, and GHOST's report."""
+    """Writes the rows into a new folder, with the stamp, which is sealed here, and GHOST's report."""
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
     with files.atomic_path(folder / ROWS_FILE) as path:
         save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, path)
     if stamp is not None:
-        files.write(folder / STAMP_FILE, json_text({"milkglass_stamp": STAMP_VERSION, **asdict(stamp.sealed(secret))}))
+        files.write(
+            folder / STAMP_FILE, json_text({"milkglass_stamp": STAMP_VERSION, **asdict(stamp.with_seal(secret))})
+        )
     if report is not None:
         files.write(folder / REPORT_FILE, json_text(report))
-    files.write(folder / TEXTS, texts_mark(secret, texts) + "\n")
+    files.write(folder / TEXTS_MARK_FILE, texts_mark(secret, texts) + "\n")
     files.write(folder / SECRET_FILE, secret)
 
 
@@ -111,9 +115,11 @@ def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
 
 def is_of_texts(folder: Path, texts: Sequence[str]) -> bool:
     """Returns whether the rows are of these texts, in this order. Raises CorruptCheckpoint."""
-    if not (folder / TEXTS).is_file():
-        raise CorruptCheckpoint(f"{folder.name} has no {TEXTS}", "prepare the site again")
-    return hmac.compare_digest((folder / TEXTS).read_bytes().strip(), texts_mark(secret_of(folder), texts).encode())
+    if not (folder / TEXTS_MARK_FILE).is_file():
+        raise CorruptCheckpoint(f"{folder.name} has no {TEXTS_MARK_FILE}", "prepare the site again")
+    return hmac.compare_digest(
+        (folder / TEXTS_MARK_FILE).read_bytes().strip(), texts_mark(secret_of(folder), texts).encode()
+    )
 
 
 def load(folder: Path) -> SiteRows:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milkglass.catalogue import signature
-from milkglass.errors import PoisonedUpdate
+from milkglass.errors import InvalidUpdate
 from milkglass.federated import checks
 from milkglass.federated.rounds import Tensors, Update, check, l2_norm, mean, step_weights
 from milkglass.federated.rows import load, secret_of
@@ -36,14 +36,14 @@ class Replies:
 
     @property
     def loss(self) -> float | None:
-        """Returns the mean loss over the texts of all updates; None if a site does not report its loss."""
+        """The mean loss over the texts of all updates; None if a site does not report its loss."""
         if not self.updates or any(one.site not in self.losses for one in self.updates):
             return None
         return sum(self.losses[one.site] * one.texts for one in self.updates) / sum(one.texts for one in self.updates)
 
 
 class Sites(abc.ABC):
-    """All sites of a run."""
+    """The sites of a run, which answer each round with updates."""
 
     @abc.abstractmethod
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
@@ -52,7 +52,7 @@ class Sites(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class InProcessSites(Sites):
-    """Sites in this process, one after another. Without a demand, rows need not have passed through anything."""
+    """Runs sites in this process, one after another. Without a demand, rows need not have passed through GHOST."""
 
     sites: Sequence[Site]
     step: SharedStep
@@ -64,12 +64,12 @@ class InProcessSites(Sites):
         for site in self.sites:
             try:
                 passed = None if self.demand is None else checks.require_obfuscated(site, self.demand)
-                trained = site.train(self.step, round, weights, training)
+                result = site.train(self.step, round, weights, training)
             except OSError as error:
                 missing[site.name] = (error.strerror or "its rows cannot be read").lower()
                 continue
-            updates.append(trained.update if passed is None else checks.update_of_passed(trained, passed))
-            losses[site.name] = trained.loss
+            updates.append(result.update if passed is None else checks.require_passed_rows(result, passed))
+            losses[site.name] = result.loss
         return Replies(updates, missing, losses)
 
 
@@ -77,18 +77,19 @@ def train(
     run: FederatedRun, sites: Sites, step: SharedStep, training: FederatedTraining,
     note: Log = no_log, progress: Progress = no_progress,
 ) -> FederatedRun:  # fmt: skip
-    """Does the rounds that are left, and returns the run. The weights end up in the step's model.
+    """Does the remaining rounds, and returns the run. The step's model gets the final weights.
 
     An update is recorded once all updates of its round were checked.
 
-    After PoisonedUpdate, TooFewSites or NotObfuscated, earlier rounds remain, and another call goes on with this round.
+    Raises:
+        InvalidUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call continues with this round.
     """
     weights: Tensors = run.weights()
     for round in range(len(run.done), training.rounds):
         run.begin()
         replies = sites.ask(round, weights, training)
-        for name, why in replies.missing.items():
-            note(f"round {round + 1}: site {name} dropped out: {why}")
+        for name, reason in replies.missing.items():
+            note(f"round {round + 1}: site {name} dropped out: {reason}")
         for update in replies.updates:
             check(update, weights)
             _require_counts(update, training)
@@ -96,24 +97,24 @@ def train(
         stepped_weights = step_weights(weights, change, training.lr)
         for update in replies.updates:
             record(run.folder, update, round, training.method)
-        done = FinishedRound(tuple(sorted(replies.missing)), l2_norm(change), replies.loss)
-        run, weights = run.finish_round(stepped_weights, done), stepped_weights
+        finished_round = FinishedRound(tuple(sorted(replies.missing)), l2_norm(change), replies.loss)
+        run, weights = run.finish_round(stepped_weights, finished_round), stepped_weights
         progress(1)
     load_weights(step, weights)
     return run
 
 
 def _require_counts(update: Update, training: FederatedTraining) -> None:
-    """Requires that the texts and steps that a site claims are possible. Raises PoisonedUpdate."""
+    """Raises InvalidUpdate if the texts or steps that a site claims are impossible."""
     texts, bound = update.texts, training.bound
     if bound is not None and texts > bound:
         name = "batch_size" if training.method == "fedsgd" else "most_texts"
-        raise PoisonedUpdate(
+        raise InvalidUpdate(
             f"site {update.site} says that it saw {texts:,} texts, at most {bound:,} are believed ({name})",
             "ask that site; if it has as many, raise the number and run it again",
         )
     if update.steps != (steps := training.steps(texts)):
-        raise PoisonedUpdate(
+        raise InvalidUpdate(
             f"site {update.site} says that it took {update.steps!r} steps for {texts:,} texts, which are {steps:,}",
             "the site must run the same version of Milkglass",
         )
@@ -123,8 +124,8 @@ def settings_of(
     training: FederatedTraining, classes: int, seed: int, selection: SelectionMethod = "states"
 ) -> dict[str, Any]:
     """Returns what a server knows of a job; GHOST's selection is recorded if it is not the paper's."""
-    chosen_selection = {} if selection == "states" else {"selection": selection}
-    return {**training.deciding(), "classes": classes, "seed": seed, **chosen_selection}
+    recorded_selection = {} if selection == "states" else {"selection": selection}
+    return {**training.deciding_fields(), "classes": classes, "seed": seed, **recorded_selection}
 
 
 def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
@@ -134,5 +135,5 @@ def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, class
     digest and could otherwise try rows.
     """
     rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), signature(one.shield)] for one in sites}
-    deciding = ["milkglass federated", model, rows, training.deciding(), classes, seed]
+    deciding = ["milkglass federated", model, rows, training.deciding_fields(), classes, seed]
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()

@@ -31,7 +31,9 @@ class FederatedTraining:
 
     Attributes:
         method: fedsgd (a gradient a round) or fedavg (an epoch a round).
+        rounds: how many rounds are done in all.
         lr: the learning rate.
+        batch_size: texts of a batch at each site.
         minimum: the fewest sites with which a round is done.
         most_texts: how many texts a site may say that it has in FedAvg, as its weight. None: any number. In
             FedSGD the batch bounds it.
@@ -56,13 +58,13 @@ class FederatedTraining:
         """Returns the fields that have a value."""
         return {name: one for name, one in asdict(self).items() if one is not None}
 
-    def deciding(self) -> dict[str, Any]:
-        """Returns the fields that decide a round."""
+    def deciding_fields(self) -> dict[str, Any]:
+        """Returns the fields that decide a round's update."""
         return {"method": self.method, "lr": self.lr, "batch_size": self.batch_size}
 
     @property
     def bound(self) -> int | None:
-        """Returns the most texts that a site may say it saw in a round; None: any number."""
+        """The most texts that a site may say it saw in a round; None: any number."""
         return self.batch_size if self.method == "fedsgd" else self.most_texts
 
     def steps(self, texts: int) -> int:
@@ -72,12 +74,12 @@ class FederatedTraining:
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """What a site computed in a round.
+    """What a site computed in a round, of which only the update is sent.
 
     Attributes:
         update: what may be sent.
-        rows: the digest of what it was trained on; never sent to the server.
-        loss: of the first batch before the round, in nats; never sent to the server.
+        rows: the digest of the rows that it was trained on.
+        loss: of the first batch before the round, in nats.
     """
 
     update: Update
@@ -101,19 +103,19 @@ class Site:
         """
         rows, secret = load(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
-        if fault := misfit(weights, _trained(step)):
+        if fault := misfit(weights, _trained_parameters(step)):
             raise RefusedTask(f"the server sent {fault}", "the server must train the model that this site has")
         load_weights(step, weights)
         order = order_of(secret, round, len(rows))
         if training.method == "fedsgd":
             order = order[: training.batch_size]
-        batches = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
+        batches = [order[start : start + training.batch_size] for start in range(0, len(order), training.batch_size)]
         loss = _loss(step, rows, batches[0])
         sizes = [len(one) for one in batches]
         stream = noise_of(secret, round, weights, sizes, training.lr, name_and_parameters(self.shield))
         total: dict[str, torch.Tensor] = {}
-        for number, batch_rows in enumerate(batches):
-            if number:
+        for index, batch_rows in enumerate(batches):
+            if index:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
             gradient = share(step, *_batch(rows, batch_rows), self.shield, round, stream)
             tensors = _all_parameters({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
@@ -139,17 +141,17 @@ def load_weights(step: SharedStep, weights: Tensors) -> None:
     elsewhere is checked before (`misfit`).
     """
     with torch.no_grad():
-        for name, parameter in _trained(step).items():
+        for name, parameter in _trained_parameters(step).items():
             parameter.copy_(weights[name])
 
 
 def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
-    """Returns a copy of all that is trained, on the processor: it is stored, or sent."""
-    return {name: one.detach().cpu().clone() for name, one in _trained(step).items()}
+    """Returns a copy of the trained parameters on the CPU, to be stored or sent."""
+    return {name: one.detach().cpu().clone() for name, one in _trained_parameters(step).items()}
 
 
-def _trained(step: SharedStep) -> dict[str, torch.Tensor]:
-    """Returns the trained parameters themselves."""
+def _trained_parameters(step: SharedStep) -> dict[str, torch.Tensor]:
+    """Returns the trained parameters themselves, not copies."""
     parameters = dict(step.module.named_parameters())
     return {name: parameters[name] for name in step.names}
 

@@ -1,12 +1,12 @@
-"""A site by its own configuration, what it does for a server, and what it says when it does not.
+"""A site by its own configuration, what it does for a server, and how it answers faults.
 
     rows, model        the site's prepared folder, and the model that it trains: a folder, a hub id or demo:minilm
     shield             a name (gradient_defences/catalogue.py)
     k, overlap, ...    what the site demands of GHOST: the fields of `Search`, and selection; default: the paper's
 
 Only the site chooses which files are opened: a server's message names a model by its digest, which is compared and
-never looked up. A site answers a fault with a sentence of ours that holds no path. An unforeseen fault gets one fixed
-sentence, and the site's own log gets only the class of the exception.
+never looked up. A site answers a FederatedError with its message, which has no path, and any other fault with one fixed
+sentence. Of an exception of another library, the site's own log gets only the class.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
 
 FAILED = "the site could not do this round; its own log says why"
-MAX_CLASSES = 10_000  # a server could have a site make a head of any size
-_WHOLE = {"round": 1 << 62, "seed": 1 << 62, "classes": MAX_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
+MAX_CLASSES = 10_000  # limits the head that a server can have a site make
+_NUMBER_LIMITS = {"round": 1 << 62, "seed": 1 << 62, "classes": MAX_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
 _LOG = logging.getLogger("milkglass.federated")
 
 
@@ -57,16 +57,18 @@ class Node:
             if name not in config:
                 hint = 'flower-supernode --node-config \'rows="FOLDER" model="FOLDER"\''
                 raise UsageError(f"the node's configuration names no {name}", hint)
-        if odd := sorted({*config} - known_names):
-            raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known_names))}")
-        stated = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
-        method = stated.pop("selection", Selection().way)
+        if unknown_names := sorted({*config} - known_names):
+            raise UsageError(
+                f"the node's configuration has {unknown_names[0]!r}", f"known: {', '.join(sorted(known_names))}"
+            )
+        given = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
+        method = given.pop("selection", Selection().way)
         if method not in get_args(SelectionMethod):
             raise UsageError(f"the selection is {method!r}", f"one of {', '.join(get_args(SelectionMethod))}")
         selection = Selection(method)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
-        return cls(site, resolve(str(config["model"])), Search(**stated), selection)
+        return cls(site, resolve(str(config["model"])), Search(**given), selection)
 
     def demand(self) -> GhostDemand:
         """Returns the demand. Each call reads the model for its digest."""
@@ -85,8 +87,8 @@ class Task:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Task:
-        """Returns the task of a message. Raises RefusedTask, which names what is wrong and no value."""
-        for name, limit in _WHOLE.items():
+        """Returns the task of a message. Raises RefusedTask, which names the fault but no value."""
+        for name, limit in _NUMBER_LIMITS.items():
             number = config.get(name)
             if type(number) is not int or not 0 <= number < limit:
                 fault = f"the server's {name} is not a whole number from 0 to {limit - 1:,}"
@@ -110,7 +112,7 @@ def answer_to_fault(error: Exception) -> str:
     """Returns what the site answers to a fault.
 
     A FederatedError names the site and what it refuses. Anything else may name what lies on the site's machine, so it
-    goes to the site's own log only: our errors in words, which hold no text, others by class.
+    goes to the site's own log only: a MilkglassError with its message, which has no text, others by class.
     """
     name = type(error).__name__
     if isinstance(error, FederatedError):

@@ -8,7 +8,7 @@
 A round's weights are written before run.json names them, and the earlier ones are removed after that: whenever the
 process dies, run.json names weights that are there.
 
-Updates hold what the server saw and no more: no text, ids, labels, or which rows were in a batch. FedAvg's update of
+Updates hold only what the server saw: no text, ids, labels, or which rows were in a batch. FedAvg's update of
 several steps is recorded as `Gradients` too, but is the sum of several batches' gradients: `steps` says so. Folders
 count rounds from 0, messages from 1.
 """
@@ -32,22 +32,22 @@ from milkglass.models.checkpoint import json_text, read_json
 from milkglass.threat.observations import Gradients
 
 FILE, VERSION = "run.json", 2  # 1 drew other batches and noise
-LOST = "bring it back from a copy, or do the run again in a new folder: what was sent cannot be worked out"
-SAME = "give the same options to go on with it, or a new folder"
+LOST_HINT = "bring it back from a copy, or do the run again in a new folder: what was sent cannot be worked out"
+SAME_HINT = "give the same options to go on with it, or a new folder"
 
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """A finished round.
+    """The record of a finished round.
 
     Attributes:
         missing: the sites that dropped out.
-        length: the L2 norm of the mean update.
-        loss: before the round, in nats, of the texts that it was done with. None: sites do not report it.
+        norm: the L2 norm of the mean update.
+        loss: before the round, in nats, over the texts of the round. None: sites do not report it.
     """
 
     missing: tuple[str, ...]
-    length: float
+    norm: float
     loss: float | None = None
 
 
@@ -75,9 +75,9 @@ class FederatedRun:
         if (folder / FILE).is_file():
             run = cls.read(folder)
             if run.job != job:
-                raise UsageError(f"{folder} is a run with {_differing(run.settings, settings or {})}", SAME)
+                raise UsageError(f"{folder} is a run with {_differing(run.settings, settings or {})}", SAME_HINT)
             return run
-        require_ours(folder)
+        require_run_or_new(folder)
         files.private_dir(folder, restrict_existing=True)  # an empty one that was there had a mode of its own
         run = cls(folder, job, settings=settings or {})
         run._write(weights)
@@ -117,7 +117,7 @@ class FederatedRun:
     def _write(self, weights: Tensors) -> None:
         with files.atomic_path(self.weights_file) as path:
             save_file({name: one.contiguous() for name, one in weights.items()}, path)
-        rounds = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
+        rounds = [{"missing": list(one.missing), "length": one.norm, "loss": one.loss} for one in self.done]
         document = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": rounds}
         files.write(self.folder / FILE, json_text(document))
 
@@ -134,15 +134,15 @@ def require_begun(folder: Path) -> None:
     raise UsageError(f"{folder} is not a run: it has no {FILE}", "give a folder that `federated run` wrote")
 
 
-def require_ours(folder: Path) -> None:
+def require_run_or_new(folder: Path) -> None:
     """Raises UsageError if the folder holds something else than a run. For use before long work."""
     if (folder / FILE).is_file():
         return
     if folder.is_file():
         raise UsageError(f"{folder} is a file, not a folder", "give a new folder")
     foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
-    died = ("weights-0.", ".weights-0.", f".{FILE}.")  # what a run leaves that died before its state was on the disk
-    if any(not name.startswith(died) for name in foreign):
+    unfinished_prefixes = ("weights-0.", ".weights-0.", f".{FILE}.")  # of a run that died before its first state
+    if any(not name.startswith(unfinished_prefixes) for name in foreign):
         raise UsageError(f"{folder} is not a run and is not empty", "give a new folder")
 
 
@@ -167,8 +167,8 @@ def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ..
 def _finished_round(entry: Mapping[str, Any] | Any) -> FinishedRound:
     """Parses a finished round. Raises CorruptCheckpoint."""
     match entry:
-        case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
-            return FinishedRound(tuple(map(str, missing)), length, loss)
+        case {"missing": list(missing), "length": float(norm), "loss": float() | None as loss}:
+            return FinishedRound(tuple(map(str, missing)), norm, loss)
     raise CorruptCheckpoint(f"{FILE} describes a round that is not valid", "begin a new run")
 
 
@@ -189,9 +189,9 @@ def read_update(path: Path) -> tuple[Gradients, int]:
         case {"milkglass_update": 1, "round": int(round), "texts": int(texts), "steps": int(steps)} if texts > 0:
             pass
         case _:
-            raise CorruptCheckpoint(f"{path.parent.name}/{path.name} does not describe an update", LOST)
+            raise CorruptCheckpoint(f"{path.parent.name}/{path.name} does not describe an update", LOST_HINT)
     try:
         return Gradients(load_file(path.with_suffix(".safetensors")), texts, round), steps
     except (OSError, SafetensorError):
         name = f"{path.parent.name}/{path.stem}.safetensors"
-        raise CorruptCheckpoint(f"the update {name}, of round {round + 1}, is damaged", LOST) from None
+        raise CorruptCheckpoint(f"the update {name}, of round {round + 1}, is damaged", LOST_HINT) from None

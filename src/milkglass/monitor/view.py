@@ -195,7 +195,7 @@ class MonitorView:
             "key": self._key_figures(),
             "attack": self._attack_figures(reading, [text for _, texts in counted_exchanges for text in texts]),
             "count": log.count,
-            "misspelt": self.backend.memory.misspelt,
+            "misspelt": self.backend.memory.misspelt_count,
             "kept": [exchange.number for exchange in exchanges],
         }
         rendered = await self._render([pair for pair in counted_exchanges if pair[0].number in changed], reading)
@@ -256,7 +256,7 @@ class MonitorView:
         return {
             "texts": record.texts,
             "tokens": record.tokens,
-            "passed": [f"{attacker} reads {share}" for attacker, share, _ in record.passed()],
+            "passed": [f"{attacker} reads {share}" for attacker, share, _ in record.passed_thresholds()],
             "audit": None if last_audit is None else {**last_audit, "verdict": _verdict_label(last_audit)},
         }
 

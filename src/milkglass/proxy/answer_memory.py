@@ -15,25 +15,30 @@ from milkglass.client.codec.kept_ids import ANSWER_IDS
 from milkglass.client.codec.spelling import LastAnswers
 from milkglass.rows.messages import Message
 
-MOST_TOKENS = 1_000_000  # of all answers: the longest unused ones are dropped first
-PREFIX_LETTERS = 32  # letters by which an answer is found whose end was changed
-MAX_ANSWERS_SOUGHT = 64  # answers that are looked for inside of other texts
-# The least letters of an answer that is repeated in another role than its own. A shorter text may be a user's own, and
+MAX_TOKENS = 1_000_000  # of all answers; those that were not used for longest are dropped first
+PREFIX_LETTERS = 32  # first letters by which an answer is found if its end was changed
+MAX_ANSWERS_SOUGHT = 64  # newest answers that are looked for inside of other texts
+# An answer with fewer letters is not recognized in another role than its own. So short a text may be a user's own, and
 # an engine that guessed it in an earlier answer would see by the ids that it guessed right
 MIN_QUOTED_LETTERS = 64
 
 
 @dataclass
 class AnswerMemory:
-    """The answers of one key's models, and how many were ended because of their spelling."""
+    """Remembers the answers of one key's models.
 
-    misspelt: int = 0
+    Attributes:
+        misspelt_count: how many answers were ended because of their spelling.
+        last: the last answers, by which the spelling of the next is checked.
+    """
+
+    misspelt_count: int = 0
     last: LastAnswers = field(default_factory=LastAnswers, repr=False)
-    _kept: OrderedDict[tuple[str, str], NDArray[np.int32]] = field(default_factory=OrderedDict, repr=False)
-    _tokens: int = 0
+    _ids_of: OrderedDict[tuple[str, str], NDArray[np.int32]] = field(default_factory=OrderedDict, repr=False)
+    _token_count: int = 0
 
     def remember(self, model: str, texts: Sequence[str], calls: Sequence[str], ids: Sequence[int]) -> None:
-        """Stores an answer under what was passed to the application: content, reasoning, and ids of tool calls."""
+        """Stores an answer's ids under what the application received: content, reasoning, and ids of tool calls."""
         answer_ids = np.asarray(ids, np.int32)
         names = [
             *(text.strip() for text in texts),
@@ -41,28 +46,28 @@ class AnswerMemory:
             *calls,
         ]
         for name in filter(None, names):
-            previous = self._kept.pop((model, name), None)
-            self._tokens += len(answer_ids) - (0 if previous is None else len(previous))
-            self._kept[model, name] = answer_ids
-        while self._tokens > MOST_TOKENS and self._kept:
-            self._tokens -= len(self._kept.popitem(last=False)[1])
+            previous = self._ids_of.pop((model, name), None)
+            self._token_count += len(answer_ids) - (0 if previous is None else len(previous))
+            self._ids_of[model, name] = answer_ids
+        while self._token_count > MAX_TOKENS and self._ids_of:
+            self._token_count -= len(self._ids_of.popitem(last=False)[1])
 
-    def inside(self, model: str, prompt: str, min_letters: int = PREFIX_LETTERS + 1) -> list[list[int]]:
-        """Returns the ids of the last answers of at least so many letters that a text contains, the newest first."""
+    def answers_inside(self, model: str, prompt: str, min_letters: int = PREFIX_LETTERS + 1) -> list[list[int]]:
+        """Returns the ids of answers of at least `min_letters` letters that a text contains, the newest first."""
         if len(prompt) < min_letters:
             return []
-        newest = reversed(self._kept.items())
+        newest = reversed(self._ids_of.items())
         candidates = ((text, ids) for (name, text), ids in newest if name == model and len(text) >= min_letters)
         return [ids.tolist() for text, ids in islice(candidates, MAX_ANSWERS_SOUGHT) if text in prompt]
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
-        """Returns the messages, and adds its ids to each that repeats an answer."""
+        """Returns the messages, those that repeat an answer with its ids."""
         return [
-            message if (ids := self._of(model, message)) is None else {**message, ANSWER_IDS: ids}
+            message if (ids := self._find_ids(model, message)) is None else {**message, ANSWER_IDS: ids}
             for message in messages
         ]
 
-    def _of(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
+    def _find_ids(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
         text, is_answer = str(message.get("content") or "").strip(), message.get("role") == "assistant"
         names = [text] if is_answer or len(text) >= MIN_QUOTED_LETTERS else []
         if is_answer:
@@ -70,7 +75,9 @@ class AnswerMemory:
             names += [str(message.get("reasoning_content") or "").strip()]
             names += [str(tool_call.get("id")) for tool_call in message.get("tool_calls") or ()]
         for name in filter(None, names):
-            if (ids := self._kept.get((model, name))) is not None:
-                self._kept.move_to_end((model, name))
+            if (ids := self._ids_of.get((model, name))) is not None:
+                self._ids_of.move_to_end((model, name))
                 return ids.tolist()
-        return next(iter(self.inside(model, text, PREFIX_LETTERS + 1 if is_answer else MIN_QUOTED_LETTERS)), None)
+        return next(
+            iter(self.answers_inside(model, text, PREFIX_LETTERS + 1 if is_answer else MIN_QUOTED_LETTERS)), None
+        )

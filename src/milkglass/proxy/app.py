@@ -17,15 +17,22 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
-from milkglass.attest.passthrough import Stating
+from milkglass.attest.passthrough import HeaderMiddleware
 from milkglass.errors import MilkglassError
 from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backends
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from milkglass.proxy.completions import ChatExchange, CompletionExchange, embed
-from milkglass.proxy.guard import LocalGuard, stated
+from milkglass.proxy.guard import LocalGuard, attestation_header
 from milkglass.proxy.responses import ResponseExchange
-from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, sse_event, unless_gone
+from milkglass.server.http.routing import (
+    CLIENT_GONE,
+    EventStream,
+    StrictRoute,
+    result_unless_gone,
+    sse_event,
+    wait_for_disconnect,
+)
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
@@ -34,7 +41,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 class ApiExchange(Protocol):
-    """A request that was checked and encoded. The engine is asked when one of the methods is called."""
+    """A checked and encoded request. The engine is asked when one of the methods is called."""
 
     async def response(self) -> dict[str, Any]:
         """Returns the whole answer."""
@@ -45,9 +52,9 @@ class ApiExchange(Protocol):
 
 @dataclass(frozen=True)
 class PageRoutes:
-    """A page beside OpenAI's addresses, whose token is accepted in place of the API key.
+    """The routes of a page beside OpenAI's addresses, whose token is accepted in place of the API key.
 
-    Of its addresses, "/" and `OPENING` need no key, and must show nothing private to anyone without a code.
+    Its addresses "/" and guard.OPENING_PATH need no key, and must show nothing private to anyone without a code.
     """
 
     router: APIRouter
@@ -65,7 +72,7 @@ def create_app(
         token: the API key. None: any is accepted, from this machine only.
         page: a page beside OpenAI's addresses.
         limits: of connections and requests.
-        attested: what the header of answers by an attested server says. None: there is no such header.
+        attested: what STATE_HEADER says of answers by an attested server. None: there is no such header.
     """
 
     @asynccontextmanager
@@ -82,7 +89,7 @@ def create_app(
     page_token = None if page is None else page.token
     app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits())
     if attested is not None:
-        app.add_middleware(Stating, headers=stated(attested, ("/v1/models",)))
+        app.add_middleware(HeaderMiddleware, headers=attestation_header(attested, ("/v1/models",)))
     return app
 
 
@@ -111,17 +118,17 @@ async def _respond(
     """
     exchange = await asyncio.to_thread(encode)
     if not stream:
-        document = await unless_gone(exchange.response(), disconnect(request))
-        return GONE if document is None else JSONResponse(document)
+        document = await result_unless_gone(exchange.response(), wait_for_disconnect(request))
+        return CLIENT_GONE if document is None else JSONResponse(document)
     events = exchange.events()
     try:  # a status and headers are sent when the engine has answered, so that its refusal is no success
-        first = await unless_gone(anext(events), disconnect(request))
+        first = await result_unless_gone(anext(events), wait_for_disconnect(request))
     except BaseException:
         await events.aclose()
         raise
     if first is None:
         await events.aclose()
-        return GONE
+        return CLIENT_GONE
     return EventStream(_stream(first, events, done_event), events)
 
 
@@ -198,5 +205,5 @@ async def responses(request: Request) -> Response:
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
     body = await _body(request, EmbeddingBody)
-    document = await unless_gone(embed(_backends(request).of(body.model), body), disconnect(request))
-    return GONE if document is None else JSONResponse(document)
+    document = await result_unless_gone(embed(_backends(request).of(body.model), body), wait_for_disconnect(request))
+    return CLIENT_GONE if document is None else JSONResponse(document)

@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
-from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, Quiet
+from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, QuietMode
 from milkglass.client.remote.connection import require_token
 from milkglass.errors import UsageError
-from milkglass.proxy.guard import LocalGuard, stated
-from milkglass.server.http.routing import GONE, disconnect, unless_gone
+from milkglass.proxy.guard import LocalGuard, attestation_header
+from milkglass.server.http.routing import CLIENT_GONE, result_unless_gone, wait_for_disconnect
 from milkglass.server.settings import Limits
 
 
@@ -42,7 +42,7 @@ class AttestedProxy:
     """
 
     def __init__(
-        self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: Quiet | None,
+        self, channel: AttestedChannel, token: str | None, server_token: str | None, quiet: QuietMode | None,
         attestation_state: str, limits: Limits,
     ) -> None:  # fmt: skip
         if quiet is not None and channel.policy.evidence != "milkglass":
@@ -65,7 +65,7 @@ class AttestedProxy:
         routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()]
         app = passthrough.web_app(routes, lifespan)
         app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits)
-        app.add_middleware(passthrough.Stating, headers=stated(self.attestation_state))
+        app.add_middleware(passthrough.HeaderMiddleware, headers=attestation_header(self.attestation_state))
         return app
 
     async def forward(self, request: Request) -> Response:
@@ -73,7 +73,7 @@ class AttestedProxy:
         body = await request.body()
         if len(body) > passthrough.MAX_BODY:
             raise UsageError(f"the body has more than {passthrough.MAX_BODY:,} bytes", "send less at a time")
-        headers = passthrough.kept(request.headers.raw, FORWARDED_HEADERS)
+        headers = passthrough.select_headers(request.headers.raw, FORWARDED_HEADERS)
         headers.pop("authorization", None)
         if self.server_token:
             headers["authorization"] = f"Bearer {self.server_token}"
@@ -81,8 +81,8 @@ class AttestedProxy:
             headers[QUIET_HEADER] = self.quiet
             body = passthrough.padded(body)
         request_sent = self.channel.send(request.method, request.url.path, headers, body)
-        if (answer := await unless_gone(request_sent, disconnect(request))) is None:
-            return GONE
-        answer_headers = passthrough.kept(answer.headers.raw, ANSWERED_HEADERS)
+        if (answer := await result_unless_gone(request_sent, wait_for_disconnect(request))) is None:
+            return CLIENT_GONE
+        answer_headers = passthrough.select_headers(answer.headers.raw, ANSWERED_HEADERS)
         answer_headers[STATE_HEADER] = self.attestation_state
-        return passthrough.HandedOn(answer, answer_headers)
+        return passthrough.ForwardedResponse(answer, answer_headers)

@@ -1,10 +1,9 @@
 """A backend of the proxy joins a key's codec, an engine, and the models that the engine serves for the key.
 
 It makes every request to the engine, and refuses what cannot be requested before anything is sent. `Reply` sends those
-for answers. With several keys,
-each model is used with the key that scrambled it. The engine does not decide which key that is: it could name an old
-key, which it has read. A key records, sealed, under which names its models were uploaded, or whoever starts the proxy
-says it.
+for answers. With several keys, each model is used with the key that scrambled it. The engine does not decide which key
+that is: it could name an old key that it has read. The sealed part of a key records under which names its models were
+uploaded, or whoever starts the proxy names the key.
 """
 
 from __future__ import annotations
@@ -33,24 +32,27 @@ from milkglass.errors import (
 from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import NoObserver, Observer
 from milkglass.proxy.reply import GenerationRequest, Reply
-from milkglass.proxy.text.calls import requirements, tool_format, with_short_ids
+from milkglass.proxy.text.calls import requirements, shorten_call_ids, tool_format
 from milkglass.proxy.text.sections import begins_reasoning, marks_reasoning
 from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import Message
 
-ROWS_A_REQUEST = 64  # rows of one request to the engine
-MAX_LETTERS_A_TOKEN = 128  # the most letters of a token, on average over a text
-DEFAULT_TOKENS = 4096  # the most tokens of an answer if the application sets no limit
+ROWS_PER_REQUEST = 64  # rows of one request to the engine
+MAX_LETTERS_PER_TOKEN = 128  # the max_tokens letters of a token, on average over a text
+DEFAULT_MAX_TOKENS = 4096  # the max_tokens tokens of an answer if the application sets no limit
 MAX_NAMES_SHOWN = 10  # names of models in a message
 MAX_START_SECONDS = 60  # within which an engine says what it serves
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A key's codec with an engine. The first of its models is the default.
+    """A key's codec with an engine.
 
-    `memory` stores the ids of answers, so that a later turn repeats them.
+    Attributes:
+        models: the engine's models of this key. The first is the default.
+        observer: receives all ids that are sent and received.
+        memory: stores the ids of answers, so that a later turn repeats them.
     """
 
     codec: Codec = field(repr=False)
@@ -67,19 +69,19 @@ class Backend:
         raise no_such_model(name, self.models)
 
     @property
-    def drawn(self) -> dict[str, Any]:
-        """Returns the default sampling: the model makers' settings, as far as the engine offers them."""
+    def default_sampling(self) -> dict[str, Any]:
+        """The sampling that the model's makers recommend, as far as the engine offers it."""
         offered = REQUIRED_OPTIONS | self.upstream.engine.options
         return {name: value for name, value in self.codec.sampling.values.items() if name in offered}
 
-    def about_sampling(self) -> list[str]:
-        """Returns lines for the start that say how answers are drawn, and which settings the engine does not offer."""
-        defaults, drawn = self.codec.sampling, self.drawn
+    def sampling_lines(self) -> list[str]:
+        """Returns lines that say how answers are sampled, and which of the model's settings the engine lacks."""
+        recommended, offered = self.codec.sampling, self.default_sampling
         names, engine = ", ".join(model.name for model in self.models), self.upstream.engine.name
         origin = "temperature 1: the model names nothing"
-        if values := ModelSampling(drawn).shown:
+        if values := ModelSampling(offered).shown:
             origin = f"{values} (the model's generation_config.json)"
-        missing = [*(name for name in defaults.values if name not in drawn), *defaults.left_out]
+        missing = [*(name for name in recommended.values if name not in offered), *recommended.left_out]
         left_out = f"warning: the model's own {', '.join(missing)} is left out: the engine {engine} is not asked for it"
         return [f"sampling of {names}, where an application leaves it open: {origin}", *([left_out] if missing else [])]
 
@@ -116,10 +118,10 @@ class Backend:
         self._require_decoder(name)
         self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
         variables = template_options(requested_options or {}, self.codec.template_options, marks_reasoning(template))
-        with self._counting("messages"):
+        with self._openai_length_errors("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
             if template_format is not None and template_format.short_ids:
-                turns = [with_short_ids(turn) for turn in turns]
+                turns = [shorten_call_ids(turn) for turn in turns]
             ids = self.codec.encode_chat(turns, tools=tools, answer_start=beginning, options=variables)
         may_reason = marks_reasoning(template) and not beginning
         in_reasoning = may_reason and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
@@ -140,68 +142,70 @@ class Backend:
         self._require_decoder(name)
         if isinstance(prompt, str):
             self._require_short(len(prompt), "prompt")
-            with self._counting("prompt"):
-                ids = self.codec.encode_prompt(prompt, self.memory.inside(self.model(name).name, prompt)).tolist()
+            with self._openai_length_errors("prompt"):
+                ids = self.codec.encode_prompt(
+                    prompt, self.memory.answers_inside(self.model(name).name, prompt)
+                ).tolist()
             return self._request(name, ids, "prompt", **options)
-        return self._request(name, self.scrambled(prompt), "prompt", **options)
+        return self._request(name, self.scramble_ids(prompt), "prompt", **options)
 
     def _require_decoder(self, name: str) -> None:
         model = self.model(name)
         if model.kind == "encoder":
             raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
 
-    def _require_short(self, letters: int, noun: str = "messages") -> None:
-        """Raises ContextLengthExceeded for a text that is too long by its letters: tokenizing it takes minutes."""
-        if letters > MAX_LETTERS_A_TOKEN * self.codec.limit:
-            raise exceeded(self.codec.limit, noun, None)
+    def _require_short(self, letter_count: int, noun: str = "messages") -> None:
+        """Raises ContextLengthExceeded for a text with too many letters: tokenizing it would take minutes."""
+        if letter_count > MAX_LETTERS_PER_TOKEN * self.codec.limit:
+            raise context_length_error(self.codec.limit, noun, None)
 
     @contextmanager
-    def _counting(self, noun: str) -> Iterator[None]:
-        """Raises the codec's TooLong in OpenAI's words. `noun` is "messages", "prompt" or "input"."""
+    def _openai_length_errors(self, noun: str) -> Iterator[None]:
+        """Turns the codec's TooLong into the error in OpenAI's words. `noun` is "messages", "prompt" or "input"."""
         try:
             yield
         except TooLong as error:
-            raise exceeded(self.codec.limit, noun, error.tokens) from None
+            raise context_length_error(self.codec.limit, noun, error.tokens) from None
 
-    def scrambled(self, ids: Sequence[int]) -> list[int]:
+    def scramble_ids(self, ids: Sequence[int]) -> list[int]:
         """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""
         import numpy as np
 
         is_known = self.codec.is_token
         if not ids or min(ids) < 0 or max(ids) >= len(is_known) or not is_known[list(ids)].all():
             raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
-        return self.codec.scrambled(np.asarray(ids, np.int64)).tolist()
+        return self.codec.scramble(np.asarray(ids, np.int64)).tolist()
 
     def _request(
         self,
         name: str,
         ids: list[int],
         noun: str,
-        most: int | None,
+        max_tokens: int | None,
         stops: Sequence[str] = (),
         logprobs: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
-        **drawing: Any,
+        **sampling: Any,
     ) -> GenerationRequest:
         """Makes a request.
 
         Args:
             noun: the field of the request with the prompt.
-            most: the most tokens of the answer. None: as many as fit.
-            logprobs: how many of the likeliest tokens are reported at each place. None: no token is.
+            max_tokens: of the answer. None: as many as fit, at most DEFAULT_MAX_TOKENS.
+            logprobs: how many of the likeliest tokens are reported at each position. None: no token is.
             logit_bias: is added to logits, by the tokenizer's own ids.
-            **drawing: fields of IdsRequest.
+            **sampling: fields of IdsRequest.
         """
         model = self.model(name)
-        length = min(self.codec.limit, model.length or self.codec.limit)
-        free_tokens = length - len(ids)
-        if free_tokens < 1 or (most or 1) > free_tokens:
-            raise exceeded(length, noun, len(ids), most or 1)
+        max_length = min(self.codec.limit, model.length or self.codec.limit)
+        free_tokens = max_length - len(ids)
+        if free_tokens < 1 or (max_tokens or 1) > free_tokens:
+            raise context_length_error(max_length, noun, len(ids), max_tokens or 1)
         biases = TokenNames(self.codec).biases(logit_bias or {})
-        tokens = min(free_tokens, DEFAULT_TOKENS) if most is None else most
+        tokens = min(free_tokens, DEFAULT_MAX_TOKENS) if max_tokens is None else max_tokens
         ids_request = IdsRequest(
             ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases,
-            **{**self.drawn, **drawing},
+            **{**self.default_sampling, **sampling},
         )  # fmt: skip
         self.upstream.engine.require(ids_request)
         return GenerationRequest(model.name, ids_request, stops)
@@ -236,31 +240,38 @@ class Backend:
             raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
         for text in texts:
             self._require_short(len(text), "input")
-        with self._counting("input"):
+        with self._openai_length_errors("input"):
             return [row.tolist() for row in self.codec.encode(texts).ids]
 
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns a vector for each row of scrambled ids."""
         model = self.model(name)
         vectors: list[list[float]] = []
-        for start in range(0, len(rows), ROWS_A_REQUEST):
-            batch = rows[start : start + ROWS_A_REQUEST]
+        for start in range(0, len(rows), ROWS_PER_REQUEST):
+            batch = rows[start : start + ROWS_PER_REQUEST]
             for row in batch:
                 self.observer.begin_exchange(row)
             vectors += await self.upstream.embed(model.name, batch)
         return vectors
 
 
-def exceeded(limit: int, noun: str, tokens: int | None, requested: int | None = None) -> ContextLengthExceeded:
+def context_length_error(
+    limit: int, noun: str, token_count: int | None, max_tokens: int | None = None
+) -> ContextLengthExceeded:
     """Returns the error in OpenAI's words, which agents look for before they shorten a conversation.
 
-    The field `noun` has so many tokens (None: more than the limit, by its letters), and the answer `requested`.
+    Args:
+        limit: the most tokens of the model's context.
+        noun: the field that is too long.
+        token_count: the tokens of this field. None: more than the limit, judged by its letters.
+        max_tokens: the tokens that were requested for the answer, if these are too many as well.
     """
-    count = f"more than {limit}" if tokens is None else str(tokens)
-    if requested is None or tokens is None:
+    count = f"more than {limit}" if token_count is None else str(token_count)
+    if max_tokens is None or token_count is None:
         fault, advice = f"your {noun} resulted in {count} tokens", f"reduce the length of the {noun}"
     else:
-        fault = f"you requested {tokens + requested} tokens ({tokens} in the {noun}, {requested} in the completion)"
+        total = token_count + max_tokens
+        fault = f"you requested {total} tokens ({token_count} in the {noun}, {max_tokens} in the completion)"
         advice = f"reduce the length of the {noun} or completion"
     message = f"This model's maximum context length is {limit} tokens. However, {fault}. Please {advice}."
     return ContextLengthExceeded(message, param=noun)
@@ -295,19 +306,21 @@ async def served_models(upstream: Upstream) -> list[ServedModel]:
         ) from None
 
 
-async def connected(
+async def connect_backend(
     codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
-    """Asks an engine what it serves, and returns its backend, and warnings. On an error the caller closes the upstream.
+    """Asks an engine what it serves, and returns a backend and warnings. On an error the caller closes the upstream.
 
-    Without requested names all are used that the engine serves for this key.
+    Without requested names, all models are used that the engine serves for this key.
 
     Raises:
         KeyForOtherModel: no model there was scrambled with the key.
-        UsageError: it is another engine.
-        ModelNotFound: a requested model is not there; also RemoteError if the engine does not answer.
+        UsageError: the server is another engine.
+        UnsupportedModel: the key's ids name clusters of tokens, so that no text can be read back.
+        ModelNotFound: the engine serves no model, or not a requested one.
+        RemoteError: the engine does not answer.
     """
-    own_models = await _own_served(codec, upstream, requested)
+    own_models = await _models_of_key(codec, upstream, requested)
     warnings = [
         f"the engine does not say with which key {own_model.name} was scrambled: it is taken to be this one"
         for own_model in own_models
@@ -316,8 +329,8 @@ async def connected(
     return Backend(codec, upstream, own_models, observer or NoObserver()), warnings
 
 
-async def _own_served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
-    """Returns the engine's models of this key, as far as the engine says."""
+async def _models_of_key(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
+    """Returns the engine's models of this key, and those of which the engine does not name the key."""
     if not codec.readable:
         raise UnsupportedModel(
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
@@ -346,7 +359,12 @@ async def _own_served(codec: Codec, upstream: Upstream, requested: Sequence[str]
 
 @dataclass(frozen=True)
 class ServedKey:
-    """A key whose models are served, with its file's name for messages, and an observer of all its ids."""
+    """A key whose models are served.
+
+    Attributes:
+        file: the name of the key's file, for messages.
+        observer: receives all ids under this key.
+    """
 
     file: str
     codec: Codec = field(repr=False)
@@ -356,19 +374,23 @@ class ServedKey:
 
 @dataclass(frozen=True)
 class Backends:
-    """A backend for each key behind one engine. No model is in two. `keys` counts those without a model as well."""
+    """The backends of all keys that have models at one engine. No model is in two of them.
+
+    Attributes:
+        key_count: how many keys are served, those without a model included.
+    """
 
     backends: Sequence[Backend]
-    keys: int = 1
+    key_count: int = 1
 
     @property
     def models(self) -> list[ServedModel]:
         return [model for backend in self.backends for model in backend.models]
 
     def of(self, name: str) -> Backend:
-        """Returns the backend that has a model. "" names the only one of a single key. Raises ModelNotFound."""
+        """Returns the backend of a model. "" names the default of a single key. Raises ModelNotFound."""
         shown = names_shown(self.models)
-        if not name and self.keys > 1:  # else the engine's list of models would choose the key
+        if not name and self.key_count > 1:  # else the engine's list of models would choose the key
             raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
         for backend in self.backends:
             if not name or name in [model.name for model in backend.models]:
@@ -376,16 +398,16 @@ class Backends:
         raise no_such_model(name, self.models)
 
     def notices(self, warnings: Sequence[str]) -> list[str]:
-        """Returns the lines for the start: these warnings, and how answers are drawn."""
+        """Returns the lines that are shown at the start: these warnings, and how answers are sampled."""
         return [*(f"warning: {warning}" for warning in warnings),
-                *(line for backend in self.backends for line in backend.about_sampling())]  # fmt: skip
+                *(line for backend in self.backends for line in backend.sampling_lines())]  # fmt: skip
 
     async def close(self) -> None:
         for upstream in {id(backend.upstream): backend.upstream for backend in self.backends}.values():
             await upstream.close()
 
 
-async def all_connected(
+async def connect_backends(
     upstream: Upstream,
     keys: Sequence[ServedKey],
     requested: Sequence[str] = (),
@@ -394,15 +416,16 @@ async def all_connected(
     """Returns a backend for each key that made one of the engine's models, and warnings.
 
     Args:
-        key_of_model: the key of each model for which it was stated. The keys are among `keys`.
+        key_of_model: the key of each model for which the user named one. These are among `keys`.
 
     Raises:
         KeyForOtherModel: no model belongs to any of the keys; or with several keys, a requested model is known to none
-            of them or to more than one; or the engine says that a model belongs to another. See `connected`.
+            of them or to more than one; or the engine says that a model belongs to another key.
+        UsageError, ModelNotFound, RemoteError: see `connect_backend`.
     """
     key_of_model = key_of_model or {}
     if len(keys) == 1:
-        backend, warnings = await connected(keys[0].codec, upstream, requested, keys[0].observer)
+        backend, warnings = await connect_backend(keys[0].codec, upstream, requested, keys[0].observer)
         return Backends([backend]), warnings
     models = await served_models(upstream)
     require_served(requested, models)
@@ -410,7 +433,7 @@ async def all_connected(
     owners, warnings = dict[str, ServedKey](), list[str]()
     for name, model in served.items():
         try:
-            owners[name] = _owner(model, keys, key_of_model.get(name))
+            owners[name] = _key_of(model, keys, key_of_model.get(name))
         except KeyForOtherModel as error:
             if requested:
                 raise
@@ -422,16 +445,16 @@ async def all_connected(
         )
     backends = []
     for key in keys:
-        own_names = [name for name, owner in owners.items() if owner is key]
+        own_names = [name for name, owner_key in owners.items() if owner_key is key]
         if own_names:
-            backend, more_warnings = await connected(key.codec, upstream, own_names, key.observer)
+            backend, more_warnings = await connect_backend(key.codec, upstream, own_names, key.observer)
             backends.append(backend)
             warnings += more_warnings
     return Backends(backends, len(keys)), warnings
 
 
-def _owner(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey | None) -> ServedKey:
-    """Returns the key of a model. Raises KeyForOtherModel."""
+def _key_of(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey | None) -> ServedKey:
+    """Returns the key of a model. Raises KeyForOtherModel if not just one key knows it, or the engine names another."""
     candidates = [key for key in keys if key.info.knows(model.name)] if stated_key is None else [stated_key]
     if len(candidates) != 1:
         files = " and ".join(candidate.file for candidate in candidates)

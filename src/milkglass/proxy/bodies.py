@@ -1,7 +1,7 @@
 """The bodies of OpenAI's calls that the proxy accepts.
 
-A field that is not known is refused, and so is one that cannot be kept private. Only what `drawing` names is passed on
-to the engine, so that no field is sent by oversight.
+A field that is not known is refused, and so is one that cannot be kept private. Only the fields of `sampling` are
+passed on to the engine, so that no field is sent by oversight.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "max_tool_calls": ("an application calls the tools itself, and counts them", ()),
     "prompt_template": ("templates are kept by a service that is not asked", ()),
 }
-# Values by which clients say "not given", besides null
+# Values by which clients say "not given", besides null, by field
 UNSET: Mapping[str, Sequence[Any]] = {
     "seed": (-1,),
     "stop": ("",),
@@ -74,12 +74,12 @@ def _is_one_of(field: Any, choices: Sequence[Any]) -> bool:
     return any(type(field) is type(choice) and field == choice for choice in choices)
 
 
-def _known_fields(document: Any) -> Any:
-    """Removes fields that change nothing, and names those that cannot be honoured."""
+def _keep_known_fields(document: Any) -> Any:
+    """Returns a request without fields that change nothing. Raises an error that names a field that is not offered."""
     if not isinstance(document, dict):
         return document
     included = document.get("include")
-    if included is not None and not (isinstance(included, list) and all(isinstance(one, str) for one in included)):
+    if included is not None and not (isinstance(included, list) and all(isinstance(name, str) for name in included)):
         raise PydanticCustomError("not_names", "`include` is a list of names")
     for name in included or ():
         if name not in ABSENT_FIELDS and (name != LOGPROBS or "input" not in document):
@@ -92,8 +92,8 @@ def _known_fields(document: Any) -> Any:
         if name not in IGNORED_FIELDS and field is not None and not _is_one_of(field, UNSET.get(name, ()))
     }
     fields |= {name: None for name in LIMIT_FIELDS if _is_one_of(fields.get(name), (-1,))}
-    for name, (reason, nothing) in PRIVATE.items():
-        if name in fields and not _is_one_of(fields.pop(name), nothing):
+    for name, (reason, values_without_effect) in PRIVATE.items():
+        if name in fields and not _is_one_of(fields.pop(name), values_without_effect):
             raise PydanticCustomError("not_private", f"`{name}` is not offered: {reason}")
     if isinstance(fields.get("stop"), list):
         fields["stop"] = [stop for stop in fields["stop"] if not _is_one_of(stop, ("", None))]
@@ -105,8 +105,8 @@ class StreamSettings(RequestBody):
     include_obfuscation: bool = False
 
 
-class Generating(RequestBody):
-    """Fields that chats and completions share."""
+class GenerationBody(RequestBody):
+    """The fields that all calls that generate text share."""
 
     model: str = Field("", max_length=200)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -125,7 +125,7 @@ class Generating(RequestBody):
     stream: bool | None = None
     stream_options: StreamSettings | None = None
 
-    _known_fields = model_validator(mode="before")(_known_fields)
+    _keep_known_fields = model_validator(mode="before")(_keep_known_fields)
 
     @property
     def stops(self) -> list[str]:
@@ -135,7 +135,7 @@ class Generating(RequestBody):
     def with_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def drawing(self) -> dict[str, Any]:
+    def sampling(self) -> dict[str, Any]:
         """Returns the fields of `engines.engine.IdsRequest` that were given, without the bias."""
         names = (
             "temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -146,8 +146,8 @@ class Generating(RequestBody):
         return options | ({} if self.top_k is None else {"top_k": max(0, self.top_k)})
 
 
-class Templated(Generating):
-    """Fields of calls that use the chat template; template_options.py reads them."""
+class TemplateBody(GenerationBody):
+    """The fields of calls that use the chat template; template_options.py reads those for the template."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     enable_thinking: bool | None = None
@@ -155,12 +155,12 @@ class Templated(Generating):
     reasoning: dict[str, Any] | None = Field(None, max_length=64)
     reasoning_effort: str | None = Field(None, max_length=64)
 
-    def of_template(self) -> dict[str, Any]:
+    def template_fields(self) -> dict[str, Any]:
         """Returns the template's fields that were given."""
         return {name: value for name in READERS if (value := getattr(self, name)) is not None}
 
 
-class ChatBody(Templated):
+class ChatBody(TemplateBody):
     messages: list[Message] = Field(min_length=1, max_length=10_000)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -171,17 +171,17 @@ class ChatBody(Templated):
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
-    def _both(self) -> ChatBody:
+    def _require_logprobs(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("incomplete", "`top_logprobs` wants `logprobs` to be true")
         return self
 
     @property
-    def most(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionBody(Generating):
+class CompletionBody(GenerationBody):
     prompt: Text | list[Text] | list[int] | list[list[int]]
     max_tokens: int | None = Field(16, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -193,10 +193,10 @@ class EmbeddingBody(RequestBody):
     input: Text | list[Text] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
 
-    _known_fields = model_validator(mode="before")(_known_fields)
+    _keep_known_fields = model_validator(mode="before")(_keep_known_fields)
 
 
-class ResponseBody(Templated):
+class ResponseBody(TemplateBody):
     input: Text | list[Message]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)

@@ -20,14 +20,15 @@ from milkglass.proxy.text.calls import demanded_tool
 from milkglass.rows.messages import normalized, tools_of
 from milkglass.server.random_ids import new_id
 
-MOST_PROMPTS = 128  # answers of one request, all prompts together
-MOST_INPUTS = 2048  # of one request, as OpenAI's
+MAX_PROMPTS = 128  # most answers of one request, all prompts together
+MAX_INPUTS = 2048  # most texts of one request for embeddings, as OpenAI has it
 
 
 class ChatExchange:
-    """The answers of one request. It is made before anything is sent, and raises CodecError or UsageError.
+    """The answers to one request.
 
-    `replies` is empty before it begins, in the event loop.
+    Constructing it encodes the request, and raises CodecError or UsageError before anything is sent. `replies` is empty
+    until `response` or `events` asks the engine.
     """
 
     def __init__(self, backend: Backend, body: ChatBody) -> None:
@@ -35,31 +36,31 @@ class ChatExchange:
         names = frozenset(tool["function"]["name"] for tool in tools)
         request = backend.chat_request(
             body.model, normalized(body.messages), tools, demanded_tool(body.tool_choice, names),
-            requested_options=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
-            single=body.parallel_tool_calls is False,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
+            requested_options=body.template_fields(), max_tokens=body.max_answer_tokens, stops=body.stops,
+            logit_bias=body.logit_bias, single=body.parallel_tool_calls is False,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.sampling(),
         )  # fmt: skip
         self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": request.model}
-        self._prompt = len(request.ids_request.prompt)
+        self._prompt_tokens = len(request.ids_request.prompt)
         self._begin: Callable[[], list[Reply]] = lambda: backend.replies(request, body.n or 1)
         self.replies: list[Reply] = []
 
     async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
-        pieces_of = await gather_pieces(self.replies)
-        answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, pieces_of, strict=True)]
+        pieces_by_reply = await gather_pieces(self.replies)
+        answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, pieces_by_reply, strict=True)]
         return {
             **self._head,
             "object": "chat.completion",
             "choices": answers,
-            "usage": usage(self._prompt, self.replies),
+            "usage": usage(self._prompt_tokens, self.replies),
         }
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks of a streamed answer."""
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._begin()
-        calls, has_begun = [0] * len(self.replies), False
+        call_counts, has_begun = [0] * len(self.replies), False
         async with aclosing(merge_pieces(self.replies)) as pieces:
             async for reply, piece in pieces:
                 if not has_begun:
@@ -69,11 +70,11 @@ class ChatExchange:
                 if piece is None:
                     yield {**head, "choices": [_chunk(reply.index, {}, finish=reply.finish_reason)]}
                     continue
-                delta = _delta(piece, calls[reply.index])
-                calls[reply.index] += len(piece.calls)
+                delta = _delta(piece, call_counts[reply.index])
+                call_counts[reply.index] += len(piece.calls)
                 yield {**head, "choices": [_chunk(reply.index, delta, logprobs_of(piece.logprobs))]}
         if self._body.with_usage:
-            yield {**head, "choices": [], "usage": usage(self._prompt, self.replies)}
+            yield {**head, "choices": [], "usage": usage(self._prompt_tokens, self.replies)}
 
 
 def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
@@ -118,26 +119,26 @@ def _delta(piece: Piece, call_count: int) -> dict[str, Any]:
     return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
 
 
-def prompts_of(prompt: Any, most: int = MOST_PROMPTS) -> list[str | list[int]]:
-    """Returns the prompts in a text, texts, ids, or lists of ids. Raises UsageError for more than `most`."""
+def prompts_of(prompt: Any, limit: int = MAX_PROMPTS) -> list[str | list[int]]:
+    """Returns the prompts in a text, texts, ids, or lists of ids. Raises UsageError for more than `limit`."""
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-    if len(prompts) > most:
-        raise UsageError(f"{len(prompts)} inputs are more than the {most} of one request", "send several")
+    if len(prompts) > limit:
+        raise UsageError(f"{len(prompts)} inputs are more than the {limit} of one request", "send several")
     return list(prompts)
 
 
 class CompletionExchange:
-    """The answers of one request, those to one prompt side by side. See `ChatExchange`."""
+    """The answers to one request, grouped by prompt. See `ChatExchange`."""
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
         requests = [
             backend.completion_request(
-                body.model, prompt, most=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
-                logprobs=body.logprobs, **body.drawing(),
+                body.model, prompt, max_tokens=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
+                logprobs=body.logprobs, **body.sampling(),
             )
-            for prompt in prompts_of(body.prompt, MOST_PROMPTS // (body.n or 1))
+            for prompt in prompts_of(body.prompt, MAX_PROMPTS // (body.n or 1))
         ]  # fmt: skip
-        self._body, self._prompt = body, sum(len(request.ids_request.prompt) for request in requests)
+        self._body, self._prompt_tokens = body, sum(len(request.ids_request.prompt) for request in requests)
         self._head: dict[str, Any] = {
             "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": requests[0].model
         }  # fmt: skip
@@ -153,12 +154,12 @@ class CompletionExchange:
 
     async def response(self) -> dict[str, Any]:
         self.replies = self._begin()
-        pieces_of = await gather_pieces(self.replies)
+        pieces_by_reply = await gather_pieces(self.replies)
         answers = []
-        for reply, pieces in zip(self.replies, pieces_of, strict=True):
+        for reply, pieces in zip(self.replies, pieces_by_reply, strict=True):
             logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
             answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish_reason))
-        return {**self._head, "choices": answers, "usage": usage(self._prompt, self.replies)}
+        return {**self._head, "choices": answers, "usage": usage(self._prompt_tokens, self.replies)}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks of a streamed answer."""
@@ -171,7 +172,7 @@ class CompletionExchange:
                 yield {**self._head, "choices": [_choice(reply, text, logprobs, finish, offsets[reply.index])]}
                 offsets[reply.index] += sum(len(drawn.token) for drawn, _ in logprobs)
         if self._body.with_usage:
-            yield {**self._head, "choices": [], "usage": usage(self._prompt, self.replies)}
+            yield {**self._head, "choices": [], "usage": usage(self._prompt_tokens, self.replies)}
 
 
 def _choice(
@@ -193,8 +194,13 @@ def _token_logprobs(logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str,
 
 
 async def embed(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
-    """Embeds texts. Raises CodecError or UsageError before anything is sent, UnsupportedModel if the engine cannot."""
-    texts = prompts_of(body.input, MOST_INPUTS)
+    """Returns the vectors of texts in OpenAI's format.
+
+    Raises:
+        CodecError, UsageError: a text cannot be encoded, or ids were given; nothing was sent.
+        UnsupportedModel: the engine or the model makes no embeddings.
+    """
+    texts = prompts_of(body.input, MAX_INPUTS)
     if any(not isinstance(text, str) for text in texts):
         raise UsageError(
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",

@@ -1,7 +1,7 @@
-"""Decides who may use the proxy, limits what it accepts at a time, and how long an answer waits for its reader.
+"""Decides who may use the proxy, and limits what it accepts at a time and how long an answer waits for its reader.
 
-A page in a browser must not use it: requests with an `Origin`, or for a `Host` that is not this machine, are refused
-unless a token is required.
+A web page in a browser must not use it: unless a token is required, requests with an `Origin`, or for a `Host` that is
+not this machine, are refused.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 MAX_BODY = 64 << 20  # bytes of a request
 MAX_HELD = 3 * MAX_BODY  # bytes of all requests that are arriving or not answered yet
-READER_SECONDS = 600.0  # seconds that a part of an answer waits to be read; its connection to the engine waits too
+READER_SECONDS = 600.0  # how long a part of an answer waits to be read; its connection to the engine waits too
 OPENING_PATH = "/monitor/open"  # the address at which a page exchanges a code for its key
 OPEN_PATHS = frozenset({"/", "/health", OPENING_PATH})
-HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
+HOST_PORT = re.compile(r":[0-9]*\Z")  # the port in a Host header
 
 
 class LocalGuard:
@@ -40,8 +40,9 @@ class LocalGuard:
         """Wraps an application.
 
         Args:
-            token: None: none is needed.
-            other_token: another that is accepted too.
+            token: the API key; None if none is needed.
+            other_token: a second token that is accepted, if one is needed.
+            limits: of connections and requests.
         """
         tokens = [] if token is None else [token, *([] if other_token is None else [other_token])]
         self._app, self._expected = app, [f"Bearer {token}".encode() for token in tokens]
@@ -86,19 +87,21 @@ class LocalGuard:
                 return None
             hint = "it is in the file of --api-key-file, or was printed when the proxy started"
             return Unauthorized("the API key is wrong", hint)
-        host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
+        host = HOST_PORT.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
         if is_loopback(host) and b"origin" not in headers:
             return None
         hint = "programs of this machine may ask; for others start the proxy without --open"
         return Unauthorized("this request comes from a web page, or is for another host", hint)
 
 
-def stated(attested: str, own_paths: tuple[str, ...] = ()) -> Callable[[str, int], Mapping[str, str]]:
-    """Returns what the header of an answer says, which is `attested` if the server's hardware proved itself before it.
+def attestation_header(attested: str, own_paths: tuple[str, ...] = ()) -> Callable[[str, int], Mapping[str, str]]:
+    """Returns the function that gives STATE_HEADER for an answer's path and status.
 
-    Errors are the proxy's own words: perhaps nothing was attested. Where software answers, this is said each time.
+    The header of an answer of the server is `attested`. Errors and own paths are the proxy's own answers, before which
+    perhaps nothing was attested. A server without hardware is NOT_ATTESTED in each answer.
 
     Args:
+        attested: what the header says of the server's answers.
         own_paths: beginnings of further paths that the proxy answers without the server.
     """
     own = attested if attested == NOT_ATTESTED else OWN_ANSWER

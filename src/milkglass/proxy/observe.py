@@ -1,4 +1,4 @@
-"""Observers receive the ids that the proxy sends and receives. One counts them, another shows them on a page.
+"""Observers of the ids that the proxy sends and receives: one counts them, another shows them on a page.
 
 Counts are summed here, and written beside the key at intervals. A proxy that is killed leaves the last WRITE_SECONDS
 uncounted.
@@ -20,7 +20,7 @@ from milkglass.progress import Log, no_log
 
 Ids = Sequence[int] | NDArray[Any]
 Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a few at a time
-WRITE_SECONDS = 1.0  # seconds
+WRITE_SECONDS = 1.0  # between two writes of the counts
 
 
 def ignore_ids(ids: Ids) -> None:
@@ -43,37 +43,42 @@ class NoObserver:
 
 @dataclass(frozen=True)
 class Observers:
-    """Several observers, which are called in order."""
+    """Passes all ids to several observers, in order."""
 
     observers: Sequence[Observer]
 
     def begin_exchange(self, ids: Ids) -> Received:
         exchanges = [observer.begin_exchange(ids) for observer in self.observers]
 
-        def received(ids: Ids) -> None:
+        def receive(ids: Ids) -> None:
             for exchange in exchanges:
                 exchange(ids)
 
-        return received
+        return receive
 
 
 @dataclass
 class UsageCount:
-    """An observer that counts. `texts` and `tokens` are not yet written."""
+    """Counts the texts and tokens of exchanges, and writes the counts beside the key.
+
+    Attributes:
+        text_count: texts that are not yet written.
+        token_count: tokens that are not yet written.
+    """
 
     unlocked: UnlockedKey
     notice: Log = no_log
-    texts: int = 0
-    tokens: int = 0
+    text_count: int = 0
+    token_count: int = 0
     _failing: bool = False
 
     def begin_exchange(self, ids: Ids) -> Received:
-        self.texts += 1
-        self.tokens += len(ids)
+        self.text_count += 1
+        self.token_count += len(ids)
         return self._on_received
 
     def _on_received(self, ids: Ids) -> None:
-        self.tokens += len(ids)  # the answer is text under this key, too
+        self.token_count += len(ids)  # the answer is text under this key, too
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
@@ -85,8 +90,10 @@ class UsageCount:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await self._write()
-            if self.texts or self.tokens:
-                self.notice(f"warning: {self.tokens:,} tokens in {self.texts:,} texts stay uncounted under this key")
+            if self.text_count or self.token_count:
+                self.notice(
+                    f"warning: {self.token_count:,} tokens in {self.text_count:,} texts stay uncounted under this key"
+                )
 
     async def _repeat(self) -> None:
         while True:
@@ -95,7 +102,7 @@ class UsageCount:
 
     async def _write(self) -> None:
         """Writes the counts in a thread. If that fails they stay and are written again: rather twice than never."""
-        texts, tokens = self.texts, self.tokens
+        texts, tokens = self.text_count, self.token_count
         if not (texts or tokens):
             return
         try:
@@ -108,8 +115,8 @@ class UsageCount:
             self._failing = True
             return
         self._failing = False
-        self.texts -= texts
-        self.tokens -= tokens
+        self.text_count -= texts
+        self.token_count -= tokens
 
 
 def _why(error: OSError | MilkglassError) -> str:
@@ -119,7 +126,7 @@ def _why(error: OSError | MilkglassError) -> str:
 
 
 async def _shield(work: Coroutine[Any, Any, None]) -> None:
-    """Runs work to its end even if the caller is cancelled, so that nothing runs twice at a time."""
+    """Runs work to its end even if the caller is cancelled, so that two runs never overlap."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

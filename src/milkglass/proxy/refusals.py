@@ -34,7 +34,7 @@ def install(app: FastAPI) -> None:
         return respond(gateway(error))
 
     async def on_http(request: Request, error: Any) -> JSONResponse:
-        if isinstance(error, errors.Refused):
+        if isinstance(error, errors.RefusedRequest):
             return respond(gateway(error.error))
         status = error.status_code
         message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")
@@ -55,7 +55,7 @@ def body(error: MilkglassError) -> dict[str, Any]:
 
 
 def of_any(error: Exception) -> dict[str, Any]:
-    """Returns the body of an error after an answer began. An error that is not ours is not quoted."""
+    """Returns the body of an error after an answer began. Only a MilkglassError is quoted."""
     if isinstance(error, MilkglassError):
         return body(gateway(error))
     return _join_hint(
@@ -64,7 +64,7 @@ def of_any(error: Exception) -> dict[str, Any]:
 
 
 def gateway(error: MilkglassError) -> MilkglassError:
-    """Returns the error with the status for the application.
+    """Returns the error, after setting its status for the application.
 
     An engine's failure is not the application's: 502. A busy engine keeps its status, and a request that the engine
     finds at fault gets 400, which no client repeats.
@@ -74,16 +74,16 @@ def gateway(error: MilkglassError) -> MilkglassError:
     return error
 
 
-# Parts of a hint for whoever starts the proxy: an application has no command line
+# Finds parts of a hint that are for whoever starts the proxy: an application has no command line
 OPTIONS = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
 MAX_NUMBER = 10**12  # the largest number that a message names
-OTHERWISE_HINT = "the person who runs this proxy can mend it"
+DEFAULT_HINT = "the person who runs this proxy can mend it"
 
 
 def _join_hint(document: dict[str, Any]) -> dict[str, Any]:
     error = document["error"]
     parts = [part for part in error["hint"].split("; ") if not OPTIONS.search(part)]
-    error["hint"] = "; ".join(parts) or (OTHERWISE_HINT if error["hint"] else "")
+    error["hint"] = "; ".join(parts) or (DEFAULT_HINT if error["hint"] else "")
     error["message"] = "; ".join(part for part in (error["message"], error["hint"]) if part)
     return document
 
@@ -103,13 +103,13 @@ def of_fields(error: ValidationError, body_type: type[BaseModel]) -> UsageError:
     see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
     parts = [str(part) for part in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
     param = ".".join(part for part in parts if part.isidentifier() or part.isdigit())[:60] or None
-    return UsageError(errors.validation_message(error, name_of=_number), f"nothing was sent{see}", param=param)
+    return UsageError(errors.validation_message(error, name_of=_refused_number), f"nothing was sent{see}", param=param)
 
 
-def _number(fault: Mapping[str, Any]) -> str:
+def _refused_number(fault: Mapping[str, Any]) -> str:
     """Returns the refused number of an option in words.
 
-    Returns "" for all else, which may be text, and for numbers in lists, which may be ids of text.
+    Returns "" for other values, which may be text, and for numbers in lists, which may be ids of text.
     """
     refused = fault["input"]
     is_number = len(fault["loc"]) == 1 and isinstance(refused, int | float) and not isinstance(refused, bool)

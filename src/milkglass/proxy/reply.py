@@ -108,7 +108,7 @@ class Reply:
                     call_ids += [call.id for call in piece.calls]
                     yield piece
         except MisspeltAnswer:
-            self.memory.misspelt += 1
+            self.memory.misspelt_count += 1
             raise
         finally:
             with suppress(CodecError):
@@ -119,7 +119,7 @@ class Reply:
     async def _checked_pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the pieces of the engine's chunks up to a stop string, then checks the whole answer."""
         request = self.request
-        decoder = self.codec.stream(request.tool_format.special if request.tool_format else ())
+        decoder = self.codec.stream(request.tool_format.special_tokens if request.tool_format else ())
         stops = StopStrings(request.stop_strings)
         sections = Sections(request.tool_format, request.tools, request.may_reason, request.first_kind)
         names, pending = TokenNames(self.codec), list[TokenLogprobs]()
@@ -128,13 +128,13 @@ class Reply:
         async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 text = stops.push(self._decode(decoder, chunk))
-                if chunk.finish and not stops.stopped:
+                if chunk.finish and not stops.is_stopped:
                     text += stops.push(decoder.flush())
-                    text += "" if stops.stopped else stops.flush()
+                    text += "" if stops.is_stopped else stops.flush()
                 pending += map(names.at_place, chunk.logprobs)
                 for piece in self._pieces_of(sections.push(text), pending):
                     yield piece
-                if stops.stopped:
+                if stops.is_stopped:
                     break
                 self.finish_reason = chunk.finish or self.finish_reason
         self._spelling.flush()
@@ -186,7 +186,7 @@ class Reply:
         """Yields the pieces of parts of the text; the first of them takes the pending log-probabilities."""
         for part in parts:
             calls = part.calls
-            self._spelling.escaped(part.escape_count)
+            self._spelling.add_escapes(part.escape_count)
             if calls and self.request.allows_one_call:
                 calls = [] if self._has_called_tool else calls[:1]
             self._has_called_tool = self._has_called_tool or bool(part.calls)

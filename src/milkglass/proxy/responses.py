@@ -17,8 +17,8 @@ from milkglass.proxy.text.calls import ToolCall, demanded_tool
 from milkglass.rows.messages import normalized, tools_of
 from milkglass.server.random_ids import new_id
 
-MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take
-OF_ITEMS = ("type", "id", "status", "phase")  # of a message among the input's items
+MODEL_ITEM_TYPES = ("reasoning",)  # items of earlier answers that templates do not take
+ITEM_FIELDS = ("type", "id", "status", "phase")  # fields of a message item that a chat's message does not have
 
 
 def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
@@ -30,19 +30,19 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
     for number, item in enumerate(body.input, 1):
         item_type = item.get("type", "message")
         if item_type == "message":
-            messages.append({name: value for name, value in item.items() if name not in OF_ITEMS})
+            messages.append({name: value for name, value in item.items() if name not in ITEM_FIELDS})
         elif item_type == "function_call":
             _add_call(messages, item)
         elif item_type == "function_call_output":
             output = item.get("output")
             messages.append({"role": "tool", "content": output, "tool_call_id": str(item.get("call_id", ""))})
-        elif item_type not in MADE_BY_MODELS:
+        elif item_type not in MODEL_ITEM_TYPES:
             raise UsageError(f"input {number} is of a kind that is not offered", "give messages and function calls")
     return messages
 
 
 def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
-    """Adds a call. It is one message with calls before it, and with what the model said before them."""
+    """Adds a call. It joins the message of preceding calls, and of what the model said before them."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
     if messages and messages[-1]["role"] == "assistant":
@@ -52,7 +52,10 @@ def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
 
 
 class ResponseExchange:
-    """The answer of one request. It is made before anything is sent, and raises CodecError or UsageError."""
+    """The answer to one request.
+
+    Constructing it encodes the request, and raises CodecError or UsageError before anything is sent.
+    """
 
     def __init__(self, backend: Backend, body: ResponseBody) -> None:
         if body.n not in (None, 1) or body.stops:
@@ -61,11 +64,11 @@ class ResponseExchange:
         names = frozenset(tool["function"]["name"] for tool in tools)
         request = backend.chat_request(
             body.model, normalized(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
-            requested_options=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias,
+            requested_options=body.template_fields(), max_tokens=body.max_output_tokens, logit_bias=body.logit_bias,
             logprobs=body.logprobs,
-            single=body.parallel_tool_calls is False, **body.drawing(),
+            single=body.parallel_tool_calls is False, **body.sampling(),
         )  # fmt: skip
-        self._prompt = len(request.ids_request.prompt)
+        self._prompt_tokens = len(request.ids_request.prompt)
         self._begin: Callable[[], Reply] = lambda: backend.replies(request)[0]
         self._head = {
             "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": request.model,
@@ -80,7 +83,7 @@ class ResponseExchange:
         items, reply = _Items(), self._begin()
         for piece in (await gather_pieces([reply]))[0]:
             items.take(piece)
-        return self._document(reply, items.whole())
+        return self._document(reply, items.finish())
 
     def _document(self, reply: Reply, output: Sequence[Mapping[str, Any]], status: str | None = None) -> dict[str, Any]:
         is_cut = reply.finish_reason == "length" and status is None
@@ -88,15 +91,15 @@ class ResponseExchange:
         usage = None
         if status != "in_progress":
             usage = {
-                "input_tokens": self._prompt, "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens": self._prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
                 "output_tokens": reply.token_count, "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": self._prompt + reply.token_count,
+                "total_tokens": self._prompt_tokens + reply.token_count,
             }  # fmt: skip
         reason = {"reason": "max_output_tokens"} if is_cut else None
         return {**self._head, "status": status, "incomplete_details": reason, "output": list(output), "usage": usage}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields events with their `type` and number."""
+        """Yields the events of a streamed answer with their `type` and `sequence_number`."""
         sequence_number = 0
         async with aclosing(self._events()) as events:
             async for event in events:
@@ -116,13 +119,13 @@ class ResponseExchange:
                 opening = []
         for event in items.close():
             yield event
-        document = self._document(reply, items.whole())
+        document = self._document(reply, items.finish())
         yield {"type": f"response.{document['status']}", "response": document}
 
 
 @dataclass
 class _Items:
-    """The output's items as they grow: complete ones, and the one that is being written."""
+    """Collects the items of the output: complete ones, and the one that is being written."""
 
     done: list[dict[str, Any]] = field(default_factory=list)
     open: dict[str, Any] | None = None
@@ -130,7 +133,7 @@ class _Items:
     _logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def take(self, piece: Piece) -> list[dict[str, Any]]:
-        """Returns the events of a piece."""
+        """Adds a piece, and returns its events."""
         events: list[dict[str, Any]] = []
         if piece.text:
             item_type = "reasoning" if piece.kind == "reasoning" else "message"
@@ -143,7 +146,7 @@ class _Items:
             events += self.close() + self._call(call)
         return events
 
-    def whole(self) -> list[dict[str, Any]]:
+    def finish(self) -> list[dict[str, Any]]:
         self.close()
         return self.done
 

@@ -17,7 +17,7 @@ from milkglass.client.key.file import UnlockedKey
 from milkglass.engines.upstream import Upstream
 from milkglass.progress import Log, no_log
 from milkglass.proxy.app import PageRoutes, create_app
-from milkglass.proxy.backend import Backend, Backends, ServedKey, all_connected
+from milkglass.proxy.backend import Backend, Backends, ServedKey, connect_backends
 from milkglass.proxy.observe import Observer, Observers, UsageCount
 from milkglass.server import logs
 from milkglass.server.process import DRAIN_SECONDS, WebServer, allowed_limits, listen, url_of
@@ -32,7 +32,8 @@ class ProxyAddress:
 
     Attributes:
         token: the API key. None: any is accepted, from this machine only.
-        attested: what each answer's header says of an attested server. None: there is none.
+        connections: limits of connections and requests.
+        attested: what STATE_HEADER says of an attested server's answers. None: there is no such header.
     """
 
     host: str = "127.0.0.1"
@@ -50,7 +51,7 @@ class Page(Protocol):
     @property
     def observer(self) -> Observer: ...
     def running(self, backend: Backend) -> AbstractAsyncContextManager[PageRoutes]:
-        """Returns a context with the page's addresses, while what it needs runs."""
+        """Returns a context that gives the page's addresses, and runs what they need."""
 
 
 def run(
@@ -65,7 +66,7 @@ def run(
 ) -> None:
     """Runs the proxy until SIGINT or SIGTERM. `page` shows what is sent and received under the only key.
 
-    Raises UsageError if the address cannot be used. See `all_connected` for the rest.
+    Raises UsageError if the address cannot be used. See `connect_backends` for the rest.
     """
     logs.configure(logging.WARNING)
     limits = allowed_limits(address)
@@ -78,10 +79,10 @@ def run(
             ServedKey(unlocked.path.name, codec, unlocked.key.info, observer)
             for (unlocked, codec), observer in zip(keys, observers, strict=True)
         ]
-        of_file = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
-        served_key_of = {name: of_file[unlocked.path] for name, unlocked in (key_of_model or {}).items()}
+        key_by_path = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
+        key_by_model = {name: key_by_path[unlocked.path] for name, unlocked in (key_of_model or {}).items()}
         try:
-            backends, warnings = await all_connected(upstream, served, requested, served_key_of)
+            backends, warnings = await connect_backends(upstream, served, requested, key_by_model)
         except BaseException:
             await upstream.close()
             raise
@@ -115,12 +116,12 @@ async def serve(
     gc.freeze()  # so that the libraries' objects are not collected again and again while answers are running
     loop = asyncio.get_running_loop()
 
-    def stopping() -> None:
+    def announce_stop() -> None:
         if not server.should_exit and (unfinished := len(server.server_state.tasks)):
             requests = "1 request" if unfinished == 1 else f"{unfinished} requests"
             loop.call_soon_threadsafe(
                 notice, f"finishing {requests}, {DRAIN_SECONDS} s at most; Ctrl-C again ends them"
             )
 
-    server = WebServer(app, address, limits, stopping, on_ready=lambda: ready(url))
+    server = WebServer(app, address, limits, announce_stop, on_ready=lambda: ready(url))
     await server.serve(sockets=[listener])

@@ -1,4 +1,4 @@
-"""The proxy without a process or a port: HTTP clients for OpenAI's own packages, whose requests are answered in place.
+"""The proxy without a process or a port: HTTP clients for OpenAI's packages, whose requests are answered in place.
 
     OpenAI(
         http_client=milkglass.transport("clinic.mgkey", passphrase, "https://gpu.example:8000"),
@@ -31,7 +31,7 @@ from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
-from milkglass.proxy.backend import ServedKey, all_connected
+from milkglass.proxy.backend import ServedKey, connect_backends
 from milkglass.proxy.observe import UsageCount
 
 OWN_HEADERS = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
@@ -44,7 +44,7 @@ class InPlaceExchange:
 
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
-        self._closed, self._body, self._begun, self._ended = asyncio.Event(), body, False, False
+        self._closed, self._body, self._is_sent, self._is_ended = asyncio.Event(), body, False, False
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN_HEADERS]
         scope: Scope = {
@@ -62,14 +62,14 @@ class InPlaceExchange:
             await self._messages.put(None)
 
     async def _receive(self) -> Message:
-        if not self._begun:
-            self._begun = True
+        if not self._is_sent:
+            self._is_sent = True
             return {"type": "http.request", "body": self._body, "more_body": False}
         await self._closed.wait()
         return {"type": "http.disconnect"}
 
     async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Returns status and headers."""
+        """Waits for the answer's beginning, and returns status and headers. Raises RemoteProtocolError without one."""
         message = await self._next()
         if message is None:
             raise httpx2.RemoteProtocolError("the proxy gave no answer")
@@ -77,12 +77,12 @@ class InPlaceExchange:
 
     async def part(self) -> bytes | None:
         """Returns the next part of the body, or None at its end. Raises RemoteProtocolError if it breaks off."""
-        if self._ended:
+        if self._is_ended:
             return None
         message = await self._next()
         if message is None:
             raise httpx2.RemoteProtocolError("the answer broke off")
-        self._ended = not message.get("more_body", False)
+        self._is_ended = not message.get("more_body", False)
         return bytes(message.get("body", b""))
 
     async def _next(self) -> Message | None:
@@ -110,18 +110,20 @@ def transport(key: Path | str, passphrase: str, server: str, token: str | None =
         KeyFileError: the key cannot be opened.
         ModelError: the model cannot be opened. The engine's errors appear with the first request.
     """
-    return httpx2.Client(transport=_InPlace(_Local.opened(key, passphrase, server, token, **options)))
+    return httpx2.Client(transport=_InPlaceTransport(_LocalProxy.open(key, passphrase, server, token, **options)))
 
 
 def async_transport(
     key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any
 ) -> httpx2.AsyncClient:
     """Returns a client for `AsyncOpenAI(http_client=...)`. See `transport`."""
-    return httpx2.AsyncClient(transport=_AsyncInPlace(_Local.opened(key, passphrase, server, token, **options)))
+    return httpx2.AsyncClient(
+        transport=_AsyncInPlaceTransport(_LocalProxy.open(key, passphrase, server, token, **options))
+    )
 
 
 @dataclass
-class _Local:
+class _LocalProxy:
     """The proxy's application, made with the first request, in its event loop."""
 
     unlocked: UnlockedKey
@@ -134,7 +136,7 @@ class _Local:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    def opened(
+    def open(
         cls,
         key: Path | str,
         passphrase: str,
@@ -146,18 +148,18 @@ class _Local:
         certificate: Path | None = None,
         allow_http: bool = False,
         notice: Log = no_log,
-    ) -> _Local:
+    ) -> _LocalProxy:
         upstream = Upstream(ENGINES[engine], server, token, allow_http, certificate)
         unlocked = UnlockedKey.open(Path(key), passphrase)
         return cls(unlocked, codec_of(unlocked, model), upstream, tuple(models), notice)
 
     async def app(self) -> ASGIApp:
-        """Returns the application. Raises what `all_connected` raises."""
+        """Returns the application. Raises what `connect_backends` raises."""
         async with self._lock:
             if self._app is None:
                 counter = UsageCount(self.unlocked, self.notice)
                 key = ServedKey(self.unlocked.path.name, self.codec, self.unlocked.key.info, counter)
-                backends, warnings = await all_connected(self.upstream, [key], self.models)
+                backends, warnings = await connect_backends(self.upstream, [key], self.models)
                 for line in backends.notices(warnings):
                     self.notice(line)
                 await self._open.enter_async_context(counter.running())
@@ -175,8 +177,8 @@ def _refusal(error: MilkglassError) -> httpx2.Response:
     return httpx2.Response(gateway_error.status, json=refusals.body(gateway_error))
 
 
-async def _begun(
-    local: _Local, request: httpx2.Request, body: bytes
+async def _begin_exchange(
+    local: _LocalProxy, request: httpx2.Request, body: bytes
 ) -> tuple[InPlaceExchange, int, list[tuple[bytes, bytes]]]:
     """Begins an exchange. If that is cancelled, the request ends."""
     exchange = InPlaceExchange(await local.app(), request, body)
@@ -187,24 +189,24 @@ async def _begun(
         raise
 
 
-class _AsyncInPlace(httpx2.AsyncBaseTransport):
-    def __init__(self, local: _Local) -> None:
+class _AsyncInPlaceTransport(httpx2.AsyncBaseTransport):
+    def __init__(self, local: _LocalProxy) -> None:
         self._local = local
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         body = await request.aread()
         try:
-            exchange, status, headers = await _begun(self._local, request, body)
+            exchange, status, headers = await _begin_exchange(self._local, request, body)
         except MilkglassError as error:
             return _refusal(error)
-        return httpx2.Response(status, headers=headers, stream=_AsyncParts(exchange))
+        return httpx2.Response(status, headers=headers, stream=_AsyncBodyStream(exchange))
 
     async def aclose(self) -> None:
         await self._local.close()
 
 
 @dataclass(frozen=True)
-class _AsyncParts(httpx2.AsyncByteStream):
+class _AsyncBodyStream(httpx2.AsyncByteStream):
     exchange: InPlaceExchange
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -215,10 +217,10 @@ class _AsyncParts(httpx2.AsyncByteStream):
         await self.exchange.close()
 
 
-class _InPlace(httpx2.BaseTransport):
+class _InPlaceTransport(httpx2.BaseTransport):
     """A transport whose event loop runs in its own thread until it is closed."""
 
-    def __init__(self, local: _Local) -> None:
+    def __init__(self, local: _LocalProxy) -> None:
         self._local, self._loop = local, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="milkglass-transport", daemon=True)
         self._thread.start()
@@ -233,10 +235,10 @@ class _InPlace(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
-            exchange, status, headers = self.call(_begun(self._local, request, request.read()))
+            exchange, status, headers = self.call(_begin_exchange(self._local, request, request.read()))
         except MilkglassError as error:
             return _refusal(error)
-        return httpx2.Response(status, headers=headers, stream=_Parts(self, exchange))
+        return httpx2.Response(status, headers=headers, stream=_BodyStream(self, exchange))
 
     def close(self) -> None:
         if self._loop.is_running():
@@ -247,8 +249,8 @@ class _InPlace(httpx2.BaseTransport):
 
 
 @dataclass(frozen=True)
-class _Parts(httpx2.SyncByteStream):
-    transport: _InPlace
+class _BodyStream(httpx2.SyncByteStream):
+    transport: _InPlaceTransport
     exchange: InPlaceExchange
 
     def __iter__(self) -> Iterator[bytes]:

@@ -31,7 +31,7 @@ from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.server")
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-MAX_WAITING = 64 << 10  # bytes of an answer that wait for the end of a turn of the event loop
+MAX_BUFFERED_BYTES = 64 << 10  # bytes of an answer that wait for the end of a turn of the event loop
 
 
 class Phase(enum.Enum):
@@ -46,7 +46,7 @@ class Phase(enum.Enum):
 
 
 @final
-class JoiningTransport(asyncio.Transport):
+class BufferedTransport(asyncio.Transport):
     """Joins what is written within one turn of the event loop, so that it takes one call of the system and one packet.
 
     An answer's head, its first part and its end are often written in one turn. On loopback a call of the system also
@@ -62,7 +62,7 @@ class JoiningTransport(asyncio.Transport):
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting += data
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_BUFFERED_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -70,7 +70,7 @@ class JoiningTransport(asyncio.Transport):
             self._transport.write(bytes(self._waiting))
             self._waiting.clear()
 
-    def unwrapped(self) -> asyncio.Transport:
+    def unwrap(self) -> asyncio.Transport:
         """Returns the transport below, for a protocol that writes whole messages. What waits is written first."""
         self._flush()
         return self._transport
@@ -127,12 +127,12 @@ class ServerConnection(H11Protocol):
         self._since = self.loop.time()
         self._received = 0  # bytes, in all
         self._received_at_start = 0  # of these at the start of the window
-        self._unread: int | None = None  # bytes that waited to be read at the start of the window; None: no window
+        self._unread_bytes: int | None = None  # that waited to be read when the window began; None: no window
         self._unread_since = 0.0
-        self._upgraded = False
+        self._is_upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(JoiningTransport(transport, self.loop))
+        super().connection_made(BufferedTransport(transport, self.loop))
 
     @property
     def is_idle(self) -> bool:
@@ -149,7 +149,7 @@ class ServerConnection(H11Protocol):
         super().on_response_complete()
 
     def resume_writing(self) -> None:
-        self._unread = None
+        self._unread_bytes = None
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -162,9 +162,9 @@ class ServerConnection(H11Protocol):
         That protocol must report when the connection is gone, and must not answer pings while the peer reads nothing,
         since the answers would fill the memory.
         """
-        self._upgraded = self.has_answered = True
-        assert isinstance(self.transport, JoiningTransport)
-        self.transport = self.transport.unwrapped()
+        self._is_upgraded = self.has_answered = True
+        assert isinstance(self.transport, BufferedTransport)
+        self.transport = self.transport.unwrap()
         super().handle_websocket_upgrade(event)
         successor: Any = self.transport.get_protocol()
         on_connection_lost, on_ping = successor.connection_lost, successor.handle_ping
@@ -186,7 +186,7 @@ class ServerConnection(H11Protocol):
         cycle = self.cycle
         is_answering = cycle is not None and not cycle.response_complete
         if is_answering:
-            cycle.disconnected = True  # its own answer would come after ours
+            cycle.disconnected = True  # its own answer would come after this one
             cycle.message_event.set()
         must_stay_silent = is_answering and (cycle.response_started or self.scope["method"] == "HEAD")
         if must_stay_silent or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -222,7 +222,7 @@ class ServerConnection(H11Protocol):
     def _current_phase(self) -> Phase:
         if self.transport is None or self.transport.is_closing():
             return Phase.CLOSING
-        if self._upgraded:
+        if self._is_upgraded:
             return Phase.STREAM
         if self.conn.their_state is h11.IDLE:
             return Phase.HEAD
@@ -250,15 +250,15 @@ class ServerConnection(H11Protocol):
         unsent = self.transport.get_write_buffer_size()
         has_more = self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing()
         if not unsent or (has_more and not self.flow.write_paused):
-            self._unread = None
+            self._unread_bytes = None
             return False
         unsent += self._unacknowledged_bytes()
-        if self._unread is None or unsent > self._unread:
-            self._unread, self._unread_since = unsent, now
+        if self._unread_bytes is None or unsent > self._unread_bytes:
+            self._unread_bytes, self._unread_since = unsent, now
         if now - self._unread_since < self._limits.window:
             return False
-        is_late = self._unread - unsent < self._limits.send_rate * (now - self._unread_since)
-        self._unread, self._unread_since = unsent, now
+        is_late = self._unread_bytes - unsent < self._limits.send_rate * (now - self._unread_since)
+        self._unread_bytes, self._unread_since = unsent, now
         return is_late
 
     def _unacknowledged_bytes(self) -> int:

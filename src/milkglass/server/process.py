@@ -33,7 +33,7 @@ OPEN_FILES = 65_536  # wanted; a system that allows fewer gets fewer connections
 FAILED_EXIT_CODE = 3  # exit code where the application does not start
 
 
-class Listening(Protocol):
+class ListenSettings(Protocol):
     """Where and how a server listens. Port 0 is any free one; without a TLS certificate it speaks plain HTTP."""
 
     @property
@@ -49,15 +49,15 @@ class Listening(Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server with our own connections. With a `largest_message` of 0 bytes it has no WebSockets."""
+    """uvicorn's server with `ServerConnection`s. With a `max_message_bytes` of 0 it has no WebSockets."""
 
     def __init__(
         self,
         app: Starlette,
-        settings: Listening,
+        settings: ListenSettings,
         limits: Limits,
         on_stop: Callable[[], None] = lambda: None,
-        largest_message: int = 0,
+        max_message_bytes: int = 0,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
@@ -66,8 +66,8 @@ class WebServer(uvicorn.Server):
                 log_config=None,
                 log_level="warning",
                 access_log=False,  # the guard has its own, without names
-                ws="websockets-sansio" if largest_message else "none",
-                ws_max_size=largest_message,
+                ws="websockets-sansio" if max_message_bytes else "none",
+                ws_max_size=max_message_bytes,
                 ws_per_message_deflate=False,  # a small message must not become a large one
                 server_header=False,
                 proxy_headers=False,  # a header must not say from which address a request comes: limits count by it
@@ -132,10 +132,10 @@ def prepare() -> None:
 
 def run(
     app: Starlette,
-    settings: Listening,
+    settings: ListenSettings,
     command: str,
     on_stop: Callable[[], None] = lambda: None,
-    largest_message: int = 0,
+    max_message_bytes: int = 0,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
@@ -149,7 +149,7 @@ def run(
         on_ready()
         print(f"{command}: listening on {url}", flush=True)
 
-    server = WebServer(app, settings, limits, on_stop, largest_message, ready)
+    server = WebServer(app, settings, limits, on_stop, max_message_bytes, ready)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
@@ -158,7 +158,7 @@ def run(
         listener.close()
 
 
-def allowed_limits(settings: Listening) -> Limits:
+def allowed_limits(settings: ListenSettings) -> Limits:
     """Raises the limit of open files, and returns the limits of connections that it allows."""
     limits = settings.connections.within(raise_open_files())
     if limits.total < settings.connections.total:
@@ -166,7 +166,7 @@ def allowed_limits(settings: Listening) -> Limits:
     return limits
 
 
-def listen(settings: Listening, limits: Limits) -> socket.socket:
+def listen(settings: ListenSettings, limits: Limits) -> socket.socket:
     """Binds an address; no other code of this package does. Raises UsageError if the system refuses it."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -178,6 +178,6 @@ def listen(settings: Listening, limits: Limits) -> socket.socket:
         ) from error
 
 
-def url_of(listener: socket.socket, settings: Listening) -> str:
+def url_of(listener: socket.socket, settings: ListenSettings) -> str:
     host, port = listener.getsockname()[:2]
     return f"{'https' if settings.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

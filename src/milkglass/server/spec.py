@@ -53,9 +53,9 @@ class Hyperparameters(BaseModel):
     """The hyperparameters of a training. The defaults are ObfusLM's appendix C.3.
 
     Encoders are trained in full; decoders with LoRA of rank 256 and alpha 16 on every linear layer, the first two
-    layers and the last one in full. Three defaults are ours: 3 epochs (the paper trains 10), fp32 (it trains Llama-3 in
-    bf16), and that embedding tables are trained under LoRA (it does not say so; `train_tables=False` is the literal
-    reading).
+    layers and the last one in full. Three defaults are not the paper's: 3 epochs (the paper trains 10), fp32 (it trains
+    Llama-3 in bf16), and that embedding tables are trained under LoRA (it does not say so; `train_tables=False` is the
+    literal reading).
 
     Regression is what Hugging Face's Trainer does for a model of one label: problem_type "regression", the mean squared
     error of one number a row, judged by Pearson's correlation as GLUE judges STS-B.
@@ -183,10 +183,10 @@ class Status(BaseModel):
 LORA_SETTINGS = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
 
 
-def require_used(chosen: Hyperparameters, name_of: Callable[[str], str] = str) -> None:
+def require_used(hyperparameters: Hyperparameters, name_of: Callable[[str], str] = str) -> None:
     """Raises UsageError for a setting of LoRA that was given though all weights are trained."""
-    settings = [name for name in LORA_SETTINGS if name in chosen.model_fields_set]
-    if settings and chosen.chosen_method != "lora":
+    settings = [name for name in LORA_SETTINGS if name in hyperparameters.model_fields_set]
+    if settings and hyperparameters.chosen_method != "lora":
         raise UsageError(
             f"{name_of(settings[0])} is for the method lora, and all weights are trained",
             f"add {name_of('method')} lora, or leave it out",
@@ -201,10 +201,10 @@ def hyperparameters_of(requested: Mapping[str, Any], name_of: Callable[[str], st
     """
     settings = {name: value for name, value in requested.items() if value is not None}
     try:
-        chosen = Hyperparameters(**settings)
+        hyperparameters = Hyperparameters(**settings)
         if "task" in settings or "method" in settings:  # otherwise the data decide how it is trained
-            require_used(chosen, name_of)
-        return chosen.model_dump(exclude_none=True, include={*settings})
+            require_used(hyperparameters, name_of)
+        return hyperparameters.model_dump(exclude_none=True, include={*settings})
     except ValidationError as error:
         fault = error.errors()[0]
         name, value = str(fault["loc"][0]), fault["input"]

@@ -55,7 +55,7 @@ from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hype
 from milkglass.system import memory_bytes
 
 
-def load_model(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
+def load_model(folder: str, hyperparameters: Hyperparameters) -> PreTrainedModel:
     """Returns the model with weights in fp32.
 
     A new classifier head is drawn from the seed, and so is a pooler if the model has none, as sentence encoders are
@@ -63,11 +63,11 @@ def load_model(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     """
     config = AutoConfig.from_pretrained(folder)
     model_class = AutoModelForCausalLM
-    has_new_head = chosen.task != "causal-lm"
+    has_new_head = hyperparameters.task != "causal-lm"
     if has_new_head:
         model_class = AutoModelForSequenceClassification
-        config.num_labels = chosen.num_labels
-        config.problem_type = "regression" if chosen.task == "regression" else "single_label_classification"
+        config.num_labels = hyperparameters.num_labels
+        config.problem_type = "regression" if hyperparameters.task == "regression" else "single_label_classification"
     model, report = model_class.from_pretrained(
         folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
     )
@@ -85,29 +85,29 @@ def load_model(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     return model
 
 
-def training_options(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArguments:
+def training_options(job: Path, hyperparameters: Hyperparameters, evaluate: bool) -> TrainingArguments:
     options = TrainingArguments(
         output_dir=str(job / "checkpoints"),
-        num_train_epochs=chosen.n_epochs,
-        max_steps=chosen.max_steps or -1,
-        per_device_train_batch_size=chosen.batch_size,
-        per_device_eval_batch_size=chosen.batch_size,
-        learning_rate=chosen.learning_rate,
-        warmup_steps=chosen.warmup_ratio,
-        weight_decay=chosen.weight_decay,
-        adam_beta2=chosen.adam_beta2,
-        bf16=chosen.dtype == "bfloat16",
-        seed=chosen.seed,
-        save_steps=chosen.save_steps,
-        logging_steps=chosen.logging_steps,
+        num_train_epochs=hyperparameters.n_epochs,
+        max_steps=hyperparameters.max_steps or -1,
+        per_device_train_batch_size=hyperparameters.batch_size,
+        per_device_eval_batch_size=hyperparameters.batch_size,
+        learning_rate=hyperparameters.learning_rate,
+        warmup_steps=hyperparameters.warmup_ratio,
+        weight_decay=hyperparameters.weight_decay,
+        adam_beta2=hyperparameters.adam_beta2,
+        bf16=hyperparameters.dtype == "bfloat16",
+        seed=hyperparameters.seed,
+        save_steps=hyperparameters.save_steps,
+        logging_steps=hyperparameters.logging_steps,
         logging_first_step=True,
-        eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
-        save_strategy="epoch" if chosen.early_stopping else "steps",
-        load_best_model_at_end=chosen.early_stopping is not None,
-        metric_for_best_model=DECIDING_METRIC[chosen.task],
-        greater_is_better=chosen.task != "causal-lm",
-        prediction_loss_only=chosen.task == "causal-lm",
-        train_sampling_strategy="group_by_length" if chosen.group_by_length else "random",
+        eval_strategy="epoch" if evaluate and not hyperparameters.max_steps else "no",
+        save_strategy="epoch" if hyperparameters.early_stopping else "steps",
+        load_best_model_at_end=hyperparameters.early_stopping is not None,
+        metric_for_best_model=DECIDING_METRIC[hyperparameters.task],
+        greater_is_better=hyperparameters.task != "causal-lm",
+        prediction_loss_only=hyperparameters.task == "causal-lm",
+        train_sampling_strategy="group_by_length" if hyperparameters.group_by_length else "random",
         include_num_input_tokens_seen="non_padding",
         report_to=[],
         disable_tqdm=True,
@@ -120,27 +120,31 @@ def training_options(job: Path, chosen: Hyperparameters, evaluate: bool) -> Trai
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     """Runs the job to its end. None: it was interrupted, to be resumed."""
-    chosen = spec.hyperparameters
-    set_seed(chosen.seed)
+    hyperparameters = spec.hyperparameters
+    set_seed(hyperparameters.seed)
     sizes = model_sizes(Path(spec.model))
     reporter.reserve = reserve_room(job, spec, sizes)
-    model = load_model(spec.model, chosen)
-    if chosen.chosen_method == "lora":
-        lora.prepare(model, chosen)
+    model = load_model(spec.model, hyperparameters)
+    if hyperparameters.chosen_method == "lora":
+        lora.prepare(model, hyperparameters)
     pad = model.config.pad_token_id
-    rows = TrainingDataset(Path(spec.train), chosen.task, chosen.max_length)
-    held_out = TrainingDataset(Path(spec.validation), chosen.task, chosen.max_length) if spec.validation else None
+    rows = TrainingDataset(Path(spec.train), hyperparameters.task, hyperparameters.max_length)
+    held_out = (
+        TrainingDataset(Path(spec.validation), hyperparameters.task, hyperparameters.max_length)
+        if spec.validation
+        else None
+    )
     callbacks: list[TrainerCallback] = [reporter]
-    if chosen.early_stopping:
-        callbacks.append(EarlyStoppingCallback(chosen.early_stopping))
+    if hyperparameters.early_stopping:
+        callbacks.append(EarlyStoppingCallback(hyperparameters.early_stopping))
     trainer = CheckpointTrainer(
         reporter.reserve,
         model=model,
-        args=training_options(job, chosen, held_out is not None),
+        args=training_options(job, hyperparameters, held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
         data_collator=Collate(0 if pad is None else pad),
-        compute_metrics=MEASURES.get(chosen.task),
+        compute_metrics=MEASURES.get(hyperparameters.task),
         callbacks=callbacks,
     )
     checkpoint = newest_checkpoint(job)
@@ -154,7 +158,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         return None
     metrics = final_metrics(trainer) if held_out is not None else {}
     token_count = int(trainer.state.num_input_tokens_seen)
-    if chosen.chosen_method == "lora":
+    if hyperparameters.chosen_method == "lora":
         lora.merge(model)
     drop_reserve(job)  # the result takes its place
     with saving("the result"):
@@ -172,17 +176,17 @@ def model_sizes(model: Path) -> ModelSizes:
 
 def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
-    chosen = spec.hyperparameters.fitted(len(sizes.layers))
+    hyperparameters = spec.hyperparameters.fitted(len(sizes.layers))
 
     def estimate(settings: Hyperparameters) -> Needs:
         return needs_of(sizes, settings.fitted(len(sizes.layers)))
 
     home = job.parents[1] if spec.quota is not None else job
     reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE)
-    require_disk(estimate, chosen, free_bytes(home, spec.quota) + reusable_bytes)
+    require_disk(estimate, hyperparameters, free_bytes(home, spec.quota) + reusable_bytes)
     free = device.memory_bytes(free=True) if device.on_gpu() else memory_bytes(available=True)
-    require_memory(estimate, chosen, free)
-    reserve = Reserve(job, estimate(chosen).reserve)
+    require_memory(estimate, hyperparameters, free)
+    reserve = Reserve(job, estimate(hyperparameters).reserve)
     reserve.take()
     return reserve
 

@@ -27,10 +27,10 @@ from milkglass.threat.defence import Server
 
 @dataclass(frozen=True)
 class SplitScene:
-    """A scene, and how many texts of the file are too long for the model."""
+    """A scene, with the number of texts of the file that are too long for the model."""
 
     scene: Scene
-    left_out: int
+    left_out_count: int
 
 
 def encoder_scene(

@@ -29,14 +29,14 @@ from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
 from milkglass.split.spec import ENCODER_HINT, SPLIT_PATH, EncoderInfo
 
-TEXTS_A_FRAME = 32  # texts a frame
+TEXTS_PER_FRAME = 32  # most texts of a frame
 HEADERS = {"Content-Type": "application/octet-stream"}
 Answer = Callable[[bytes], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class ClientHalf:
-    """The client's half, opened from its folder."""
+    """Classifies texts with the client's half and a server that has the other half."""
 
     description: folders.ClientAbout
     client: EncoderClient = field(repr=False)
@@ -75,7 +75,7 @@ class ClientHalf:
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
         logits_of_frames = []
-        for texts_of_frame in frame_slices(lengths, min(TEXTS_A_FRAME, info.max_texts), info.max_rows):
+        for texts_of_frame in frame_slices(lengths, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[texts_of_frame], None if pairs is None else pairs[texts_of_frame])
             logits = self.client.receive(answer(frame))
             count = texts_of_frame.stop - texts_of_frame.start
@@ -88,7 +88,7 @@ class ClientHalf:
             progress(count)
         return np.asarray(softmax(np.concatenate(logits_of_frames).astype(np.float64), 1))
 
-    def require(self, info: EncoderInfo, pairs: bool) -> None:
+    def require(self, info: EncoderInfo, has_pairs: bool) -> None:
         """Checks the server and the form of the texts before anything is sent.
 
         Raises KeyForOtherModel without the other half of this one, CorruptCheckpoint if that one has another number of
@@ -103,7 +103,7 @@ class ClientHalf:
                 f"the client has {len(self.description.labels)} classes, the server {info.classes}",
                 "split the model again",
             )
-        require_pairs(self.description, pairs)
+        require_pairs(self.description, has_pairs)
 
 
 def require_sendable(
@@ -120,8 +120,8 @@ def require_sendable(
     PublicTokenizer(base.folder, length).encode(texts, pairs)
 
 
-def require_pairs(description: folders.ClientAbout, pairs: bool) -> None:
-    if pairs != description.pairs:
+def require_pairs(description: folders.ClientAbout, has_pairs: bool) -> None:
+    if has_pairs != description.pairs:
         raise UsageError(
             "this model reads pairs of texts" if description.pairs else "this model reads single texts",
             "give a second text for each" if description.pairs else "leave the second texts out",
@@ -140,10 +140,10 @@ def is_short_enough(
 def frame_slices(lengths: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:
     """Yields slices of consecutive texts, each of at most so many texts and tokens, or of one longer text."""
     start, row_count = 0, 0
-    for number, length in enumerate(lengths.tolist()):
-        if number > start and (number - start == max_texts or row_count + length > max_rows):
-            yield slice(start, number)
-            start, row_count = number, 0
+    for index, length in enumerate(lengths.tolist()):
+        if index > start and (index - start == max_texts or row_count + length > max_rows):
+            yield slice(start, index)
+            start, row_count = index, 0
         row_count += length
     if len(lengths):
         yield slice(start, len(lengths))
@@ -159,7 +159,7 @@ class Wire:
         return EncoderInfo.of(self._connection.json("GET", SPLIT_PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
-        """Returns (texts, outputs). After a lost answer the same bytes are sent again: nothing is drawn anew."""
+        """Returns (texts, outputs) logits. After a lost answer the same bytes are sent again, with the same noise."""
         answer = self._connection.json("POST", SPLIT_PATH, retry=True, content=frame, headers=HEADERS)
         return _logits(answer.get("logits"))
 

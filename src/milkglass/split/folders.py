@@ -44,6 +44,8 @@ class ClientAbout:
 
 @dataclass(frozen=True)
 class ServerAbout:
+    """The content of a server half's split.json."""
+
     method: str
     parameters: Mapping[str, Any]
 

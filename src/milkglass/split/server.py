@@ -34,13 +34,13 @@ from milkglass.split.spec import SPLIT_PATH, EncoderInfo
 from milkglass.threat.observations import Activations
 
 HINT = "send what the client half of the same split gives"
-MAX_WAITING = 16  # frames that have arrived and are not answered
+MAX_WAITING = 16  # most frames that have arrived and are not answered
 HELD_BODIES = 4  # limit on the bytes of frames in memory, as a multiple of the longest body
 
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """The server's half, which answers one frame at a time. `info` is what a client may know of it, with its limits."""
+    """Answers frames with the server's half, one at a time. `info` is what a client may know of it, with its limits."""
 
     server: EncoderServer = field(repr=False)
     info: EncoderInfo
@@ -82,26 +82,26 @@ class ServerHalf:
             raise BadUpload(f"the states are {width} wide, {info.width} is needed", HINT)
         if not 1 <= len(sent.lengths) <= info.max_texts:
             raise BadUpload(f"the frame holds {len(sent.lengths)} texts, 1 to {info.max_texts} fit", "send it in parts")
-        longest = int(sent.lengths.max())
-        if longest > info.max_length:
-            raise BadUpload(f"a text is {longest} tokens long, at most {info.max_length} fit", "shorten it")
+        text_length = int(sent.lengths.max())
+        if text_length > info.max_length:
+            raise BadUpload(f"a text is {text_length} tokens long, at most {info.max_length} fit", "shorten it")
 
 
 def _served_network(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
     """Returns the network that the method leaves to the server, filled from the folder."""
-    cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
+    cut = Checkpoint(folder, config, None, {})  # a method only asks it how many layers there are
     with torch.random.fork_rng(devices=[]):  # a head is drawn, then overwritten
         served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))
         halves.fill(folder, served)
     return served
 
 
-def create_app(half: ServerHalf, token: str) -> FastAPI:
+def create_app(half: ServerHalf, bearer_token: str) -> FastAPI:
     app, max_body = web_app("Milkglass split"), half.info.max_body
     app.include_router(_routes(half))
     app.add_middleware(
         Guard,
-        token=token,
+        token=bearer_token,
         rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == SPLIT_PATH else 0),
         max_held=HELD_BODIES * max_body,
         limits=Limits(),
@@ -120,7 +120,7 @@ def _routes(half: ServerHalf) -> APIRouter:
     @router.post(SPLIT_PATH)
     async def answer(request: Request) -> dict[str, Any]:
         nonlocal waiting  # one event loop counts
-        frame = await request.body()  # first: a body that arrives slowly must not take a place
+        frame = await request.body()  # first: a body that arrives slowly must not count as waiting
         if waiting >= MAX_WAITING:
             raise Busy(f"{waiting} frames wait already, at most {MAX_WAITING} may", "send it again later")
         waiting += 1
@@ -139,10 +139,14 @@ def open_half(folder: Path) -> ServerHalf:
     return ServerHalf.open(folder)
 
 
-def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
+def serve(half: ServerHalf, home: Path, port: int, bearer_token: str | None) -> None:
     """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
 
     The bearer token is in the file `token` of the folder `home`, unless it is given.
     """
-    settings = ServerSettings(home, port=port, token=token)
-    run(create_app(half, DataDir(settings.home, settings.spare_disk).token(token)), settings, "milkglass split serve")
+    settings = ServerSettings(home, port=port, token=bearer_token)
+    run(
+        create_app(half, DataDir(settings.home, settings.spare_disk).token(bearer_token)),
+        settings,
+        "milkglass split serve",
+    )

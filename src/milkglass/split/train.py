@@ -34,7 +34,7 @@ from milkglass.split.client import ClientHalf, is_short_enough
 from milkglass.split.server import ServerHalf
 from milkglass.threat.defence import LabelledTexts
 
-NO_LENGTH_LIMIT = 1 << 40  # tokens: only the model's own limit holds
+NO_LENGTH_LIMIT = 1 << 40  # tokens; only the model's own limit applies
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ def require_readable(
     defence.require(base)
     reader = PublicTokenizer(base.folder, NO_LENGTH_LIMIT)
     special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
-    shortest, longest = special + (2 if data.pairs else 1), reader.max_tokens
-    if max_length is not None and not shortest <= max_length <= longest:
+    min_tokens, max_tokens = special + (2 if data.pairs else 1), reader.max_tokens
+    if max_length is not None and not min_tokens <= max_length <= max_tokens:
         raise UsageError(
-            f"max_length is {max_length}, and this model reads {shortest} to {longest} tokens, "
+            f"max_length is {max_length}, and this model reads {min_tokens} to {max_tokens} tokens, "
             f"{special} of them special",
-            f"give {shortest} to {longest}; {min(longest, HalvesTraining().max_length)} is the default",
+            f"give {min_tokens} to {max_tokens}; {min(max_tokens, HalvesTraining().max_length)} is the default",
         )
     with naming(data.places.__getitem__) if data.places else nullcontext():
         reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)

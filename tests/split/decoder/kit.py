@@ -80,9 +80,9 @@ def serving(
     listener = listen(settings, settings.connections)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    limit = app.largest_message(session_table.info)
+    limit = app.max_message_bytes(session_table.info)
     split = app.create_app(session_table, gate, TOKEN, idle)
-    web = WebServer(split, settings, limits or Limits(), largest_message=limit)
+    web = WebServer(split, settings, limits or Limits(), max_message_bytes=limit)
     thread = threading.Thread(target=lambda: web.run(sockets=[listener]), daemon=True)
     thread.start()
     port = listener.getsockname()[1]

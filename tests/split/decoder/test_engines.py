@@ -17,7 +17,7 @@ from milkglass.errors import KeyForOtherModel, RemoteError, TooLong, Unauthorize
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import language_model
 from milkglass.split.decoder.client import SplitSampling
-from milkglass.split.decoder.engines import PromptEmbedsEngine, packed_vectors
+from milkglass.split.decoder.engines import PromptEmbedsEngine, pack_vectors
 from milkglass.split.decoder.text import SplitText
 from tests.split.decoder import vllm_stub
 from tests.split.decoder.kit import PATIENCE, PROMPT
@@ -123,7 +123,7 @@ def test_the_request_says_all_that_would_otherwise_be_the_models_own_choice(stub
 def test_the_engine_loads_the_vectors_and_nothing_beside_them(stub: Server, dtype: torch.dtype) -> None:
     rows = table(stub).to(dtype)
     part = rows[40:43]  # a view: what it is a view of must not cross
-    packed = packed_vectors(part, part.shape[1])
+    packed = pack_vectors(part, part.shape[1])
     assert torch.equal(Engine(stub.engine.model).load(packed).to(dtype), part)
     assert len(packed) < 4 * part.numel() * part.element_size() / 3 + 3000 < rows.numel() * rows.element_size()
 
@@ -132,9 +132,9 @@ def test_vectors_that_cannot_be_sent(stub: Server) -> None:
     good = table(stub)[:3]
     for bad in (good[0], good[None], good[:0], good[:, :-1], good.long()):
         with pytest.raises(UsageError, match=re.escape(str(tuple(bad.shape)))):
-            packed_vectors(bad, good.shape[1])
+            pack_vectors(bad, good.shape[1])
     with pytest.raises(UsageError, match="not finite"):
-        packed_vectors(good * torch.nan, good.shape[1])
+        pack_vectors(good * torch.nan, good.shape[1])
 
 
 def test_a_prompt_that_is_too_long_is_not_sent(stub: Server) -> None:
@@ -161,7 +161,7 @@ def test_the_engines_own_refusals_come_with_a_hint(stub: Server, streaming: bool
     error = refusal(engine, prompt[:, :-1], width=info.width - 1)
     assert "hidden_size" in error.message
     assert "`other`" in refusal(replace(engine, model="other"), prompt).message
-    error = refusal(replace(engine, token="wrong"), prompt)
+    error = refusal(replace(engine, bearer_token="wrong"), prompt)
     assert isinstance(error, Unauthorized) and "--api-key" in error.hint
     stub.engine.enabled = False
     error = refusal(engine, prompt)

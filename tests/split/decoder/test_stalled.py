@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.server.settings import Limits
-from milkglass.split.decoder.server import SplitGenerator, SplitSession, running
+from milkglass.split.decoder.server import SplitGenerator, SplitSession, running_sequences
 from milkglass.split.spec import STREAM_PATH
 from tests.server.kit import until
 from tests.split.decoder.kit import PROMPT, TOKEN, Served, serving
@@ -66,7 +66,7 @@ def session(served: Served) -> SplitSession:
 def rows(served: Served) -> int:
     engine = served.sessions.engine
     assert isinstance(engine, SplitGenerator)
-    return len(engine._waiting) + sum(len(running(group)) for group in engine._groups())
+    return len(engine._waiting) + sum(len(running_sequences(group)) for group in engine._groups())
 
 
 def gone(served: Served) -> bool:

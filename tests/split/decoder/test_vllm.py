@@ -20,7 +20,7 @@ from milkglass.errors import RemoteError, Unauthorized
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.split.decoder.client import SplitSampling
-from milkglass.split.decoder.engines import PromptEmbedsEngine, packed_vectors
+from milkglass.split.decoder.engines import PromptEmbedsEngine, pack_vectors
 from tests import tiny
 from tests.cli.kit import call, document
 from tests.engines.real import KEY, NAME, WIDE, free_port, installed, started
@@ -88,10 +88,10 @@ def test_vllm_draws_by_the_seed(engine: Running) -> None:
 
 def test_what_vllm_refuses_is_said(engine: Running) -> None:
     with pytest.raises(Unauthorized, match="401"):
-        engine.ids(PROMPT, SplitSampling(max_tokens=4), token="another")
+        engine.ids(PROMPT, SplitSampling(max_tokens=4), bearer_token="another")
     with pytest.raises(RemoteError, match="'other'"):
         engine.ids(PROMPT, SplitSampling(max_tokens=4), model="other")
-    body = {"model": NAME, "prompt_embeds": packed_vectors(torch.zeros(3, 8), 8), "max_tokens": 2}
+    body = {"model": NAME, "prompt_embeds": pack_vectors(torch.zeros(3, 8), 8), "max_tokens": 2}
     answer = httpx2.post(
         f"{engine.client.url}/v1/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=60
     )

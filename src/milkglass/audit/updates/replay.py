@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from milkglass.errors import UsageError
-from milkglass.federated.checks import searching
-from milkglass.federated.prepare import GHOST, originals
+from milkglass.federated.checks import parse_search
+from milkglass.federated.prepare import GHOST, original_ids
 from milkglass.federated.rounds import Tensors, Update, mean, step_weights
 from milkglass.federated.rows import SiteRows, load, secret_of, stamp_of
 from milkglass.federated.seeds import order_of
@@ -69,14 +69,14 @@ class SiteTexts:
             raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
         examples = list(read_examples(source))
         _require_same(self.rows, examples, source.name)
-        self.originals, ids = Sequences.of(originals(model, [example.text for example in examples])), self.rows.ids
+        self.originals, ids = Sequences.of(original_ids(model, [example.text for example in examples])), self.rows.ids
         self.ghost = stamp is not None and stamp.method == GHOST
         has_same_texts = self.ghost or np.array_equal(self.originals.ids, ids.ids)
         if (self.originals.lengths != ids.lengths).any() or not has_same_texts:
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
         self.searched, self.selection = Search(), ""
         if stamp is not None and self.ghost:
-            self.searched, self.selection = searching(stamp.search), str(stamp.selection.get("way"))
+            self.searched, self.selection = parse_search(stamp.search), str(stamp.selection.get("way"))
         self.secret = secret_of(folder)
 
     def behind(self, seen: Gradients) -> Ids:

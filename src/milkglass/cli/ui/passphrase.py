@@ -89,7 +89,7 @@ def new_passphrase(file: Path | None, allow_weak: bool = False, generate: bool =
 def another_passphrase(file: Path | None, generate: bool, key: UnlockedKey) -> str:
     """Returns another passphrase for an open key, or for a part of it. Raises UsageError if it is the old one."""
     new = new_passphrase(file, generate=generate)
-    if key.seal.is_of(new):
+    if key.seal.matches(new):
         raise UsageError("the new passphrase is the old one", "give another, or --generate")
     return new
 

@@ -1,11 +1,13 @@
-"""Chooses which scrambled id is sent for a token that has several: one at random, anew each time, or by the text.
+"""Chooses which scrambled id is sent for a token that has several, and exchanges ids by randomised response.
 
 With aliases the ids of a token are its own. With shared rows all tokens of a cluster have the same ids, and the server
-learns the cluster and no more. The randomness is the operating system's, unless a reproducible stream is given, as in
-recipes and tests.
+learns only the cluster. An id is drawn again for each occurrence, with the operating system's randomness, unless a
+reproducible stream is given, as in recipes and tests.
 
 A coarse vocabulary with an epsilon exchanges the id of a symbol for another by randomised response. Its draws follow
-from the key and the text (`Responses.stream`), so that an equal text is sent equally.
+from the key and the text (`Responses.stream`), so that equal texts are sent equally.
+
+Shapes: n original ids, m exchanged ids, t tokens of a text.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Draw = Callable[[], Stream]  # returns the stream from which the next text's cho
 
 
 def secret_draws() -> Stream:
-    """Returns draws from a fresh secret at each call, so that threads share nothing."""
+    """Returns a stream from a fresh secret at each call, so that threads share nothing."""
     return Stream(secrets.token_bytes(32))
 
 
@@ -43,10 +45,10 @@ class Responses:
     Attributes:
         mechanism: the randomised response, over sorted ids.
         stream: gives the draws of a text from the text itself, so that a text that is sent again is sent equally and
-            reveals nothing more. None: each text draws anew, which spends epsilon each time.
-        own_ids: (m,) the ids that are exchanged, of a key that was made from another one with the same map. None: the
-            mechanism's.
-        mechanism_ids: (m,) that other key's ids of the same symbols, by which the mechanism draws.
+            reveals nothing more. None: draws are new for each text, which spends epsilon each time.
+        own_ids: (m,) the exchanged ids of a key that was made from another one with the same map. None: the
+            mechanism's ids.
+        mechanism_ids: (m,) the other key's ids of the same symbols, by which the mechanism draws.
     """
 
     mechanism: RandomisedResponse
@@ -83,15 +85,15 @@ class Responses:
             return self.mechanism.respond(ids, stream).astype(np.int32)
         is_exchanged = np.isin(ids, self.own_ids)
         sent_ids = ids.copy()
-        mechanism_ids = _rename(ids[is_exchanged].astype(np.int64), self.own_ids, self.mechanism_ids)
-        sent_ids[is_exchanged] = _rename(
+        mechanism_ids = _map_ids(ids[is_exchanged].astype(np.int64), self.own_ids, self.mechanism_ids)
+        sent_ids[is_exchanged] = _map_ids(
             self.mechanism.respond(mechanism_ids, stream), self.mechanism_ids, self.own_ids
         )
         return sent_ids
 
 
-def _rename(ids: NDArray[np.int64], source_ids: NDArray[np.int64], target_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns (t,) for each id, which is in `source_ids`, the entry of `target_ids` at its place."""
+def _map_ids(ids: NDArray[np.int64], source_ids: NDArray[np.int64], target_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns (t,) the entry of `target_ids` at each id's position in `source_ids`."""
     order = np.argsort(source_ids)
     return target_ids[order[np.searchsorted(source_ids[order], ids)]]
 
@@ -136,6 +138,6 @@ class AliasChoices:
         return cls(starts, counts, np.concatenate(id_parts))
 
     def pick(self, tokens: NDArray[np.int64], stream: Stream) -> NDArray[np.int32]:
-        """Returns (t,) an id for each token (t,). A draw is at most 1 - 2^-53, so the place is below the count."""
+        """Returns (t,) an id for each token (t,). A draw is at most 1 - 2^-53, so the index is below the count."""
         chosen_alias = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
         return self.ids[self.starts[tokens] + chosen_alias]

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices, Draw, Responses, secret_draws
 from milkglass.client.codec.conversation import (
-    free_letters,
-    kept_pieces,
     render,
     require_messages,
     require_text,
+    split_marked,
     takes_tools,
     template_options,
+    unused_letters,
 )
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless_error, encode_conversations
 from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds
@@ -44,7 +44,7 @@ from milkglass.rows.messages import Message
 
 @dataclass(frozen=True)
 class Codec:
-    """A key with its model's tokenizer.
+    """Encodes and decodes under a key, with its model's tokenizer.
 
     Attributes:
         tokenizer: the model's own, with the original ids.
@@ -52,10 +52,10 @@ class Codec:
         inverse: (n',) the original id of each scrambled id.
         visible: (n,) whether each original id is an ordinary token of the tokenizer.
         is_token: (n,) whether each original id is a token of the tokenizer, special or not.
-        limit: the most tokens of a text that the model takes.
-        alias_choices: the scrambled ids of each token, if some tokens have several.
-        responses: exchanges ids at random, if the key's scheme does.
-        draw: returns the random stream of one call, by which an id is drawn where a token has several.
+        limit: the most tokens that the model takes.
+        alias_choices: the scrambled ids of each token. None: each token has one.
+        responses: exchanges ids at random. None: they are sent unchanged.
+        draw: returns the random stream of one call, which chooses among the several ids of a token.
         readable: whether a scrambled id names a token.
         key_id: the key's identifier.
         sampling: how the model's own generation_config samples.
@@ -137,7 +137,7 @@ class Codec:
             parse_special: whether the text of a special token is that token, as in prompts that a program put together.
 
         Raises:
-            EmptyText: a text has no token. The message has the text's number, as that of TooLong has.
+            EmptyText: a text has no token. Its message, and that of TooLong, has the text's number.
             TooLong: a text is too long.
             IdOutOfRange: the tokenizer has a token that the model has no row for.
         """
@@ -205,11 +205,11 @@ class Codec:
         require_messages(self.tokenizer, messages)
         messages = [self._with_visible_answer(message) for message in messages]
         rendered = render(self.tokenizer, messages, add_generation_prompt, tools, options, self.decode)
-        ids = rendered.followed_by(answer_start).tokens(self.tokenizer)[0]
+        ids = rendered.append(answer_start).tokens(self.tokenizer)[0]
         limit = self._limit(max_length)
         if not truncate:
             self._require_fit(np.array([len(ids)]), limit)
-        return self._scrambled_except_kept(ids, rendered.kept)[:limit]
+        return self._scramble_except_kept(ids, rendered.kept_ids)[:limit]
 
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
         """Encodes a prompt that a program put together: the text of a special token in it is that token.
@@ -222,18 +222,18 @@ class Codec:
             CodecError: as in `encode`.
         """
         require_text([text])
-        kept_ids, marked = KeptIds(self.decode, free_letters([text])), text
+        kept_ids, marked = KeptIds(self.decode, unused_letters([text])), text
         for ids in answers:
             marked = kept_ids.mark_prompt(marked, self._visible_ids(ids))
         if not kept_ids.kept_by_mark:
             return self.encode([text], parse_special=True).ids[0]
-        rendered = kept_pieces(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
+        rendered = split_marked(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
         prefix, suffix = special_around(self.tokenizer)
         original = [*prefix, *rendered.tokens(self.tokenizer)[0], *suffix]
         self._require_fit(np.array([len(original)]), self._limit(None))
-        return self._scrambled_except_kept(original, rendered.kept)
+        return self._scramble_except_kept(original, rendered.kept_ids)
 
-    def _scrambled_except_kept(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
+    def _scramble_except_kept(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
         """Returns the scrambled ids of original ones, among which -1, -2, ... stand for the scrambled ids in `kept`."""
         original, scrambled = np.array(ids, np.int64), np.array(kept, np.int32)
         is_kept = original < 0
@@ -252,7 +252,7 @@ class Codec:
 
     def _visible_ids(self, ids: Sequence[int]) -> list[int]:
         """Returns those scrambled ids that stand for ordinary tokens."""
-        array = _whole_numbers(ids)
+        array = _id_array(ids)
         return array[self.visible[self._unscramble(array)]].tolist()
 
     def encode_examples(
@@ -283,7 +283,7 @@ class Codec:
             )
         return examples
 
-    def encode_cut(
+    def encode_truncated(
         self,
         conversations: Sequence[Sequence[Message]],
         max_length: int | None = None,
@@ -295,7 +295,7 @@ class Codec:
     def _encode_answers(
         self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
-        """Returns the examples, cut to the limit, and (n,) the uncut tokens of each conversation."""
+        """Returns the examples, cut to the limit, and (conversations,) the uncut tokens of each conversation."""
         return encode_conversations(self.tokenizer, conversations, self._limit(max_length), self.scramble_lists, tools)
 
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
@@ -312,8 +312,8 @@ class Codec:
         unkeyed = replace(self, alias_choices=None, responses=None, readable=True, key_id=None)
         return replace(unkeyed, sigma=identity.astype(np.int32), inverse=identity)
 
-    def scrambled(self, ids: NDArray[np.int64]) -> Ids:
-        """Returns (t,) the scrambled ids of one text's (t,). Of several ids of a token, one is drawn at each call."""
+    def scramble(self, ids: NDArray[np.int64]) -> Ids:
+        """Returns (t,) the scrambled ids of one text's (t,). Where a token has several ids, one is drawn."""
         scrambled_ids = (
             self.sigma.take(ids) if self.alias_choices is None else self.alias_choices.pick(ids, self.draw())
         )
@@ -333,16 +333,16 @@ class Codec:
             IdOutOfRange: an id is not of this model.
             CodecError: under this key an id names no token.
         """
-        return self._text(self._shown_ids(ids, self.visible if skip_special else self.is_token))
+        return self._decode_original(self._shown_ids(ids, self.visible if skip_special else self.is_token))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]]) -> list[str]:
         """Returns the text of each row of ids, without special tokens. See `decode`."""
-        rows = [_whole_numbers(ids) for ids in batch]
+        rows = [_id_array(ids) for ids in batch]
         original = self._unscramble(np.concatenate([np.empty(0, np.int64), *rows]))
         is_shown = self.visible[original]
         bounds = np.concatenate([[0], np.cumsum(is_shown)])[np.cumsum([0, *map(len, rows)])].tolist()
         visible_ids = original[is_shown].tolist()
-        return [self._text(visible_ids[begin:end]) for begin, end in pairwise(bounds)]
+        return [self._decode_original(visible_ids[begin:end]) for begin, end in pairwise(bounds)]
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
         """Returns how many scrambled ids have no token in the tokenizer."""
@@ -351,11 +351,13 @@ class Codec:
     def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
         """Returns a decoder for ids that arrive a few at a time. The text of special tokens in `shown` is shown too."""
         is_shown = self.visible
-        added = self.tokenizer.added_tokens_encoder
-        if added_ids := [added[token] for token in shown if token in added]:
+        added_tokens = self.tokenizer.added_tokens_encoder
+        if added_ids := [added_tokens[token] for token in shown if token in added_tokens]:
             is_shown = is_shown.copy()
             is_shown[added_ids] = True
-        return StreamDecoder(partial(self._shown_ids, is_shown=is_shown), self._text, decodes_by_byte(self.tokenizer))
+        return StreamDecoder(
+            partial(self._shown_ids, is_shown=is_shown), self._decode_original, decodes_by_byte(self.tokenizer)
+        )
 
     @property
     def stop_ids(self) -> Ids:
@@ -375,20 +377,22 @@ class Codec:
     def template_options(self) -> frozenset[str]:
         return template_options(self.tokenizer)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-    def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
-        """Returns the most tokens of a text, `added` ones included. Raises UsageError if `least` others do not fit."""
+    # --- internals ----------------------------------------------------------------------------------------------------
+    def _limit(self, max_length: int | None, added_count: int = 0, min_tokens: int = 1) -> int:
+        """Returns the limit of a text. Raises UsageError if special tokens and `min_tokens` others do not fit."""
         limit = self.limit if max_length is None else min(self.limit, max_length)
-        if limit < added + least:
+        if limit < added_count + min_tokens:
             requested = limit if max_length is None else max_length
             raise UsageError(
-                f"the length limit is {requested}, at least {added + least} is needed",
-                f"the tokenizer adds {added} special token{'s' if added > 1 else ''} to each text" if added else "",
+                f"the length limit is {requested}, at least {added_count + min_tokens} is needed",
+                f"the tokenizer adds {added_count} special token{'s' if added_count > 1 else ''} to each text"
+                if added_count
+                else "",
             )
         return limit
 
     def _require_fit(self, lengths: NDArray[np.int64], limit: int) -> None:
-        """Raises TooLong for the first text, of these lengths (n,), that is longer than the limit."""
+        """Raises TooLong for the first text that is longer than the limit. `lengths` (texts,) counts tokens."""
         if (lengths > limit).any():
             first = int((lengths > limit).argmax())
             fault = f"is {lengths[first]} tokens long, at most {limit} fit"
@@ -406,8 +410,8 @@ class Codec:
                 "resize the model's embeddings to its tokenizer, then scramble it again",
             )
         if self.responses is not None:
-            return [self.scrambled(flat[start:end]) for start, end in pairwise(bounds)]
-        ids = self.scrambled(flat)
+            return [self.scramble(flat[start:end]) for start, end in pairwise(bounds)]
+        ids = self.scramble(flat)
         return [ids[start:end] for start, end in pairwise(bounds)]
 
     def _unscramble(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
@@ -417,7 +421,7 @@ class Codec:
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
                 "keep the text itself; a key without rows=shared or a coarse vocabulary has ids that can be read",
             )
-        array = _whole_numbers(ids)
+        array = _id_array(ids)
         if array.size and (int(array.min()) < 0 or int(array.max()) >= len(self.inverse)):
             raise IdOutOfRange(
                 f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
@@ -429,7 +433,7 @@ class Codec:
         original = self._unscramble(ids)
         return original[is_shown[original]].tolist()
 
-    def _text(self, original: list[int]) -> str:
+    def _decode_original(self, original: list[int]) -> str:
         # No clean-up after the fact: it would change text that a stream has already shown.
         return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
@@ -439,8 +443,8 @@ def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
     return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, weights=False))
 
 
-def _whole_numbers(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-    """Returns ids (t,) as an array. Raises CodecError for anything but one list of whole numbers."""
+def _id_array(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """Returns ids (t,) as an array. Raises CodecError if they are not one list of whole numbers."""
     id_array = np.asarray(ids)
     if id_array.size == 0:
         return np.empty(0, np.int64)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds, Rewritten
+from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds, RewrittenText
 from milkglass.errors import CodecError, EmptyText, NoChatTemplate, UsageError
 from milkglass.models import chat_template
 from milkglass.models.pieces import Offsets, TextPiece, tokenize_all
@@ -22,11 +22,11 @@ from milkglass.rows.messages import Message
 # Fields of a message that a template may see
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 Span = tuple[int, int]
-AnswerTexts = Callable[[Sequence[int]], str]
-PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that no text uses; two of them mark what is text
+AnswerTexts = Callable[[Sequence[int]], str]  # decodes the ids of an answer
+PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that texts rarely use; unused ones serve as marks
 
 
-def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
+def require_text(texts: Sequence[str], allows_empty: bool = False) -> None:
     """Refuses texts that cannot be encoded.
 
     Raises:
@@ -36,13 +36,13 @@ def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
     """
     if isinstance(texts, str | bytes):
         raise UsageError("a list of texts is needed, this is one text", "give [text]")
-    for number, text in enumerate(texts):
-        if not text and not empty_is_fine:
-            raise EmptyText.of(number, "is empty", "leave empty texts out")
+    for index, text in enumerate(texts):
+        if not text and not allows_empty:
+            raise EmptyText.of(index, "is empty", "leave empty texts out")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise CodecError.of(number, "holds half a surrogate pair", "save it as proper UTF-8") from None
+            raise CodecError.of(index, "holds half a surrogate pair", "save it as proper UTF-8") from None
 
 
 def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
@@ -54,16 +54,21 @@ def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise CodecError(f"message {number} has no role or no content", 'give {"role": ..., "content": ...}')
-    require_text([message["content"] for message in messages], empty_is_fine=True)
-    require_text([message["role"] for message in messages], empty_is_fine=True)
+    require_text([message["content"] for message in messages], allows_empty=True)
+    require_text([message["role"] for message in messages], allows_empty=True)
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """A conversation in its template: pieces of text (literal ones are of messages), and ids that stand for some."""
+class RenderedChat:
+    """A conversation or prompt as the template writes it.
+
+    Attributes:
+        pieces: the parts of the text. Literal ones come from messages, and have no special tokens.
+        kept_ids: the scrambled ids that the ids -1, -2, ... of pieces stand for.
+    """
 
     pieces: tuple[TextPiece, ...] = field(repr=False)
-    kept: tuple[int, ...] = field(default=(), repr=False)
+    kept_ids: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
@@ -73,8 +78,8 @@ class Rendered:
         """Returns the original ids, and each token's (start, stop) in `text`."""
         return tokenize_all(tokenizer, self.pieces)
 
-    def followed_by(self, suffix: str) -> Rendered:
-        """Returns the conversation with more text of the template after it."""
+    def append(self, suffix: str) -> RenderedChat:
+        """Returns the conversation with `suffix`, which is the template's text, after it."""
         return replace(self, pieces=(*self.pieces, TextPiece(suffix, False))) if suffix else self
 
 
@@ -85,13 +90,13 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     options: Mapping[str, Any] | None = None,
     answers: AnswerTexts | None = None,
-) -> Rendered:
+) -> RenderedChat:
     """Renders a conversation in the model's chat template.
 
     Args:
         messages: checked by `require_messages`. The template sees the fields of FIELDS.
         answers: decodes ids. With it, what a message repeats of an answer (`ANSWER_IDS`) keeps that answer's ids: its
-            piece has the ids -1, -2, ..., by their place in `Rendered.kept`.
+            piece has the ids -1, -2, ..., by their place in `RenderedChat.kept_ids`.
 
     Raises:
         CodecError: the template refuses the conversation, does not read an option, or rewrites the text of a special
@@ -104,7 +109,7 @@ def render(
             f"it reads {', '.join(sorted(template_options(tokenizer))) or 'no option'}; leave the others out",
         )
     visible = [{name: message[name] for name in FIELDS if name in message} for message in messages]
-    letters = free_letters([*_texts(visible), *_texts(list(tools))])
+    letters = unused_letters([*_texts(visible), *_texts(list(tools))])
     marks = next(letters), next(letters)
     kept_ids = None if answers is None else KeptIds(answers, letters)
     if kept_ids is not None:
@@ -115,17 +120,17 @@ def render(
         ]
         if kept_ids.kept_by_mark:
             try:
-                return _with_kept(tokenizer, visible, list(tools), marks, kept_ids, add_generation_prompt, options)
-            except Rewritten:  # it takes kept texts apart
+                return _render_kept(tokenizer, visible, list(tools), marks, kept_ids, add_generation_prompt, options)
+            except RewrittenText:  # it takes kept texts apart
                 return render(tokenizer, messages, add_generation_prompt, tools, options)
     marked, marked_tools = _mark_special(tokenizer, visible, marks), _mark_special(tokenizer, list(tools), marks)
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
     if marked == visible and marked_tools == list(tools):
-        return Rendered((TextPiece(text, False),))
-    return Rendered(tuple(_pieces(text, marks)))
+        return RenderedChat((TextPiece(text, False),))
+    return RenderedChat(tuple(_pieces(text, marks)))
 
 
-def _with_kept(
+def _render_kept(
     tokenizer: Any,
     visible: list[dict[str, Any]],
     tools: list[Mapping[str, Any]],
@@ -133,65 +138,67 @@ def _with_kept(
     kept_ids: KeptIds,
     add_generation_prompt: bool,
     options: Mapping[str, Any],
-) -> Rendered:
-    """Renders a conversation with its kept answers. Raises Rewritten if the template changes one."""
+) -> RenderedChat:
+    """Renders a conversation with its kept answers. Raises RewrittenText if the template changes one."""
     marked, marked_tools = (
         _mark_special(tokenizer, visible, marks, kept_ids.pattern),
         _mark_special(tokenizer, tools, marks),
     )
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
-    return kept_pieces(kept_ids, text, lambda part: _pieces(part, marks))
+    return split_marked(kept_ids, text, lambda part: _pieces(part, marks))
 
 
-def kept_pieces(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> Rendered:
-    """Splits a marked text into pieces. `pieces` splits a part without marks. Raises Rewritten."""
+def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> RenderedChat:
+    """Splits a marked text into pieces. `pieces` splits a part without marks. Raises RewrittenText."""
     all_pieces, ids = list[TextPiece](), list[int]()
     for part in kept_ids.split(text):
         if isinstance(part, str):
             all_pieces += pieces(part)
         else:
             kept_indices = range(len(ids), len(ids) + len(part.ids))
-            all_pieces.append(TextPiece(part.text, True, ids=tuple(-1 - number for number in kept_indices)))
+            all_pieces.append(TextPiece(part.text, True, ids=tuple(-1 - index for index in kept_indices)))
             ids += part.ids
-    return Rendered(tuple(all_pieces), tuple(ids))
+    return RenderedChat(tuple(all_pieces), tuple(ids))
 
 
 def template_options(tokenizer: Any) -> frozenset[str]:
     """Returns the names of options that the model's chat template reads, such as `enable_thinking`."""
-    named = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
-    return chat_template.variables(tokenizer) - named - set(tokenizer.special_tokens_map)
+    token_variables = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    return chat_template.variables(tokenizer) - token_variables - set(tokenizer.special_tokens_map)
 
 
-def _mark_special(tokenizer: Any, json_value: Any, marks: tuple[str, str], but: re.Pattern[str] | None = None) -> Any:
+def _mark_special(
+    tokenizer: Any, json_value: Any, marks: tuple[str, str], exempt: re.Pattern[str] | None = None
+) -> Any:
     """Returns JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
-    What `but` finds stays unchanged.
+    What `exempt` finds stays unchanged.
     """
     if isinstance(json_value, str):
-        if but is None:
-            return _marked_text(tokenizer, json_value, marks)
+        if exempt is None:
+            return _mark_text(tokenizer, json_value, marks)
         parts, last = list[str](), 0
-        for match in but.finditer(json_value):
-            parts += [_marked_text(tokenizer, json_value[last : match.start()], marks), match[0]]
+        for match in exempt.finditer(json_value):
+            parts += [_mark_text(tokenizer, json_value[last : match.start()], marks), match[0]]
             last = match.end()
-        return "".join([*parts, _marked_text(tokenizer, json_value[last:], marks)])
+        return "".join([*parts, _mark_text(tokenizer, json_value[last:], marks)])
     if isinstance(json_value, Mapping):
         return {
-            _marked_text(tokenizer, name, marks) if isinstance(name, str) else name: _mark_special(
-                tokenizer, element, marks, but
+            _mark_text(tokenizer, name, marks) if isinstance(name, str) else name: _mark_special(
+                tokenizer, element, marks, exempt
             )
             for name, element in json_value.items()
         }
     if isinstance(json_value, list | tuple):
-        return [_mark_special(tokenizer, element, marks, but) for element in json_value]
+        return [_mark_special(tokenizer, element, marks, exempt) for element in json_value]
     return json_value
 
 
-def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
+def _mark_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
     start, stop = marks
     tokens = _special_tokens(tokenizer)
     text = tokens.literal.sub(lambda found: f"{start}{found[0]}{stop}", text)
-    if not tokens.normalized or start in text:
+    if not tokens.has_normalized or start in text:
         return text
     # A special token that is matched in normalized text may be written in other letters: only the tokenizer can tell.
     obeyed, literal = (
@@ -203,10 +210,10 @@ def _marked_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _SpecialTokens:
-    """The texts that a tokenizer reads as special tokens; some may also be found in `normalized` text."""
+    """The texts that a tokenizer reads as special tokens, and whether it also finds some in normalized text."""
 
     literal: re.Pattern[str]
-    normalized: bool
+    has_normalized: bool
 
 
 def _special_tokens(tokenizer: Any) -> _SpecialTokens:
@@ -222,7 +229,7 @@ def _special_tokens(tokenizer: Any) -> _SpecialTokens:
 _SPECIAL: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 
 
-def free_letters(texts: Sequence[str]) -> Iterator[str]:
+def unused_letters(texts: Sequence[str]) -> Iterator[str]:
     """Yields letters of private use that occur in none of the texts."""
     used = {letter for text in texts for letter in text if ord(letter) >= PRIVATE_USE.start}
     return (chr(number) for number in PRIVATE_USE if chr(number) not in used)
@@ -271,16 +278,16 @@ def takes_tools(tokenizer: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Supervised:
-    """One training example: a conversation, or its beginning up to an answer, and (start, stop) of what is learnt."""
+class SupervisedExample:
+    """A training example: a conversation, or its beginning up to an answer, and the answers' spans in its text."""
 
-    rendered: Rendered
+    rendered: RenderedChat
     answers: tuple[Span, ...]
 
 
-def supervised(
+def training_examples(
     tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-) -> list[Supervised]:
+) -> list[SupervisedExample]:
     """Returns the training examples of one conversation.
 
     It is one example that teaches all of the assistant's turns, unless the template writes earlier turns differently
@@ -294,29 +301,29 @@ def supervised(
     Raises:
         CodecError: there is no answer to learn, or the template writes an answer elsewhere than where it asks for one.
     """
-    learnt = [
+    answer_indices = [
         number
         for number, message in enumerate(messages)
         if number > 0 and message["role"] == "assistant" and message.get("weight") != 0
     ]
-    if not learnt:
+    if not answer_indices:
         raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
-    spans, parts = list[Span](), list[Supervised]()
+    spans, parts = list[Span](), list[SupervisedExample]()
     full = render(tokenizer, messages, False, tools)
-    for number in learnt:
+    for number in answer_indices:
         prompt = render(tokenizer, messages[:number], True, tools)
-        until = render(tokenizer, messages[: number + 1], False, tools)
-        if not until.text.startswith(prompt.text):
+        extended = render(tokenizer, messages[: number + 1], False, tools)
+        if not extended.text.startswith(prompt.text):
             raise CodecError(
                 f"the chat template does not write the answer in message {number + 1} where it asks for one, so that "
                 "it can't be told from the template",
                 "use the published template of this model",
             )
-        _require_written(messages[number], number, until.text[len(prompt.text) :])
-        spans.append((len(prompt.text), len(until.text.rstrip())))  # what follows the end token is not the answer's
-        parts.append(Supervised(until, (spans[-1],)))
+        _require_written(messages[number], number, extended.text[len(prompt.text) :])
+        spans.append((len(prompt.text), len(extended.text.rstrip())))  # what follows the end token is not the answer's
+        parts.append(SupervisedExample(extended, (spans[-1],)))
     if all(full.text.startswith(part.rendered.text) for part in parts):
-        return [Supervised(full, tuple(spans))]
+        return [SupervisedExample(full, tuple(spans))]
     return parts
 
 

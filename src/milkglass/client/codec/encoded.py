@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import Rendered, Supervised, require_messages, supervised, takes_tools
+from milkglass.client.codec.conversation import (
+    RenderedChat,
+    SupervisedExample,
+    require_messages,
+    takes_tools,
+    training_examples,
+)
 from milkglass.errors import CodecError, TooLong
 from milkglass.models.pieces import Offsets
 from milkglass.rows.messages import Message
@@ -37,8 +43,8 @@ class Encoded:
 class LabelledIds:
     """Training examples: scrambled ids, and labels that are -100 outside the answers.
 
-    A text or conversation makes one example, several if its template requires that (`supervised`), or none if the limit
-    cuts off all of its answers.
+    A text or conversation makes one example, several if its template requires that (`training_examples`), or none if
+    the limit cuts off all of its answers.
 
     Attributes:
         labels: int32 arrays of the same shapes.
@@ -73,7 +79,7 @@ def encode_conversations(
     Raises:
         CodecError: a conversation, given by its number, cannot be rendered, or has no answer.
     """
-    examples, sources = list[Supervised](), list[int]()
+    examples, sources = list[SupervisedExample](), list[int]()
     for index, messages in enumerate(conversations):
         require_messages(tokenizer, messages)
         try:
@@ -81,7 +87,7 @@ def encode_conversations(
                 raise CodecError(
                     "the chat template has no place for tools", "leave tools out, or use a template with one"
                 )
-            supervised_examples = supervised(tokenizer, messages, tools[index] if tools else ())
+            supervised_examples = training_examples(tokenizer, messages, tools[index] if tools else ())
         except CodecError as error:
             raise type(error).of(index, f"cannot be trained on: {error.message}", error.hint, "conversation") from None
         examples += supervised_examples
@@ -107,7 +113,7 @@ def encode_conversations(
     return replace(labelled_ids, sources=tuple(kept_sources), long=too_long, unanswered=unanswered), lengths
 
 
-def _tokens(tokenizer: Any, rendered: Sequence[Rendered]) -> list[tuple[list[int], Offsets]]:
+def _tokens(tokenizer: Any, rendered: Sequence[RenderedChat]) -> list[tuple[list[int], Offsets]]:
     """Returns the ids and the offsets of each. Texts of a single piece are tokenized together, which is faster."""
     separate_results = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
     texts = [prompt.text for prompt, result in zip(rendered, separate_results, strict=True) if result is None]

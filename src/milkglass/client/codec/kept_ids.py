@@ -1,4 +1,4 @@
-"""Sends the text of earlier answers as the ids that were received, and not as the tokenizer's own ids.
+"""Sends the text of earlier answers in the ids that were received, not in the tokenizer's own ids.
 
 A chat sends its history with every turn. If an answer were tokenized again, a server could spell a word in letters
 whose ids it knows, and the next prompt would show it the word's own id (attack `chosen-answers`). What a message
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ANSWER_IDS = "answer_ids"  # field of a message: the scrambled ids of the answer that it repeats
-MIN_SHARED_LETTERS = 16  # letters of a common beginning of a text and an answer
-MIN_WHOLE_LETTERS = 32  # letters of an answer that is part of a longer text
+MIN_SHARED_LETTERS = 16  # shortest common beginning of a text and an answer that counts as repeated
+MIN_WHOLE_LETTERS = 32  # shortest answer that counts as repeated inside of a longer text
 Span = tuple[int, int]
 
 
@@ -26,16 +26,18 @@ class KeptText:
     ids: Sequence[int] = field(repr=False)
 
 
-class Rewritten(Exception):
-    """A template changes marked texts."""
+class RewrittenText(Exception):
+    """Raised when a template changed marked texts."""
 
 
 @dataclass
 class KeptIds:
-    """The kept texts of one conversation, marked in its messages.
+    """Marks, in the messages of one conversation, the texts that are sent in kept ids.
 
     Attributes:
-        letters: yields letters that no message has. The first ends each kept text, and each other one begins one.
+        decode: returns the text of scrambled ids.
+        letters: yields letters that no message has: first `end_mark`, then one mark for each kept text.
+        end_mark: the letter after each kept text.
         kept_by_mark: the kept texts, by the letter before each.
     """
 
@@ -52,11 +54,11 @@ class KeptIds:
         return self._mark_repeated(text, self.decode(ids), ids)
 
     def split(self, text: str) -> Iterator[str | KeptText]:
-        """Yields the parts of a marked text in order. Raises Rewritten if a kept text was changed."""
+        """Yields the parts of a marked text in order. Raises RewrittenText if a kept text was changed."""
         last = 0
         for match in self.pattern.finditer(text):
             if match[2] != self.kept_by_mark[match[1]].text:
-                raise Rewritten
+                raise RewrittenText
             yield self._without_marks(text[last : match.start()])
             yield self.kept_by_mark[match[1]]
             last = match.end()
@@ -69,7 +71,7 @@ class KeptIds:
 
     def _without_marks(self, text: str) -> str:
         if any(letter in text for letter in (*self.kept_by_mark, self.end_mark)):
-            raise Rewritten
+            raise RewrittenText
         return text
 
     def mark_message(self, message: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
@@ -109,12 +111,12 @@ class KeptIds:
         text_start, answer_start, size = span
         first, last = self._token_span(ids, answer_start, answer_start + size, decoded)
         inner, prefix = self.decode(ids[first:last]), len(self.decode(ids[:first]))
-        at = text_start + prefix - answer_start
-        if first >= last or not inner or text[at : at + len(inner)] != inner:
+        start = text_start + prefix - answer_start
+        if first >= last or not inner or text[start : start + len(inner)] != inner:
             return text
         mark = next(self.letters)
         self.kept_by_mark[mark] = KeptText(inner, tuple(ids[first:last]))
-        return f"{text[:at]}{mark}{inner}{self.end_mark}{text[at + len(inner) :]}"
+        return f"{text[:start]}{mark}{inner}{self.end_mark}{text[start + len(inner) :]}"
 
     def _token_span(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
         """Returns the first token within these letters of the answer, and the one after the last."""
@@ -126,7 +128,7 @@ class KeptIds:
 
 
 def find_repeated(text: str, answer: str) -> tuple[int, int, int] | None:
-    """Returns (place in the text, place in the answer, letters) of what a text repeats of an answer, or None.
+    """Returns (position in the text, position in the answer, letters) of what a text repeats of an answer, or None.
 
     That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a
     complete answer of at least MIN_WHOLE_LETTERS.

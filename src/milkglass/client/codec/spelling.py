@@ -24,68 +24,76 @@ if TYPE_CHECKING:
 # At temperatures up to 1 without top_p no answer of SmolLM2 reaches these limits (docs/log.md). Hotter answers are odd
 # anyway, and are not checked
 MAX_CHECKED_TEMPERATURE = 1.0  # above it a model's own tokens are as odd as those of a misspelling
-ALLOWED_PLACES, TOKENS_A_PLACE = 12, 25
-WINDOW_TOKENS = 4000  # tokens of answers whose places are counted together, by the same limit
-TOKENS_BEFORE_CHECK = 64  # tokens before the first check; each further check comes at twice as many, at little cost
+ALLOWED_PLACES, TOKENS_PER_PLACE = 12, 25  # an answer may have 12 places, and one more for each 25 tokens
+WINDOW_TOKENS = 4000  # the last answers with this many tokens are also held to the limit together
+TOKENS_BEFORE_CHECK = 64  # tokens before the first check; each further check comes at twice as many
 
 
-def most_places(tokens: int) -> int:
-    return ALLOWED_PLACES + tokens // TOKENS_A_PLACE
+def max_places(token_count: int) -> int:
+    """Returns in how many places so many tokens may be written otherwise than by the tokenizer."""
+    return ALLOWED_PLACES + token_count // TOKENS_PER_PLACE
 
 
 @dataclass
-class Spelled:
-    """The counts of one answer's checked tokens, and escaped plain letters in the JSON of calls.
+class SpellingCounts:
+    """Counts what one answer misspells.
 
-    `runs` are the tokenizer's own ids of each piece of text that was written in other tokens.
+    Attributes:
+        token_count: the answer's checked tokens.
+        runs: the tokenizer's own ids of each piece of text that was written in other tokens.
+        escape_count: plain letters that calls write as JSON escapes.
     """
 
-    tokens: int = 0
+    token_count: int = 0
     runs: set[tuple[int, ...]] = field(default_factory=set, repr=False)
-    escapes: int = 0
+    escape_count: int = 0
 
     @property
     def places(self) -> int:
-        return len(self.runs) + self.escapes
+        return len(self.runs) + self.escape_count
 
 
 @dataclass
 class LastAnswers:
     """The last answers under a key, of at least WINDOW_TOKENS. A piece of text counts once, even if it is repeated."""
 
-    _kept: deque[Spelled] = field(default_factory=lambda: deque(maxlen=WINDOW_TOKENS), repr=False)
+    _kept: deque[SpellingCounts] = field(default_factory=lambda: deque(maxlen=WINDOW_TOKENS), repr=False)
 
-    def begin(self) -> Spelled:
+    def begin(self) -> SpellingCounts:
         """Adds an answer, whose counts grow with it."""
-        tokens = sum(answer.tokens for answer in self._kept)
-        while self._kept and tokens - self._kept[0].tokens >= WINDOW_TOKENS:
-            tokens -= self._kept.popleft().tokens
-        self._kept.append(Spelled())
+        token_count = sum(answer.token_count for answer in self._kept)
+        while self._kept and token_count - self._kept[0].token_count >= WINDOW_TOKENS:
+            token_count -= self._kept.popleft().token_count
+        self._kept.append(SpellingCounts())
         return self._kept[-1]
 
-    def counted(self, answer: Spelled) -> tuple[int, int, int]:
+    def count_places(self, answer: SpellingCounts) -> tuple[int, int, int]:
         """Returns (places of all, tokens of all, places that this answer added)."""
         other_answers = [other for other in self._kept if other is not answer]
         runs = set[tuple[int, ...]]().union(*(other.runs for other in other_answers))
-        added = len(answer.runs - runs) + answer.escapes
-        count = len(runs) + sum(other.escapes for other in other_answers) + added
-        return count, sum(other.tokens for other in other_answers) + answer.tokens, added
+        added = len(answer.runs - runs) + answer.escape_count
+        count = len(runs) + sum(other.escape_count for other in other_answers) + added
+        return count, sum(other.token_count for other in other_answers) + answer.token_count, added
 
 
 @dataclass
 class SpellingCheck:
-    """Checks one answer while it arrives.
+    """Checks the spelling of one answer while it arrives.
 
-    If it is `hot`, drawn above MAX_CHECKED_TEMPERATURE, its tokens are odd anyway, and only its escapes are counted.
+    Attributes:
+        last: the last answers, with which this one's places are added up.
+        is_hot: whether it is sampled above MAX_CHECKED_TEMPERATURE. Its tokens are odd anyway, and only its escapes
+            are counted.
+        spelled: the counts of this answer.
     """
 
     codec: Codec = field(repr=False)
     last: LastAnswers = field(default_factory=LastAnswers, repr=False)
-    hot: bool = False
-    spelled: Spelled = field(init=False)
+    is_hot: bool = False
+    spelled: SpellingCounts = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
-    _check_at: int = TOKENS_BEFORE_CHECK
-    _checked: int = 0
+    _next_check: int = TOKENS_BEFORE_CHECK
+    _checked_count: int = 0
 
     def __post_init__(self) -> None:
         self.spelled = self.last.begin()
@@ -97,40 +105,40 @@ class SpellingCheck:
     def push(self, ids: Sequence[int]) -> None:
         """Adds scrambled ids. Raises MisspeltAnswer if too many are not the tokenizer's."""
         self._ids += ids
-        if not self.hot and len(self._ids) >= self._check_at:
-            self._check_at = 2 * len(self._ids)
+        if not self.is_hot and len(self._ids) >= self._next_check:
+            self._next_check = 2 * len(self._ids)
             self._check(final=False)
 
     def flush(self) -> None:
         """Checks the complete answer, and raises MisspeltAnswer like `push`."""
-        if not self.hot and self._checked != len(self._ids):
-            self._checked = len(self._ids)
+        if not self.is_hot and self._checked_count != len(self._ids):
+            self._checked_count = len(self._ids)
             self._check(final=True)
 
     def close(self) -> None:
         """Counts what was received of an answer that broke off."""
-        if not self.hot and self._checked != len(self._ids):
+        if not self.is_hot and self._checked_count != len(self._ids):
             self._count(final=False)
 
-    def escaped(self, count: int) -> None:
+    def add_escapes(self, count: int) -> None:
         """Adds escapes of plain letters in a call, and raises MisspeltAnswer like `push`."""
-        self.spelled.escapes += count
+        self.spelled.escape_count += count
         if count:
             self._require()
 
     def _count(self, final: bool) -> None:
-        self.spelled.runs, self.spelled.tokens = other_places(self.codec, self._ids, final), len(self._ids)
+        self.spelled.runs, self.spelled.token_count = misspelt_runs(self.codec, self._ids, final), len(self._ids)
 
     def _check(self, final: bool) -> None:
         self._count(final)
         self._require()
 
     def _require(self) -> None:
-        if self.places > most_places(len(self._ids)):
+        if self.places > max_places(len(self._ids)):
             self._end(self.places, f"{len(self._ids)} tokens")
-        place_count, tokens, added = self.last.counted(self.spelled)
-        if place_count > most_places(tokens) and added > len(self._ids) // TOKENS_A_PLACE:
-            self._end(place_count, f"{tokens} tokens with the answers before it")
+        place_count, token_count, added = self.last.count_places(self.spelled)
+        if place_count > max_places(token_count) and added > len(self._ids) // TOKENS_PER_PLACE:
+            self._end(place_count, f"{token_count} tokens with the answers before it")
 
     @staticmethod
     def _end(place_count: int, tokens: str) -> NoReturn:
@@ -141,10 +149,10 @@ class SpellingCheck:
         )
 
 
-def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tuple[int, ...]]:
-    """Returns the tokenizer's own ids, each run once, of what the scrambled ids write in other tokens.
+def misspelt_runs(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tuple[int, ...]]:
+    """Returns the runs of the tokenizer's own ids for what the scrambled ids write in other tokens, each run once.
 
-    A run ends where a token of both ends. If the text is not `final`, its last token may still grow.
+    A run ends where tokens of both spellings end. If the text is not `final`, its last token may still grow.
     """
     original = codec.inverse[np.asarray(ids, np.int64)]
     original = original[codec.visible[original]]
@@ -153,7 +161,7 @@ def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tu
     plain = np.array([number for _, numbers in own_ids for number in numbers], np.int64)
     if np.array_equal(original, plain):
         return set()
-    by_names = _by_names(codec.tokenizer, original, plain)
+    by_names = _places_by_name(codec.tokenizer, original, plain)
     if by_names is None:  # a broken character, or tokens whose names are not the text's
         decoded_places, text = _decoded_places(codec, ids, final)
         return _runs(decoded_places, _own_places(codec.tokenizer, text), len(text), final)
@@ -161,10 +169,10 @@ def other_places(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tu
 
 
 Places = dict[tuple[int, int], tuple[int, ...]]
-Own = list[tuple[tuple[int, int], tuple[int, ...]]]
+OwnPlaces = list[tuple[tuple[int, int], tuple[int, ...]]]
 
 
-def _runs(decoded: Places, own_ids: Own, length: int, final: bool) -> set[tuple[int, ...]]:
+def _runs(decoded: Places, own_ids: OwnPlaces, length: int, final: bool) -> set[tuple[int, ...]]:
     """Returns the runs of ids that differ, of the answer's and the tokenizer's ids by where they begin and end."""
     runs, run = set[tuple[int, ...]](), list[int]()
     end_places = {end for _, end in decoded}
@@ -176,22 +184,24 @@ def _runs(decoded: Places, own_ids: Own, length: int, final: bool) -> set[tuple[
     return runs | ({tuple(run)} if run and final else set())
 
 
-def _by_names(tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.int64]) -> tuple[Places, Own, int] | None:
-    """Returns both by where their tokens' names begin and end. None: the joined names differ."""
+def _places_by_name(
+    tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.int64]
+) -> tuple[Places, OwnPlaces, int] | None:
+    """Returns the ids of both spellings by where their tokens' names begin and end. None: the joined names differ."""
     sides = [tokenizer.convert_ids_to_tokens(side.tolist()) for side in (decoded, own_ids)]
     texts = ["".join(map(str, names)) for names in sides]
     if texts[0] != texts[1]:
         return None
-    sides_by_place: list[Own] = []
+    sides_by_place: list[OwnPlaces] = []
     for ids, names in zip((decoded, own_ids), sides, strict=True):
         bounds = [*accumulate(map(len, names), initial=0)]
-        placed = zip(pairwise(bounds), ids.tolist(), strict=True)
-        sides_by_place.append([(place, (token_id,)) for place, token_id in placed])
+        ids_by_place = zip(pairwise(bounds), ids.tolist(), strict=True)
+        sides_by_place.append([(place, (token_id,)) for place, token_id in ids_by_place])
     return dict(sides_by_place[0]), sides_by_place[1], len(texts[0])
 
 
 def _decoded_places(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:
-    """Returns original ids by the letters that they write, several together if they share one, and the text."""
+    """Returns original ids by the letters that they write, those that share a letter together, and the text."""
     decoder, places, text, start = codec.stream(), Places(), "", 0
     pending = list[int]()
     for token in ids:
@@ -206,19 +216,19 @@ def _decoded_places(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Plac
     return places, text + (decoder.flush() if final else "")
 
 
-def _own_places(tokenizer: Any, text: str) -> Own:
-    """Returns the tokenizer's own ids of a text by the letters that they write. Ids that share one are together."""
+def _own_places(tokenizer: Any, text: str) -> OwnPlaces:
+    """Returns the tokenizer's own ids of a text by the letters that they write, those that share a letter together."""
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=True,
     )  # fmt: skip
-    places, pending, begin = Own(), list[int](), 0
+    places, pending, begin = OwnPlaces(), list[int](), 0
     starts = [*(start for start, _ in batch["offset_mapping"]), len(text) + 1]
-    for number, (_, end), (_, following) in zip(
+    for token_id, (_, end), (_, next_start) in zip(
         batch["input_ids"], batch["offset_mapping"], pairwise(starts), strict=True
     ):
-        pending.append(number)
-        if following >= end > begin:
+        pending.append(token_id)
+        if next_start >= end > begin:
             places.append(((begin, end), tuple(pending)))
             begin, pending = end, []
     return places

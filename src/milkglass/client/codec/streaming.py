@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass
 class StreamDecoder:
-    """Decodes ids as they arrive. It shows no text that a later id could change.
+    """Decodes ids as they arrive, and shows no text that a later id could change.
 
     It decodes only a short window of ids at a time; the first `_shown` characters of the window's text are shown
     already. A final U+FFFD may be a character whose last bytes are still to come, so it is held back.
@@ -24,8 +24,8 @@ class StreamDecoder:
     _read: int = 0  # this many of the window's ids are context, shown in full
     _shown: int = 0
 
-    MAX_WINDOW: ClassVar[int] = 64  # ids without a clean end: garbage bytes, or ids that each end inside a character
-    KEPT: ClassVar[int] = 4  # ids that surely hold the start of an unfinished character of at most 4 bytes
+    MAX_WINDOW: ClassVar[int] = 64  # most ids without a clean end: garbage bytes, or ids that end inside a character
+    KEPT_IDS: ClassVar[int] = 4  # enough ids to hold the start of an unfinished character, which has at most 4 bytes
 
     def push(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """Adds scrambled ids, and returns the text that became certain."""
@@ -36,16 +36,16 @@ class StreamDecoder:
         certain = self._certain(text)
         shown = self._show(certain)
         if len(certain) == len(text):
-            self._move(self._read, complete=True)
+            self._move(self._read, is_complete=True)
         elif len(self._window) > self.MAX_WINDOW:
             if self.by_byte:  # a run of lone bytes is all invalid: no later id repairs it
                 shown += self._show(text)
-            self._move(len(self._window) - self.KEPT, complete=self.by_byte)
+            self._move(len(self._window) - self.KEPT_IDS, is_complete=self.by_byte)
         return shown
 
     @property
     def is_clean(self) -> bool:
-        """Returns whether all text so far is shown."""
+        """Whether all text so far is shown."""
         return self._read == len(self._window)
 
     def flush(self) -> str:
@@ -62,14 +62,14 @@ class StreamDecoder:
         self._shown = max(self._shown, len(text))
         return fresh
 
-    def _move(self, start: int, complete: bool) -> None:
+    def _move(self, start: int, is_complete: bool) -> None:
         """Drops ids before `start`, and counts how much of the rest's text is shown.
 
         Decoders treat a text's first id specially, so some context stays; a context without text would not help.
         """
         window = self._window[start:]
         text = self.text(window)
-        if text or not complete:
+        if text or not is_complete:
             self._window = window
-            self._shown = len(text if complete else self._certain(text))
+            self._shown = len(text if is_complete else self._certain(text))
         self._read = len(self._window)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from milkglass import files
 
 Layout = Literal["jsonl", "datasets"]
-BATCH = 1000  # rows at a time
+BATCH_ROWS = 1000  # rows that are read and written at a time
 DATA_FILE = "data-00000-of-00001.arrow"
 
 
@@ -30,17 +30,17 @@ def write_layout(rows: Path, layout: Layout, out: Path) -> None:
     with pq.ParquetFile(rows, memory_map=False) as file:
         if layout == "datasets":
             with files.new_dir(out) as folder:
-                _dataset(file, folder)
+                _write_dataset(file, folder)
             return
         with files.atomic_write(out) as lines:
-            for batch in file.iter_batches(BATCH):
+            for batch in file.iter_batches(BATCH_ROWS):
                 lines.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
 
 
-def _dataset(file: pq.ParquetFile, folder: Path) -> None:
-    """Writes what `Dataset.save_to_disk` writes."""
+def _write_dataset(file: pq.ParquetFile, folder: Path) -> None:
+    """Writes the files that `Dataset.save_to_disk` writes."""
     with (folder / DATA_FILE).open("wb") as sink, pa.ipc.new_stream(sink, file.schema_arrow) as writer:
-        for batch in file.iter_batches(BATCH):
+        for batch in file.iter_batches(BATCH_ROWS):
             writer.write_batch(batch)
     description = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
     state: dict[str, Any] = {

@@ -33,8 +33,8 @@ FORMAT = "milkglass-rows/1"
 SUFFIX = ".milkglass.json"
 SHA256, IDENTIFIER = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 HINT = "scramble a dataset with `milkglass encode --in DATA --out FILE.parquet`, or let `milkglass finetune` do it all"
-ROWS_AT_A_TIME = 4096  # rows read at a time
-NUMPY: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
+BATCH_ROWS = 4096  # rows read at a time
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
 
 INT32_LIST, INT8_LIST = pa.list_(pa.int32()), pa.list_(pa.int8())
 COLUMNS = {"input_ids": (INT32_LIST,), "attention_mask": (INT8_LIST,), "token_type_ids": (INT8_LIST,),
@@ -75,7 +75,7 @@ class RowsMark:
 
 
 def mark_path_of(path: Path) -> Path:
-    """Returns where the mark of a Parquet file lies, beside it."""
+    """Returns the path of a Parquet file's mark, which lies beside it."""
     return path.with_name(path.name + SUFFIX)
 
 
@@ -114,11 +114,11 @@ def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
     """Yields the rows of a file of `write_parquet` as parts of the tensors of `rows/1`.
 
     Raises:
-        UsageError: it has other columns.
+        UsageError: the file has other columns than those of training rows.
     """
     with pq.ParquetFile(path, memory_map=False) as file:
         names = _check_columns(path, file.schema_arrow)
-        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=names):
+        for batch in file.iter_batches(BATCH_ROWS, columns=names):
             ids, labels = batch.column("input_ids"), batch.column("labels")
             part = {"lengths": ids.value_lengths(), "input_ids": ids.flatten()}
             if "token_type_ids" in names:
@@ -139,26 +139,26 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
             memory.
     """
     with ExitStack() as stack:
-        gathered: dict[str, IO[bytes]] = {}
+        file_by_tensor: dict[str, IO[bytes]] = {}
         for part in parts:
             for name in part:
-                if name not in gathered:
-                    gathered[name] = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
-                gathered[name].write(part[name].astype(NUMPY[ROWS_TENSORS[name]]).tobytes())
-        header, at = dict[str, Any](__metadata__=ROWS_METADATA), 0
-        names = [name for name in ROWS_TENSORS if name in gathered]
+                if name not in file_by_tensor:
+                    file_by_tensor[name] = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
+                file_by_tensor[name].write(part[name].astype(NUMPY_DTYPES[ROWS_TENSORS[name]]).tobytes())
+        header, offset = dict[str, Any](__metadata__=ROWS_METADATA), 0
+        names = [name for name in ROWS_TENSORS if name in file_by_tensor]
         for name in names:
-            size, dtype = gathered[name].tell(), ROWS_TENSORS[name]
-            shape = [size // NUMPY[dtype].itemsize]
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-            at += size
+            size, dtype = file_by_tensor[name].tell(), ROWS_TENSORS[name]
+            shape = [size // NUMPY_DTYPES[dtype].itemsize]
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+            offset += size
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         file = stack.enter_context(files.atomic_write(out, "wb"))
         file.write(struct.pack("<Q", len(text)) + text)
         for name in names:
-            gathered[name].seek(0)
-            shutil.copyfileobj(gathered[name], file)
+            file_by_tensor[name].seek(0)
+            shutil.copyfileobj(file_by_tensor[name], file)
 
 
 def _check_columns(path: Path, schema: pa.Schema) -> list[str]:
@@ -167,8 +167,8 @@ def _check_columns(path: Path, schema: pa.Schema) -> list[str]:
     if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMNS):
         raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", HINT)
     for field in schema:
-        nested = pa.types.is_list(field.type)  # an element's name and notes do not matter: they are not sent
-        kind = pa.list_(field.type.value_type) if nested else field.type
+        is_list = pa.types.is_list(field.type)  # an element's name and notes do not matter: they are not sent
+        kind = pa.list_(field.type.value_type) if is_list else field.type
         if kind not in COLUMNS[field.name]:
             raise UsageError(f"the column {field.name} of {path.name} holds other values than ids and labels", HINT)
     return names

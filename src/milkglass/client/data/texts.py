@@ -18,7 +18,7 @@ from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
 CLASSES: tuple[Class, ...] = ("number", "name", "rare word", "other word", "common word or mark")
-MAX_RARE_COUNT = 3  # the most occurrences in the audited text of a rare content token
+MAX_RARE_COUNT = 3  # a content token with at most so many occurrences in the audited text is rare
 
 # A capitalised word that does not begin a sentence. It misses names at a sentence's start and includes titles and,
 # in German, every noun: a rough measure, and reports say so.
@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"\S*\d\S*")
 
 @dataclass(frozen=True)
 class PrivateTexts:
-    """Texts, or examples of conversations, as they are sent.
+    """Texts, or examples of conversations, as they are sent. `total` is the number of their tokens.
 
     Attributes:
         scrambled: the scrambled ids.
@@ -53,7 +53,7 @@ class PrivateTexts:
         )  # fmt: skip
 
     def without(self, public_texts: Sequences) -> PrivateTexts:
-        """Returns the texts that do not equal, id for id, one of the others, which are public ids."""
+        """Returns the texts that do not equal, id for id, one of `public_texts`, which are in public ids."""
         texts = {ids.tobytes() for ids in public_texts}
         rows = [i for i, ids in enumerate(self.original) if ids.tobytes() not in texts]
         return self.chosen(np.array(rows, np.int64))
@@ -73,26 +73,26 @@ def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
         conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
         labelled = plain_codec.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
-        private_texts = unmarked_texts(codec, _send(codec, original), original)
+        private_texts = unmarked_texts(codec, _scramble(codec, original), original)
         return replace(private_texts, sources=np.array(labelled.sources, np.int64))
     pairs = (
         [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
     )
     texts = [example.text for example in examples]
     original = Sequences.of(plain_codec.encode(texts, pairs, truncate=True).ids)
-    scrambled = _send(codec, original)
+    scrambled = _scramble(codec, original)
     if pairs is not None:
         return unmarked_texts(codec, scrambled, original)
     return PrivateTexts(scrambled, original, *token_marks(codec, texts, scrambled))
 
 
-def _send(codec: Codec, original: Sequences) -> Sequences:
+def _scramble(codec: Codec, original: Sequences) -> Sequences:
     """Returns ids as they would be sent: one of several is drawn as the codec draws it."""
     return Sequences.of(codec.scramble_lists([ids.tolist() for ids in original]))
 
 
 def unmarked_texts(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
-    """Returns texts with nothing known but their tokens: pieces with a digit are numbers, no token is a name.
+    """Returns texts of which only the tokens are known: pieces with a digit are numbers, no token is a name.
 
     Args:
         original: the public ids. None: the scrambled ids give them.
@@ -133,16 +133,16 @@ def token_marks(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDA
         spans = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
         if length < len(offsets):
             spans[-1:] = 0  # a text that was cut ends in a special token
-        for pattern, into in ((_NAME, is_name), (_NUMBER, is_number)):
+        for pattern, marks in ((_NAME, is_name), (_NUMBER, is_number)):
             is_marked = np.zeros(len(text) + 1, np.bool_)
             for match in pattern.finditer(text):
                 is_marked[match.start() : match.end()] = True
-            into.append(is_marked[np.minimum(spans[:, 1] - 1, len(text))] & (spans[:, 1] > spans[:, 0]))
+            marks.append(is_marked[np.minimum(spans[:, 1] - 1, len(text))] & (spans[:, 1] > spans[:, 0]))
     return np.concatenate(is_name), np.concatenate(is_number)
 
 
 def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns (total,) the place in CLASSES of each token. Number precedes name, and name precedes rare word.
+    """Returns (total,) the index in CLASSES of each token. Number precedes name, and name precedes rare word.
 
     Args:
         content: (n,) whether each public id carries content.

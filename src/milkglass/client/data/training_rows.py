@@ -80,21 +80,21 @@ def in_fresh_order(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(secrets.SystemRandom().sample(sorted(names), len(names)))
 
 
-BATCH = 1000  # rows tokenised and written at a time
+BATCH_ROWS = 1000  # rows that are tokenized and written at a time
 
 
 @dataclass(frozen=True)
 class WriteCounts:
-    """A file of training rows that was written.
+    """What was written to a file of training rows.
 
     Attributes:
-        cut: how many rows were cut to the length limit.
+        cut_count: rows that were cut to the length limit.
         left_out: conversations that were left out because no answer is within the limit.
     """
 
-    rows: int
-    tokens: int
-    cut: int
+    row_count: int
+    token_count: int
+    cut_count: int
     left_out: tuple[Place, ...] = ()
 
 
@@ -130,7 +130,7 @@ def write_parquet(
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
-        for batch in batched(examples if selection is None else compress(examples, selection), BATCH):
+        for batch in batched(examples if selection is None else compress(examples, selection), BATCH_ROWS):
             columns, too_long, unanswered_rows = _encode_batch(codec, source, batch, labels, limit)
             rows += len(batch)
             unanswered |= {batch[index].place(source): start for index, start in unanswered_rows.items()}
@@ -151,20 +151,20 @@ def write_parquet(
     return WriteCounts(len(all_lengths), int(all_lengths.sum()), cut_count, tuple(unanswered))
 
 
-def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, most: int) -> None:
+def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, model_limit: int) -> None:
     """Raises TooLong if conversations have no answer within the limit: cut, they would teach nothing.
 
     Args:
         unanswered: these rows, and the tokens before their first answer.
         rows: the number of rows of the file.
         limit: the limit in tokens.
-        most: tokens that the model can take.
+        model_limit: the most tokens that the model takes.
     """
     if not unanswered:
         return
     verb = "has" if len(unanswered) == 1 else "have"
     start = max(unanswered.values())
-    longer = f"set --max-length to more than {start} to use them all, or " if start < most else ""
+    longer = f"set --max-length to more than {start} to use them all, or " if start < model_limit else ""
     raise TooLong(
         f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {limit} tokens: "
         f"{listed([*unanswered])}",
@@ -175,16 +175,16 @@ def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source,
 def _encode_batch(
     codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, limit: int
 ) -> Encoding:
-    """Returns the columns of the rows that are left, the places of rows that were cut, and the rows without an answer.
+    """Returns the columns of the remaining rows, the indices of rows that were cut, and the rows without an answer.
 
-    The last are given by their places, with the tokens before their first answer.
+    The last are given by their indices, with the tokens before their first answer.
     """
     label_numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
         if label_numbers is not None:
             return _encode_classified(codec, batch, label_numbers, limit)
         if batch[0].kind == "chat":
-            labelled = codec.encode_cut([row.messages for row in batch], limit, [row.tools for row in batch])
+            labelled = codec.encode_truncated([row.messages for row in batch], limit, [row.tools for row in batch])
         else:
             labelled = codec.encode_causal([row.text for row in batch], limit, truncate=True)
     except CodecError as error:

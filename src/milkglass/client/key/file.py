@@ -46,16 +46,18 @@ from milkglass.progress import Log
 from milkglass.rows.labels import Scale
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
-CHECKSUM_BYTES = 32  # bytes
+CHECKSUM_BYTES = 32  # SHA-256
 MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
 
 
 @final
 @dataclass(frozen=True)
 class KeySeal:
-    """Seals and opens a key file. It is derived from the passphrase, which is not kept. `repr` shows nothing secret.
+    """Seals and opens a key file. It is derived from the passphrase, which is not kept. `repr` shows no secret.
 
-    `check` distinguishes a wrong passphrase from an altered file; `sealing` is the key of the cipher.
+    Attributes:
+        check: distinguishes a wrong passphrase from an altered file.
+        sealing: the key of the cipher.
     """
 
     scrypt_n: int
@@ -64,8 +66,8 @@ class KeySeal:
     sealing: bytes = field(repr=False)
 
     @classmethod
-    def derived(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
-        """Derives a seal from a passphrase. A guess against its check costs as much as one against the seal."""
+    def derive(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
+        """Derives a seal from a passphrase. Guessing by its check costs as much as guessing by the seal."""
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
         derived_bytes = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
         check = hashlib.sha256(b"milkglass/1 passphrase check" + derived_bytes[32:]).digest()[:CHECK_BYTES]
@@ -76,19 +78,19 @@ class KeySeal:
         """Makes a seal with a fresh salt, of any passphrase that is not empty. `write_key` requires a strong one."""
         if not passphrase:
             raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
-        return cls.derived(passphrase, scrypt_n, secrets.token_bytes(SALT_BYTES))
+        return cls.derive(passphrase, scrypt_n, secrets.token_bytes(SALT_BYTES))
 
     @classmethod
     def of(cls, file_bytes: bytes, passphrase: str, name: str = "this") -> KeySeal:
         """Derives the seal of a file's bytes. Raises what the function `unseal` raises."""
         header, _ = _parse(file_bytes, name)
-        seal = cls.derived(passphrase, header.scrypt_n, header.salt)
+        seal = cls.derive(passphrase, header.scrypt_n, header.salt)
         if not hmac.compare_digest(seal.check, header.check):
             raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
         return seal
 
-    def is_of(self, passphrase: str) -> bool:
-        return hmac.compare_digest(self.derived(passphrase, self.scrypt_n, self.salt).sealing, self.sealing)
+    def matches(self, passphrase: str) -> bool:
+        return hmac.compare_digest(self.derive(passphrase, self.scrypt_n, self.salt).sealing, self.sealing)
 
     def seal(self, key: Key) -> bytes:
         payload = pack(key)
@@ -130,8 +132,8 @@ def unseal(file_bytes: bytes, passphrase: str, name: str = "this") -> Key:
     """Returns the key in a file's bytes. `name` is the file's, for messages.
 
     Raises:
-        KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase and
-            TamperedKey.
+        KeyFileError: it is not a key file; also its kinds TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase
+            and TamperedKey.
     """
     return KeySeal.of(file_bytes, passphrase, name).unseal(file_bytes, name)
 
@@ -155,7 +157,7 @@ def _has_checksum(file_bytes: bytes) -> bool:
 
 
 def require_key_file(path: Path) -> None:
-    """Raises KeyFileError for a file that is no key file. This needs no passphrase and checks no seal."""
+    """Raises KeyFileError for a file that is not a key file. This needs no passphrase and checks no seal."""
     file_bytes = _read_limited(path)
     parse(file_bytes, _has_checksum(file_bytes), str(path))
 
@@ -190,17 +192,17 @@ def write_key(
     try:
         files.write(path, key_seal.seal(key), replace)
     except FileExistsError:  # it appeared meanwhile
-        raise _exists(path) from None
+        raise _exists_error(path) from None
     return key_seal
 
 
 def require_free(path: Path) -> None:
     """Raises KeyExists if a new key would replace a file, or follow a link."""
     if path.is_symlink() or path.exists():
-        raise _exists(path)
+        raise _exists_error(path)
 
 
-def _exists(path: Path) -> KeyExists:
+def _exists_error(path: Path) -> KeyExists:
     is_link = path.is_symlink() and not path.exists()
     fault = f"{path} is a link that leads nowhere" if is_link else f"{path} exists already"
     return KeyExists(fault, "give another file: overwriting a key makes its fine-tunes useless")
@@ -255,8 +257,8 @@ class UnlockedKey:
         """Writes a new key file. Raises what `write_key` raises."""
         return cls(path, key, write_key(path, key, passphrase, scrypt_n, weak=weak))
 
-    def again(self, path: Path | None = None) -> Key:
-        """Reads the file again, or a copy of it at `path`. Raises KeyFileError if that key cannot be opened."""
+    def reread(self, path: Path | None = None) -> Key:
+        """Returns the key that is now in the file, or in a copy of it at `path`. Raises KeyFileError if none opens."""
         path = path or self.path
         return self.seal.unseal(_read_key_file(path), str(path))
 
@@ -270,42 +272,43 @@ class UnlockedKey:
                 keys trusts these names, and not the server, for which key a model belongs to.
         """
 
-        def changed(changed_info: KeyInfo) -> KeyInfo:
+        def with_names(changed_info: KeyInfo) -> KeyInfo:
             if isinstance(labels, Scale):
                 changed_info = changed_info.with_scale(labels, job)
             elif labels is not None:
                 changed_info = changed_info.with_labels(labels, job)
             return changed_info if model is None else changed_info.with_upload(model, job)
 
-        return self if labels is None and model is None else self._change_info(changed)
+        return self if labels is None and model is None else self._change_info(with_names)
 
     def count(self, texts: int, tokens: int, notice: Log) -> None:
-        """Counts text that is encoded under the key, and warns if this passes a threshold of its audits."""
-        passed_before = usage.read(self.path).passed()
-        for attacker, share, at in usage.add(self.path, texts, tokens).passed():
-            if (attacker, share, at) not in passed_before:
+        """Counts text that is encoded under the key, and warns when this passes a threshold of its audits."""
+        passed_before = usage.read(self.path).passed_thresholds()
+        for attacker, share, threshold in usage.add(self.path, texts, tokens).passed_thresholds():
+            if (attacker, share, threshold) not in passed_before:
                 notice(
-                    f"warning: more than {at:,} tokens are encoded under this key: the attacker with {attacker} of its "
-                    f"last audit reads {share} of what carries content by then; see `milkglass key status {self.path}`"
+                    f"warning: more than {threshold:,} tokens are encoded under this key: the attacker with {attacker} "
+                    f"of its last audit reads {share} of what carries content by then; see `milkglass key status "
+                    f"{self.path}`"
                 )
 
-    def sealed_with(self, passphrase: str) -> UnlockedKey:
+    def seal_again(self, passphrase: str) -> UnlockedKey:
         """Seals the key under another passphrase, writes it over the file, and opens it again.
 
         Raises WeakPassphrase, or KeyFileError if the written file is not this key.
         """
         with usage.locked(self.path):
-            key = self.again()
+            key = self.reread()
             seal = write_key(self.path, key, passphrase, replace=True)
             unlocked = UnlockedKey(self.path, key, seal)
-            if unlocked.again().identifier != key.identifier:
+            if unlocked.reread().identifier != key.identifier:
                 raise KeyFileError(f"{self.path} is not the key that was sealed", "restore a backup")
         return unlocked
 
     def _change_info(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
         """Reads and writes the file under a lock, so that another command's changes stay."""
         with usage.locked(self.path):
-            key = self.again()
+            key = self.reread()
             new_info = change(key.info)
             if new_info != key.info:
                 key = replace(key, info=new_info)

@@ -28,7 +28,7 @@ FORMAT, CODEC, VERSION = "milkglass-key", "milkglass-codec", 1
 CIPHER, KDF = "chacha20-poly1305", "scrypt"
 SCRYPT_R, SCRYPT_P = 8, 1
 MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
-MAX_HEADER = 4096  # bytes
+MAX_HEADER = 4096  # bytes of the header line
 SALT_BYTES, NONCE_BYTES, CHECK_BYTES, TAG_BYTES, ROOT_BYTES = 16, 12, 16, 16, 32
 FIELDS = {"format", "version", "kdf", "cipher", "nonce", "check", "length"}
 FIRST_BYTES = b'{"check":"'  # keys are sorted
@@ -71,27 +71,27 @@ class Header:
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def parse(file_bytes: bytes, checksum_ok: bool, name: str = "this") -> tuple[Header, bytes]:
+def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tuple[Header, bytes]:
     """Returns the header, and its line as bytes.
 
     Args:
         file_bytes: the file's bytes, or its beginning with the whole header line.
-        checksum_ok: whether the file's checksum is right. Then a header that is not of version 1 was written so, and
-            the error does not call it damaged.
+        has_valid_checksum: whether the file's checksum is right. Then a header that is not of version 1 was written so,
+            and the error does not call it damaged.
         name: the file's name in messages.
 
     Raises:
-        KeyFileError: it is no key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
+        KeyFileError: it is not a key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
     """
     if not file_bytes:
         raise TruncatedKey("the key file is empty", "restore a backup")
     if not _like_a_key(file_bytes):
-        raise _foreign(name)
+        raise _foreign_error(name)
     line = file_bytes[: file_bytes.find(b"\n", 0, MAX_HEADER) + 1]
     if not line:
         raise TruncatedKey(f"the key file is cut off in its header: {len(file_bytes)} bytes", "restore a backup")
     try:
-        return _header(line, checksum_ok, name), line
+        return _header(line, has_valid_checksum, name), line
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
 
@@ -104,12 +104,12 @@ def _like_a_key(file_bytes: bytes) -> bool:
     return FIRST_BYTES.startswith(head[: len(FIRST_BYTES)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
 
 
-def _header(line: bytes, checksum_ok: bool, name: str) -> Header:
+def _header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
     """Reads a header. Raises DamagedKey; ValueError, KeyError or TypeError for what version 1 never writes."""
     fields = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
-    if checksum_ok and fields["format"] not in TENSORS:
-        raise _foreign(name)
-    if checksum_ok and type(fields["version"]) is int and fields["version"] != VERSION:
+    if has_valid_checksum and fields["format"] not in TENSORS:
+        raise _foreign_error(name)
+    if has_valid_checksum and type(fields["version"]) is int and fields["version"] != VERSION:
         raise UnknownKeyVersion(f"key file version {fields['version']}, this reads {VERSION}", "update milkglass")
     kdf = fields["kdf"]
     _require_types(fields, kdf)
@@ -150,7 +150,7 @@ def _unb64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _foreign(name: str) -> KeyFileError:
+def _foreign_error(name: str) -> KeyFileError:
     return KeyFileError(f"{name} is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
 
 
@@ -179,19 +179,19 @@ def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
         notes = table.get(METADATA, {})
         document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[payload_format] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
-        raise _damage("cannot be read") from error
+        raise _damage_error("cannot be read") from error
     dtypes = {name: array.dtype for name, array in arrays.items()}
     if dtypes != TENSORS[payload_format] or not isinstance(document, dict):
-        raise _damage("is not what version 1 defines")
+        raise _damage_error("is not what version 1 defines")
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
-        raise _damage("holds no permutation")
+        raise _damage_error("holds no permutation")
     if root is not None and root.shape != (ROOT_BYTES,):
-        raise _damage("holds a root of another size than 32 bytes")
+        raise _damage_error("holds a root of another size than 32 bytes")
     if _sum(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
     if root is None and not IDENTIFIER.fullmatch(notes["identifier"]):
-        raise _damage("holds an identifier that is not of 32 hexadecimal digits")
+        raise _damage_error("holds an identifier that is not of 32 hexadecimal digits")
     secret = None if root is None else root.tobytes()
     return Key(secret, notes["model_digest"], sigma, KeyInfo(document), notes.get("identifier"))
 
@@ -200,5 +200,5 @@ def _sum(sigma: NDArray[np.int32]) -> str:
     return hashlib.sha256(np.asarray(sigma, "<i4").tobytes()).hexdigest()
 
 
-def _damage(fault: str) -> DamagedKey:
+def _damage_error(fault: str) -> DamagedKey:
     return DamagedKey(f"the content of the key file {fault}", "restore a backup")

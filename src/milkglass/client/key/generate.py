@@ -10,8 +10,8 @@ KNN reads of the mean of four jobs' rows (of one row: 11.3 %):
 
     the child has                    linked      KNN of the mean, links   by the server   from elsewhere
     the same rows                    100 %                                11.3 %          11.3 %
-    the same clusters, noise anew    10 %, 1/k                            11.0 %          10.3 %
-    clusters and noise anew          2.3 %                                10.0 %          68.6 %
+    the same clusters, new noise     10 %, 1/k                            11.0 %          10.3 %
+    new clusters, new noise          2.3 %                                10.0 %          68.6 %
 
 With the same rows the permutation is worthless, since all jobs are one cipher; they are not offered. New clusters look
 best, and are worst as soon as ids are linked by other means, such as deciphering: a token is in the intersection of its
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, packed_groups, permutation
+from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, pack_groups, permutation
 from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_config import ModelSampling, special_ids
 from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
@@ -144,7 +144,7 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     require_finite(table)
     order = cluster_order(key)
     groups = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
-    return replace(key, info=key.info.with_fields(groups=packed_groups(groups, len(table))))
+    return replace(key, info=key.info.with_fields(groups=pack_groups(groups, len(table))))
 
 
 def scheme_of(key: Key) -> Scheme:

@@ -1,4 +1,4 @@
-"""The key: one root secret, the permutation that it gives, and what it says of its model.
+"""The key: one root secret, the permutation that is derived from it, and information on its model.
 
 `vectors/` has known answers of permutations. A key in memory is not protected: Python cannot wipe it.
 """
@@ -24,17 +24,17 @@ from milkglass.rows.labels import Scale
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.symbols.symbol_map import SymbolMap, shared_symbols
 
-CODEC_NEEDS = {
+CODEC_FIELDS = {
     "model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses",
     "sampling", "uploads", "jobs",
 }  # fmt: skip
 JOB = re.compile(r"ftjob-([0-9a-f]{24})")  # a server's name for a job; a short one would be part of any name
-OWN_ORDER = "own"  # clusters are begun in the key's own order
+OWN_ORDER = "own"  # value of `order`: clusters are begun in the key's own order
 
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """Information on a key's model: a typed view of the JSON that is sealed with the key (docs/formats.md).
+    """A typed view of the JSON that is sealed with the key (docs/formats.md): information on its model.
 
     It is private, since it has label names. Fields that this version does not know stay, in their order. Each method
     `with_...` returns a changed copy.
@@ -86,7 +86,7 @@ class KeyInfo:
 
     @property
     def own_order(self) -> bool:
-        """Returns whether clusters are begun in the key's own order, and not in the order of scrambled ids."""
+        """Whether clusters are begun in the key's own order, not in the order of scrambled ids."""
         return self.document.get("order") == OWN_ORDER
 
     @property
@@ -159,7 +159,7 @@ class KeyInfo:
         scales = self.scales_by_job
         return next((scale for name, scale in scales.items() if _job_made(name, model)), scales.get(job))
 
-    # --- changed ------------------------------------------------------------------------------------------------------
+    # --- changed copies -----------------------------------------------------------------------------------------------
     def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
         """Sets these label names as the newest, and as the job's if there is one."""
         jobs = {**self.labels_by_job, **({} if job is None else {job: dict(labels)})}
@@ -172,7 +172,7 @@ class KeyInfo:
 
     def for_codec(self, shares: bool) -> KeyInfo:
         """Returns only what encoding and decoding need, with the clusters if an id names one (`shares`)."""
-        names = CODEC_NEEDS | ({"groups"} if shares else set())
+        names = CODEC_FIELDS | ({"groups"} if shares else set())
         document = {name: value for name, value in self.document.items() if name in names}
         scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
         return KeyInfo({**document, "scheme": scheme})
@@ -305,7 +305,7 @@ class Key:
 
     @property
     def spends_again(self) -> str | None:
-        """Returns why a text that is sent again spends epsilon again, or None if it does not.
+        """The reason why a text that is sent again spends epsilon again, or None if it does not.
 
         It does under codecs and job keys of older versions, which do not share the draws of the key they came from.
         """
@@ -361,18 +361,18 @@ class Key:
     def inverse(self) -> NDArray[np.int64]:
         """Returns (n',) the token behind each scrambled id.
 
-        With shared rows this is the token that had the id's place, which says nothing. With symbols it is one of many.
+        With shared rows this is the token that had the id's slot, which means nothing. With symbols it is one of many.
         """
         return self.slots.origin[np.argsort(self.sigma)]
 
     @property
     def groups(self) -> list[NDArray[np.int64]] | None:
         packed = self.info.packed_groups
-        return None if packed is None else unpacked_groups(packed)
+        return None if packed is None else unpack_groups(packed)
 
     @property
     def shares(self) -> bool:
-        """Returns whether an id names a cluster and not a token."""
+        """Whether an id names a cluster, not a token."""
         return self.info.scheme.get("rows") == "shared" or self.token_symbols is not None
 
     def stream(self, label: str) -> Stream:
@@ -398,7 +398,7 @@ class Key:
             )
 
 
-def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
+def pack_groups(groups: list[NDArray[np.int64]], n: int) -> str:
     """Returns base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 if it has none."""
     cluster_of = np.full(n, -1, "<i4")
     for cluster, group in enumerate(groups):
@@ -406,8 +406,8 @@ def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
     return base64.b64encode(zlib.compress(cluster_of.tobytes(), 9)).decode()
 
 
-def unpacked_groups(packed: str) -> list[NDArray[np.int64]]:
-    """Returns the clusters of `packed_groups`. Raises DamagedKey if they cannot be read."""
+def unpack_groups(packed: str) -> list[NDArray[np.int64]]:
+    """Returns the clusters of `pack_groups`. Raises DamagedKey if they cannot be read."""
     try:
         cluster_of = np.frombuffer(zlib.decompress(base64.b64decode(packed, validate=True)), "<i4")
     except (ValueError, zlib.error) as error:

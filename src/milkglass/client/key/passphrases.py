@@ -3,7 +3,7 @@
 The key file is sealed with scrypt at N = 2^17: a guess costs an attacker about 0.4 s of one core and 128 MB. zxcvbn
 estimates the number of guesses; it knows common passwords, words, names, dates, keyboard patterns and repeats. Fewer
 than 10^10 guesses are refused, zxcvbn's own bound for data that an attacker has behind a slow hash: 127 years of one
-core, or under 5 days of 10,000 cores. The estimate is no proof: a sentence from a book looks stronger than it is.
+core, or under 5 days of 10,000 cores. The estimate is not a proof: a sentence from a book looks stronger than it is.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import unicodedata
 from milkglass.errors import WeakPassphrase
 
 REQUIRED_GUESSES = 10**10
-SECONDS_A_GUESS = 0.4
+SECONDS_PER_GUESS = 0.4
 WORD_COUNT = 10  # 11 bits each, 110 bits in all
-MAX_ESTIMATED_LETTERS = 72  # characters that are judged: zxcvbn's time grows with the square of the length
+MAX_ESTIMATED_LETTERS = 72  # further characters are ignored: zxcvbn's time grows with the square of the length
 UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
@@ -32,8 +32,9 @@ def weakness(passphrase: str) -> str | None:
     count = guesses(passphrase)
     if count >= REQUIRED_GUESSES:
         return None
+    time = duration(count * SECONDS_PER_GUESS)
     return (
-        f"the passphrase is weak: about {_round_words(count)} guesses find it, {duration(count * SECONDS_A_GUESS)} of "
+        f"the passphrase is weak: about {_round_words(count)} guesses find it, {time} of "
         f"one processor core; at least {_round_words(REQUIRED_GUESSES)} guesses are required"
     )
 

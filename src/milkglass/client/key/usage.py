@@ -23,8 +23,8 @@ from milkglass import files
 from milkglass.errors import KeyFileError
 
 VERSION = 1
-OPTIONAL_FIELDS = ("parent", "jobs", "rate", "audits")  # fields that are left out if they are empty
-MOST_AUDITS = 20  # the newest records that are kept
+OPTIONAL_FIELDS = ("parent", "jobs", "rate", "audits")  # of `Usage`: not written if they are empty
+MAX_AUDITS = 20  # records that are kept, the newest
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,15 @@ class Usage:
     """The counts of a key.
 
     Attributes:
+        texts: texts that were encoded under the key.
+        tokens: tokens that were encoded under the key.
         audited: when it was last audited, in seconds since 1970; 0 for never.
         spent: for each attacker, the tokens after which it reads a share ("10 %") of the content tokens, by the worst
             of all audits.
+        measured: the most tokens of an audit.
         parent: the key file that this one was made from, or "".
         jobs: tokens encoded under keys made from this one, by file name.
+        rate: what a coarse vocabulary reveals (obfuscate/symbol_rate.py).
         audits: the last audits, the oldest first (`audit_record`).
     """
 
@@ -44,13 +48,13 @@ class Usage:
     tokens: int = 0
     audited: float = 0.0
     spent: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    measured: int = 0  # the most tokens of an audit
+    measured: int = 0
     parent: str = ""
     jobs: Mapping[str, int] = field(default_factory=dict)
-    rate: Mapping[str, float] = field(default_factory=dict)  # of a coarse vocabulary (obfuscate/symbol_rate.py)
+    rate: Mapping[str, float] = field(default_factory=dict)
     audits: Sequence[Mapping[str, Any]] = ()
 
-    def passed(self) -> list[tuple[str, str, int]]:
+    def passed_thresholds(self) -> list[tuple[str, str, int]]:
         """Returns (attacker, share, tokens) for the highest threshold of the audits that each attacker has passed."""
         passed_thresholds = []
         for attacker, shares in self.spent.items():
@@ -134,20 +138,20 @@ def record_audit(
 ) -> Usage:
     """Records an audit of up to `measured` tokens. The worst thresholds of earlier audits stay."""
 
-    def joined(usage: Usage) -> Usage:
+    def add_audit(usage: Usage) -> Usage:
         spent_by = {
-            attacker: _worse(usage.spent.get(attacker, {}), spent.get(attacker, {}))
+            attacker: _fewer_tokens(usage.spent.get(attacker, {}), spent.get(attacker, {}))
             for attacker in {**usage.spent, **spent}
         }
-        audits = [*usage.audits, *([] if record is None else [record])][-MOST_AUDITS:]
-        most = max(usage.measured, measured)
-        return replace(usage, audited=time.time(), spent=spent_by, measured=most, audits=audits)
+        audits = [*usage.audits, *([] if record is None else [record])][-MAX_AUDITS:]
+        max_measured = max(usage.measured, measured)
+        return replace(usage, audited=time.time(), spent=spent_by, measured=max_measured, audits=audits)
 
-    return _change(key, joined)
+    return _change(key, add_audit)
 
 
-def _worse(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """Returns for each share the fewer tokens, in ascending order of the shares."""
+def _fewer_tokens(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    """Returns the lower threshold of each share, in ascending order of the shares."""
     fewest = {share: min(part[share] for part in (first, second) if share in part) for share in {**first, **second}}
     return dict(sorted(fewest.items(), key=lambda entry: float(entry[0].split()[0])))
 

@@ -1,9 +1,11 @@
-"""Applies a covariant scheme to a checkpoint: every tensor of a decoder is written in coordinates that the key draws.
+"""Applies a covariant scheme to a checkpoint: writes every tensor of a decoder in coordinates that the key draws.
 
 Tensors are changed one at a time. Memory beyond one of them and its products in fp64: the family of key matrices, (d,
 d) in fp64, and the secrets of its layer. Gains of norms and kappa are folded into what reads after them and become
 ones, so a head that is tied to the table gets its own tensor. Noise is drawn in blocks of rows, so that any block can
 be written again.
+
+Shapes: d dimensions of the residual stream, D of the scrambled one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 
 from milkglass.client.key.generate import scheme_of
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.plus import OneHeld, ReadOnce, TransformedRows
+from milkglass.client.obfuscate.plus import LazyTensor, TensorHolder, TransformedRows
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
@@ -29,8 +31,8 @@ from milkglass.schemes.covariant import Covariant
 from milkglass.schemes.covariant_keys import LayerKeys, LayerShape, StreamKeys
 from milkglass.schemes.scheme import Scheme
 
-NOISE_ROWS = 512  # rows of one block of noise; another number gives other noise
-DEVIATION_ROWS = 1024  # rows of a table that are in fp64 at a time
+NOISE_ROWS = 512  # rows of one block of noise; changing it changes the noise
+DEVIATION_ROWS = 1024  # rows of a table that are held in fp64 at a time
 
 
 def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
@@ -54,7 +56,7 @@ def new_width(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> i
 
 @dataclass(frozen=True)
 class NoisyRows:
-    """Rows of another replacement with normal noise of a standard deviation `size`, a sub-stream for each block."""
+    """Adds normal noise of standard deviation `size` to rows of another replacement, a sub-stream for each block."""
 
     source: RowBlocks
     size: float
@@ -65,17 +67,17 @@ class NoisyRows:
         if not self.size or not len(rows):
             return rows
         first, last = start // NOISE_ROWS, (stop - 1) // NOISE_ROWS
-        noise = torch.cat([self._block(number, rows.shape[1]) for number in range(first, last + 1)])
-        at = start - first * NOISE_ROWS
-        return (rows.float() + self.size * noise[at : at + len(rows)]).to(rows.dtype)
+        noise = torch.cat([self._noise_block(index, rows.shape[1]) for index in range(first, last + 1)])
+        offset = start - first * NOISE_ROWS
+        return (rows.float() + self.size * noise[offset : offset + len(rows)]).to(rows.dtype)
 
-    def _block(self, number: int, width: int) -> torch.Tensor:
-        return NoiseStream(self.stream.keyed(number.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)
+    def _noise_block(self, index: int, width: int) -> torch.Tensor:
+        return NoiseStream(self.stream.keyed(index.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)
 
 
 @dataclass(frozen=True)
 class CovariantKeys:
-    """The matrices that a key draws for one model; `stream` is the family of P and Q."""
+    """Draws the matrices of one model from a key; `stream` is the family of P and Q."""
 
     scheme: Covariant
     key: Key
@@ -91,21 +93,21 @@ class CovariantKeys:
     def draws(self, purpose: str) -> NoiseStream:
         return NoiseStream(self.key.stream(f"covariant/{purpose}"))
 
-    def writing(self, name: str) -> torch.Tensor:
-        """Returns P (d, D) of the tensor that writes."""
+    def writing_matrix(self, name: str) -> torch.Tensor:
+        """Returns P (d, D) of the tensor `name`, which writes to the stream."""
         return self.stream.writing(self.draws(f"P/{name}"))
 
-    def reading(self, name: str) -> torch.Tensor:
-        """Returns Q (D, d) of the tensor that reads, times kappa."""
+    def reading_matrix(self, name: str) -> torch.Tensor:
+        """Returns Q (D, d) of the tensor `name`, which reads the stream, times kappa."""
         return self.stream.kappa * self.stream.reading(self.draws(f"Q/{name}"))
 
-    def layer(self, number: int) -> LayerKeys:
-        return self.scheme.layer_keys(self.shape, self.draws(f"layer/{number}"))
+    def layer(self, index: int) -> LayerKeys:
+        return self.scheme.layer_keys(self.shape, self.draws(f"layer/{index}"))
 
 
 @dataclass(frozen=True)
 class _Changes:
-    """Computes the uploaded form of each tensor. Tensors of a layer follow each other: few secrets are in memory."""
+    """Computes the uploaded form of each tensor. A layer's tensors follow each other, so few secrets are in memory."""
 
     base: Checkpoint
     residual: ResidualStream
@@ -117,21 +119,21 @@ class _Changes:
         return self.residual.gain_offset + self.base.read(norm).double()
 
     def inner(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns rows (fp64) of a tensor that reads the stream, under the secrets of its layer."""
+        """Returns a tensor (fp64) with its rows changed by the secrets of its layer."""
         number, part = self.layout.part_of[name]
         return self.layer(number).rows(part, tensor.double())
 
     def reader(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         folded = tensor.double() * self.gain(self.residual.readers[name])
-        return (self.inner(name, folded) @ self.keys.reading(name).T).to(tensor.dtype)
+        return (self.inner(name, folded) @ self.keys.reading_matrix(name).T).to(tensor.dtype)
 
     def writer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         number, part = self.layout.part_of[name]
-        return (self.keys.writing(name).T @ self.layer(number).columns(part, tensor.double())).to(tensor.dtype)
+        return (self.keys.writing_matrix(name).T @ self.layer(number).columns(part, tensor.double())).to(tensor.dtype)
 
     def bias(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a bias that is added to the stream. Like every writer it can have its own P."""
-        return (tensor.double() @ self.keys.writing(name)).to(tensor.dtype)
+        return (tensor.double() @ self.keys.writing_matrix(name)).to(tensor.dtype)
 
     def inner_bias(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return self.inner(name, tensor).to(tensor.dtype)
@@ -148,7 +150,7 @@ def transform_tensors(
     """Returns the replaced tensors of the scrambled checkpoint, and the new shapes.
 
     Args:
-        base: has a place for each of `tables`.
+        base: the original checkpoint, with an entry for each of `tables`.
         residual: of the original checkpoint.
         tables: the permuted tables that are indexed by token id, `head` among them.
     """
@@ -161,9 +163,9 @@ def transform_tensors(
     for name in tables:
         share = scheme.head_noise if name == head else scheme.table_noise
         noisy = NoisyRows(tables[name], _deviation(base, name, share), key.stream(f"covariant/noise/{name}"))
-        matrix = keys.writing(name)
+        matrix = keys.writing_matrix(name)
         if name == head:
-            matrix = changes.gain(residual.final)[:, None] * keys.reading(name).T
+            matrix = changes.gain(residual.final)[:, None] * keys.reading_matrix(name).T
         replaced[name] = TransformedRows(noisy, matrix.float())
     kinds = (
         (residual.readers, changes.reader),
@@ -171,11 +173,11 @@ def transform_tensors(
         (residual.biases, changes.bias),
         (sorted(set(layout.part_of) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_bias),
     )
-    holder = OneHeld()
+    holder = TensorHolder()
     for names, change in kinds:
-        replaced |= {name: ReadOnce(base, name, partial(change, name), holder) for name in names}
+        replaced |= {name: LazyTensor(base, name, partial(change, name), holder) for name in names}
     for name in residual.norms:
-        replaced[name] = ReadOnce(
+        replaced[name] = LazyTensor(
             base, name, lambda whole: torch.full((width,), 1 - residual.gain_offset, dtype=whole.dtype), holder
         )
     return replaced, _shapes(base, residual, tables, width)

@@ -23,13 +23,13 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.obfuslm_plus import Plus, Turn
 
-ROWS_AT_A_TIME = 4096  # rows of the table that are transposed at a time
+BATCH_ROWS = 4096  # rows of the table that are transposed at a time
 
 
 def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint, str]:
-    """Returns the checkpoint with a place for its own output head, and the head's name.
+    """Returns the checkpoint with an entry for its own output head, and the head's name.
 
-    A tied head has no place: the new one points to the table's file, with the table's rows until they are replaced.
+    A tied head has no entry: the new one points to the table's file, and has the table's rows until they are replaced.
     """
     if architecture.heads:
         return base, architecture.heads[0]
@@ -39,31 +39,31 @@ def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint,
 
 
 def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage) -> Turn:
-    """Returns W* and sigma* of this key, computed from the mixed and permuted table (count, width)."""
+    """Returns W* and sigma* of a key, computed from the mixed and permuted table (count, width)."""
     advance = stage("turn the table", count)
-    columns = torch.empty(0)  # in the table's dtype, once that is known: fp32 would be twice as much
-    for start in range(0, count, ROWS_AT_A_TIME):
-        stop = min(count, start + ROWS_AT_A_TIME)
+    columns = torch.empty(0)  # replaced by one in the table's dtype: fp32 would take twice the memory
+    for start in range(0, count, BATCH_ROWS):
+        stop = min(count, start + BATCH_ROWS)
         rows = table.block(start, stop)
         columns = columns if start else rows.new_empty(width, count)
         columns[:, start:stop] = rows.T
         advance(stop - start)
 
-    def drawn(label: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def draw_order(label: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return permutation(subkey(key.root, key.model_digest, label), width).astype(np.int64)
 
     return plus.turn(
         columns,
-        drawn("order/dimension"),
+        draw_order("order/dimension"),
         key.stream("noise/dimension").laplace,
-        drawn("permutation/dimension"),
+        draw_order("permutation/dimension"),
         stage("cluster dimensions", width),
     )
 
 
 @dataclass(frozen=True)
 class TransformedRows:
-    """Rows of another replacement, (n, d), times a gain (d,) if there is one, times a matrix (d, D), in fp32."""
+    """Multiplies rows (n, d) of another replacement by a gain (d,), if there is one, and a matrix (d, D), in fp32."""
 
     source: RowBlocks
     matrix: torch.Tensor
@@ -80,7 +80,7 @@ def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None =
 
 
 @dataclass
-class OneHeld:
+class TensorHolder:
     """Holds the last tensor that was changed. Asking for another drops it, even if it was not read to its end."""
 
     name: str = ""
@@ -94,21 +94,21 @@ class OneHeld:
 
 
 @dataclass(frozen=True)
-class ReadOnce:
-    """A tensor that is read and changed when its first row is needed, and dropped after its last.
+class LazyTensor:
+    """Reads and changes a tensor when its first row is needed, and drops it after its last.
 
-    All tensors of a model share `held`, so that one of them is in memory at a time.
+    All tensors of a model share one holder, so that only one of them is in memory.
     """
 
     base: Checkpoint
     name: str
     change: Callable[[torch.Tensor], torch.Tensor]
-    held: OneHeld
+    holder: TensorHolder
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        tensor = self.held.get(self.name, lambda: self.change(self.base.read(self.name)))
+        tensor = self.holder.get(self.name, lambda: self.change(self.base.read(self.name)))
         if stop == len(tensor):
-            self.held.tensor = None
+            self.holder.tensor = None
         return tensor[start:stop].clone()
 
 
@@ -116,7 +116,7 @@ def turn_tensors(
     base: Checkpoint, residual: ResidualStream, turn: Turn, tables: Mapping[str, RowBlocks], head: str
 ) -> dict[str, RowBlocks]:
     """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""
-    holder = OneHeld()
+    holder = TensorHolder()
     gain = {name: residual.gain_offset + base.read(name).float() for name in residual.norms}
     replaced: dict[str, RowBlocks] = {}
     for name, rows in tables.items():
@@ -125,9 +125,14 @@ def turn_tensors(
         else:
             replaced[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
-        replaced[name] = ReadOnce(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]), holder)  # type: ignore[misc]
+        replaced[name] = LazyTensor(
+            base,
+            name,
+            lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]),  # type: ignore[misc]
+            holder,
+        )
     for name in (*residual.writers, *residual.biases):
-        replaced[name] = ReadOnce(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), holder)
+        replaced[name] = LazyTensor(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), holder)
     for name in residual.norms:
-        replaced[name] = ReadOnce(base, name, lambda whole: torch.full_like(whole, 1 - residual.gain_offset), holder)
+        replaced[name] = LazyTensor(base, name, lambda whole: torch.full_like(whole, 1 - residual.gain_offset), holder)
     return replaced

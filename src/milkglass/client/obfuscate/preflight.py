@@ -11,7 +11,7 @@ from milkglass import files
 from milkglass.client.key.generate import refuse_delta_if_unsupported, require_kind, reserved_ids, single_ids
 from milkglass.client.layout import tokenizer_digest, unknown_tensor_names
 from milkglass.client.obfuscate.covariant import new_width, require_layers
-from milkglass.client.obfuscate.scramble import mapped_configs
+from milkglass.client.obfuscate.scramble import map_configs
 from milkglass.errors import ModelError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture, architecture_of
@@ -19,12 +19,12 @@ from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
-SPARE_BYTES = 16 << 20  # bytes that are left free for configs and the key
-MAX_HEAD_BYTES = 256 << 20  # the most bytes of a task's head and configs
+SPARE_BYTES = 16 << 20  # left free for configs and the key
+MAX_HEAD_BYTES = 256 << 20  # of a task's head and configs
 
 
 def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
-    """Raises what scrambling, or encoding under the key, would raise later.
+    """Raises, before the work begins, what scrambling or encoding under the key would raise later.
 
     Raises:
         UnsupportedModel: the scheme does not support the model.
@@ -48,12 +48,12 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     size = architecture.vocab_size
     counts = np.full(size, scheme.copies, np.int64)
     counts[single_ids(base, architecture)] = 1
-    mapped_configs(base, np.arange(size, dtype=np.int32), counts)
+    map_configs(base, np.arange(size, dtype=np.int32), counts)
 
 
 def require_sound(base: Checkpoint) -> None:
     """Raises ModelError, which names the file and the entry, if a server would refuse the model for its own files."""
-    configs = mapped_configs(base, np.arange(architecture_of(base).vocab_size, dtype=np.int32), None)
+    configs = map_configs(base, np.arange(architecture_of(base).vocab_size, dtype=np.int32), None)
     facts_of(Checkpoint(base.folder, configs.config, configs.generation, base.tensors))
 
 
@@ -93,14 +93,14 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
 def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     """Estimates the bytes of the scrambled tensors."""
     architecture = architecture_of(base)
-    tables = sum(base.tensors[name].bytes for name in architecture.touched)
-    others_bytes = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
-    untied = scheme.needs_whole_layers and not architecture.heads
-    bytes_at_base_width = others_bytes + tables * scheme.copies * (2 if untied else 1)
-    return bytes_at_base_width * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
+    table_bytes = sum(base.tensors[name].bytes for name in architecture.touched)
+    other_bytes = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - table_bytes
+    adds_head = scheme.needs_whole_layers and not architecture.heads
+    unwidened_bytes = other_bytes + table_bytes * scheme.copies * (2 if adds_head else 1)
+    return unwidened_bytes * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
 
 
-def most_bytes(base: Checkpoint, scheme: Scheme) -> int:
+def max_fine_tuned_bytes(base: Checkpoint, scheme: Scheme) -> int:
     """Returns a limit on the bytes of the fine-tuned model, which may store 16-bit weights in 32 bits."""
     return 2 * estimated_bytes(base, scheme, delta=False) + MAX_HEAD_BYTES
 

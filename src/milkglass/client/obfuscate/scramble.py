@@ -55,8 +55,8 @@ from milkglass.schemes.obfuslm_plus import Turn
 
 
 @dataclass(frozen=True)
-class _Scrambled:
-    """A tensor after mixing and permuting, by blocks of rows.
+class _ScrambledTensor:
+    """Gives blocks of rows of a tensor after mixing and permuting.
 
     Row p of the new tensor is row sigma^-1(p) of W X; rows of W X are numbered by slots (schemes/aliases.py).
     """
@@ -86,10 +86,10 @@ def mixture_of(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) ->
 
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """Returns the base's configs with mapped ids, without names, and with the key's identifier in config.json."""
-    first, choices = key.first, AliasChoices.of(key)
-    mapped = mapped_configs(base, first, None if choices is None else choices.counts)
+    first_ids, choices = key.first, AliasChoices.of(key)
+    mapped = map_configs(base, first_ids, None if choices is None else choices.counts)
     tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied_entry(base)
-    sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first) else {}
+    sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first_ids) else {}
     return Configs(
         {**mapped.config, KEY_ID: key.identifier} | tied | sizes | _wider_sizes(base, key), mapped.generation
     )
@@ -110,26 +110,30 @@ def _wider_sizes(base: Checkpoint, key: Key) -> dict[str, int]:
     return {"hidden_size": new_width(base, architecture, scheme), "head_dim": architecture.layout(base).head_size}
 
 
-def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
-    """Returns the configs with mapped ids: `first` (n,) the new id of each token, `counts` (n,) how many it has.
+def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
+    """Returns the configs with mapped ids.
+
+    Args:
+        first_ids: (n,) the scrambled id of each token, or the first of several.
+        counts: (n,) how many scrambled ids each token has. None: one each.
 
     Raises:
         UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
     """
-    check_ids(base.config, len(first), negative=True)
-    check_ids(base.generation_config or {}, len(first), GENERATION, negative=True)
+    check_ids(base.config, len(first_ids), negative=True)
+    check_ids(base.generation_config or {}, len(first_ids), GENERATION, negative=True)
 
     def sigma(token: int) -> int:
-        if token >= len(first):
+        if token >= len(first_ids):
             raise IdOutOfRange(
-                f"a config names token {token}, the vocabulary has {len(first)}", "repair the model's config"
+                f"a config names token {token}, the vocabulary has {len(first_ids)}", "repair the model's config"
             )
         if counts is not None and counts[token] > 1:
             raise UnsupportedModel(
                 f"a config names token {token}, which would have {counts[token]} ids",
                 "remove the entry from the config, or make a key with one id a token",
             )
-        return int(first[token])
+        return int(first_ids[token])
 
     entries, generation = config_entries(str(base.config.get("model_type"))), base.generation_config
     return Configs(
@@ -140,9 +144,12 @@ def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[n
 
 @dataclass(frozen=True)
 class Replacement:
-    """The tensors of the scrambled checkpoint, whose `base` has a place of the right size for each.
+    """The tensors of the scrambled checkpoint.
 
-    `tensors` are those that differ from it; `condition` is the condition number of W*, if the dimensions are mixed.
+    Attributes:
+        base: the original checkpoint, with an entry of the right size for each tensor.
+        tensors: those that differ from it.
+        condition: the condition number of W*, if the dimensions are mixed.
     """
 
     base: Checkpoint
@@ -151,7 +158,7 @@ class Replacement:
     condition: float | None = None
 
 
-def replacements(
+def replace_tensors(
     base: Checkpoint,
     architecture: Architecture,
     key: Key,
@@ -159,18 +166,19 @@ def replacements(
     mixture: RowMap | None = None,
     turn: Turn | None = None,
 ) -> Replacement:
-    """Returns the tensors of the scrambled checkpoint. `mixture` and `turn` replace the key's own in tests."""
+    """Returns the tensors of the scrambled checkpoint. `mixture` and `turn` replace those of the key in tests."""
     scheme = scheme_of(key)
     plus = scheme.plus
     require_layers(base, architecture, scheme)  # refused before the work begins
     mixture = mixture or mixture_of(base, key, base.mapped(architecture.table), stage)
     slot_of_id = np.argsort(key.sigma).astype(np.int64)
     if not scheme.needs_whole_layers:
-        tensors = {name: _Scrambled(base, name, mixture, slot_of_id) for name in architecture.touched}
+        tensors = {name: _ScrambledTensor(base, name, mixture, slot_of_id) for name in architecture.touched}
         return Replacement(resized(base, tensors, len(slot_of_id)), tensors, mixture)
     wider, head = with_head(base, architecture)
     tensors = {
-        name: _Scrambled(wider, name, mixture, slot_of_id) for name in dict.fromkeys((*architecture.touched, head))
+        name: _ScrambledTensor(wider, name, mixture, slot_of_id)
+        for name in dict.fromkeys((*architecture.touched, head))
     }
     residual = architecture.residual(base)
     if plus is None:
@@ -207,7 +215,7 @@ def scramble(
     document = json.dumps([delta, dict(key.info.document)]).encode()
     run_hash = hashlib.sha256(document + key.stream("staging").words(8).tobytes())
     staging = Staging(out, run_hash.hexdigest())
-    replacement = replacements(base, architecture, key, stage, mixture, turn)
+    replacement = replace_tensors(base, architecture, key, stage, mixture, turn)
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKER_CONTENT)
     if delta:

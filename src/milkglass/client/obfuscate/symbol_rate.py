@@ -29,11 +29,13 @@ class SymbolRate:
 
     Attributes:
         ids: m', the number of ids.
+        most_bits: the most bits a token that the ids can carry.
         bits: bits a token of the text, by the ids' own shares.
         running: the share of running tokens read by naming the likeliest token of each sent id. If ids are sent
             unchanged, that is the commonest token of the id.
         content: the same share of content tokens.
-        symbols: the number of ids to which the limits apply; `alone` have none: special tokens, function words.
+        symbols: the number of ids to which the limits apply.
+        alone: the number of ids to which no limit applies: those of special tokens and function words.
         alone_running: the share of running tokens that have such an id.
         unmet: the number of symbols that break a limit, including symbols of a single token.
         unmet_running: the share of running tokens that have such a symbol.
@@ -78,8 +80,8 @@ def rate_of(
     commonest = np.zeros(len(symbol_of), np.bool_)
     order = np.lexsort((np.arange(len(symbol_of)), -mass, symbol_of))
     commonest[order[np.unique(symbol_of[order], return_index=True)[1]]] = True
-    occurrences, responses = np.bincount(symbol_of, sent, size), responses_in(scheme)
-    read_mass = read_by_name(symbol_of, mass, commonest, responses)
+    occurrences, responses = np.bincount(symbol_of, sent, size), symbol_responses(scheme)
+    read_mass = read_share_by_name(symbol_of, mass, commonest, responses)
     return SymbolRate(
         ids=size,
         most_bits=most_bits(size, responses),
@@ -96,7 +98,7 @@ def rate_of(
     )
 
 
-def read_by_name(
+def read_share_by_name(
     symbol_of: NDArray[np.int64], mass: NDArray[np.float64], commonest: NDArray[np.bool_],
     responses: RandomisedResponse | None,
 ) -> NDArray[np.float64]:  # fmt: skip
@@ -120,7 +122,7 @@ def read_by_name(
     return read_shares
 
 
-def responses_in(scheme: Coarse) -> RandomisedResponse | None:
+def symbol_responses(scheme: Coarse) -> RandomisedResponse | None:
     """Returns the exchange of a scheme's symbols by their numbers, or None."""
     if scheme.epsilon is None:
         return None

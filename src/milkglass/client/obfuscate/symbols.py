@@ -21,7 +21,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
-from milkglass.client.training_request import held_out_rows
+from milkglass.client.training_request import held_out_mask
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.models.checkpoint import Checkpoint
@@ -40,13 +40,13 @@ from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.symbols.finder import Evidence, Floats, TaskTexts, VectorSource
 from milkglass.sequences import Sequences
 
-BATCH = 512  # tokens at a time
+BATCH = 512  # tokens that are encoded at a time
 FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
 PROGRESS_STEPS = 1000
 
 
 def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stage) -> Floats:
-    """Returns (n, d) in fp32. They are public: no data of the client are read."""
+    """Returns the vectors (n, d) of all tokens in fp32. They are public: no data of the client are read."""
     table = architecture_of(base).table
     if source == "table":
         return base.mapped(table).to(torch.float32, copy=True).numpy()
@@ -84,7 +84,7 @@ def _cached_vectors(
 
 
 def _encode(model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequence[int], progress: Progress) -> Floats:
-    """Returns for each token, alone in a text, the mean of the last states over all places, special ones too."""
+    """Returns for each token, alone in a text, the mean of the last states over all positions, special ones too."""
     around = partial(torch.tensor, dtype=torch.long)
     parts = []
     for batch in ids.split(BATCH):
@@ -98,9 +98,13 @@ def _encode(model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequen
 
 @dataclass(frozen=True, eq=False)
 class CountedTexts:
-    """Counts of the client's rows and of public text, (n,) occurrences, and the ids of special tokens.
+    """The client's rows, and how often each token occurs in them and in public text.
 
-    `task` is the client's rows with their labels, or None for rows without.
+    Attributes:
+        task: the client's rows with their labels. None: they have none.
+        own_counts: (n,) occurrences in the client's rows.
+        public_counts: (n,) occurrences in public text, if any is given.
+        special: the ids of special tokens.
     """
 
     task: TaskTexts | None
@@ -110,7 +114,7 @@ class CountedTexts:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Returns (n,) the occurrences that decide which tokens are common."""
+        """The occurrences (n,) that decide which tokens are common: those in public text, if any is given."""
         return self.own_counts if self.public_counts is None else self.public_counts
 
 
@@ -133,14 +137,14 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, regressio
     texts = encode_examples(codec, examples).original
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)
-    own_counts = _ordinary(texts.counts(size), special, data)
+    own_counts = _count_ordinary(texts.counts(size), special, data)
     if public is None:
         return CountedTexts(task, own_counts, None, special)
     counts = encode_examples(codec, examples_of(public)).original.counts(size)
-    return CountedTexts(task, own_counts, _ordinary(counts, special, public), special)
+    return CountedTexts(task, own_counts, _count_ordinary(counts, special, public), special)
 
 
-def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:
+def _count_ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:
     """Returns (n,) the counts without special tokens. Raises UsageError if nothing is left."""
     counts[special] = 0
     if not counts.any():
@@ -183,7 +187,7 @@ def coarse_key(
     would be far above the accuracy on new texts.
     """
     root = secrets.token_bytes(32) if root is None else root
-    texts = replace(texts, task=_trained_with(texts.task, root, digest))
+    texts = replace(texts, task=_without_held_out(texts.task, root, digest))
 
     def draws(label: str) -> Stream:
         return Stream(subkey(root, digest, label))
@@ -191,11 +195,11 @@ def coarse_key(
     return new_key(base, ref, find_map(base, scheme, texts, draws, stage), digest, root)
 
 
-def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
+def _without_held_out(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
     """Returns the rows without those that `finetune` would hold out."""
     if task is None:
         return None
-    rows = np.flatnonzero(~held_out_rows(root, digest, len(task.labels)))
+    rows = np.flatnonzero(~held_out_mask(root, digest, len(task.labels)))
     return replace(task, texts=task.texts.chosen(rows), labels=task.labels[rows])
 
 

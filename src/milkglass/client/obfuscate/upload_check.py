@@ -31,14 +31,14 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @final
 @dataclass(frozen=True)
-class Outgoing:
-    """All that is sent of one folder or delta. Weights of unusual names are sent under others."""
+class OutgoingModel:
+    """All that is sent of a folder or delta. `weights` are its files by the names under which they are sent."""
 
     folder: Path
     weights: Mapping[str, Path]
 
     @classmethod
-    def of(cls, folder: Path) -> Outgoing:
+    def of(cls, folder: Path) -> OutgoingModel:
         """Checks a folder. Raises UsageError if it may not leave, ModelError if no server would take it."""
         files = require_scrambled(folder)
         require_sound(folder)
@@ -79,12 +79,14 @@ def require_scrambled(folder: Path) -> list[Path]:
         )
     for file in (*CONFIGS, INDEX, DELTA_CONFIG):
         content = json_file(folder / file)
-        if content is not None and (name := next(TELLING.get(file, _config_telling)(content), None)):
+        if content is not None and (
+            name := next(REVEALING_ENTRIES.get(file, _revealing_config_entries)(content), None)
+        ):
             shown_name = name if WORD.fullmatch(name) else "notes"
             raise UsageError(f"{file} of {folder.name} holds {shown_name}, which no scrambled model has", ORIGINS_HINT)
     if not (folder / MARKER).is_file():
         raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS_HINT)
-    tensors_of = _places(folder)
+    tensors_of = _tensors_by_file(folder)
     if not tensors_of:
         raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS_HINT)
     if absent := sorted(name for name in tensors_of if not (folder / name).is_file()):
@@ -112,13 +114,13 @@ def require_sound(folder: Path) -> None:
     facts_of(Checkpoint.open(folder))
 
 
-def others_in(folder: Path) -> list[str]:
-    """Returns the names in a folder that are not sent: neither weights nor a config of the model."""
-    sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_places(folder)}
+def unsent_names(folder: Path) -> list[str]:
+    """Returns the names in a folder that are not sent, since they are neither weights nor configs of the model."""
+    sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_tensors_by_file(folder)}
     return sorted(path.name for path in folder.iterdir() if path.name not in sent)
 
 
-def _places(folder: Path) -> dict[str, set[str] | None]:
+def _tensors_by_file(folder: Path) -> dict[str, set[str] | None]:
     """Returns the weight files that the folder's JSON names, and each one's tensors, or None if it names none."""
     if (folder / DELTA_CONFIG).is_file():
         return {DELTA_WEIGHTS: None}
@@ -150,8 +152,8 @@ def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
         raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {tensor!r}", hint)
 
 
-# The entries of a folder's JSON files that scrambling would have taken out or numbered, nested ones too.
-def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
+# Yield the entries of a folder's JSON files, nested ones too, that scrambling would have removed or numbered
+def _revealing_delta_entries(delta: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in delta if name not in ("format", "base"))
     if delta.get("format") != DELTA_FORMAT:
         yield "format"
@@ -159,7 +161,7 @@ def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
         yield "base"
 
 
-def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
+def _revealing_config_entries(config: Mapping[str, Any]) -> Iterator[str]:
     for name, entry in config.items():
         if name in NAMES or name in LABELS:
             if entry and not (name in LABELS and _is_numbered(name, entry)):
@@ -167,10 +169,10 @@ def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
         elif has_private_words(name, entry):
             yield name
         elif isinstance(entry, Mapping):
-            yield from _config_telling(entry)
+            yield from _revealing_config_entries(entry)
 
 
-def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
+def _revealing_index_entries(index: Mapping[str, Any]) -> Iterator[str]:
     """Yields unexpected entries of an index, which says only where tensors are and how large they are together."""
     yield from (name for name in index if name not in ("metadata", "weight_map"))
     sizes, tensor_files = index.get("metadata") or {}, index.get("weight_map")
@@ -181,7 +183,10 @@ def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
     yield from (str(n) for n, file in tensor_files.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
 
 
-TELLING = {DELTA_CONFIG: _delta_telling, INDEX: _index_telling}  # of each other file: _config_telling
+REVEALING_ENTRIES = {
+    DELTA_CONFIG: _revealing_delta_entries,
+    INDEX: _revealing_index_entries,
+}  # of each other file: _revealing_config_entries
 
 
 def _is_numbered(name: str, labels: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from milkglass.client.key.key import Key
 from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
-from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
+from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
 from milkglass.models.families import architecture_of
 from milkglass.models.safetensors_file import RowBlocks, read_bytes
@@ -19,13 +19,13 @@ from milkglass.models.safetensors_header import TensorRef, has_notes, read_heade
 from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
 from milkglass.progress import Progress, Stage, no_stage
 
-ROWS_AT_A_TIME = 128  # rows that are compared at a time, in fp32
+BATCH_ROWS = 128  # compared at a time, in fp32
 ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order may round to the next number
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one comparison with what the key gives. `detail` counts, and names what is wrong."""
+    """The result of one comparison with what the key gives. `detail` names and counts what is wrong."""
 
     name: str
     passed: bool
@@ -39,7 +39,7 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
     """
     is_delta = (out / DELTA_CONFIG).is_file()
     tensors = read_header(out / DELTA_WEIGHTS) if is_delta else Checkpoint.open(out).tensors
-    replacement = replacements(base, architecture_of(base), key, stage)
+    replacement = replace_tensors(base, architecture_of(base), key, stage)
     expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
     base, replaced = replacement.base, replacement.tensors
     unchanged = set() if is_delta else set(base.tensors) - set(replaced)
@@ -109,7 +109,7 @@ def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress)
             block = source.block(start, min(start + step, old.shape[0]))
             raw = file.read(block.nbytes)
             written_block = torch.frombuffer(bytearray(raw), dtype=block.dtype).reshape(block.shape)
-            parts = zip(written_block.split(ROWS_AT_A_TIME), block.split(ROWS_AT_A_TIME), strict=True)
+            parts = zip(written_block.split(BATCH_ROWS), block.split(BATCH_ROWS), strict=True)
             if not all(torch.allclose(a.float(), b.float(), rtol=ROUNDING[old.dtype], atol=1e-6) for a, b in parts):
                 return False
             advance(block.nbytes)

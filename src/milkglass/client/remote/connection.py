@@ -35,20 +35,20 @@ from milkglass.progress import Log, no_log
 from milkglass.system import is_loopback
 
 MAX_EVENT = 4 << 20  # bytes of an event
-MAX_COMMENTS = 256 << 10  # bytes before an event that are no data
+MAX_COMMENTS = 256 << 10  # bytes before an event that are not data
 EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 BUSY_STATUSES = frozenset({429, 503})  # the server asks to try later, and did nothing
 LOST_STATUSES = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
-ANSWER_TIME = 30.0  # seconds that an exchange may take beyond the silence that is allowed
-MIN_BYTES_PER_SECOND = 16 << 10  # bytes a second: the slowest that a request's body may be sent
+ANSWER_SECONDS = 30.0  # how much longer an exchange may take than the silence that is allowed
+MIN_BYTES_PER_SECOND = 16 << 10  # the slowest that a request's body may be sent
 MAX_SHOWN = 200  # characters of an address in a message
 EXAMPLE_URL = "https://gpu.example:8420"
 CONNECT_TIMEOUT = 10.0  # seconds for making a connection
 FIRST_CONNECT_TIMEOUT = 3.0  # seconds for making a connection to a server that never answered
-FIRST_SILENCE = 20.0  # seconds to wait for a server's first answer, which is quick
+FIRST_SILENCE = 20.0  # seconds to wait for the first answer of a server
 FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
 REPORTED_WAIT = 1.0  # seconds from which a wait is reported
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
@@ -81,13 +81,13 @@ class Sockets:
 
 
 @final
-class Watch:
-    """A deadline that can be moved while a thread waits for it. `expired`: the connection was cut."""
+class Deadline:
+    """A deadline that can be moved while a thread waits for it. `has_expired`: the connection was cut."""
 
     def __init__(self, sockets: Sockets, seconds: float) -> None:
         self._sockets, self._changed = sockets, threading.Condition()
-        self._due: float | None = None  # None: nothing is waited for
-        self._over = self.expired = False
+        self._due: float | None = None  # None: the clock is stopped
+        self._is_over = self.has_expired = False
         self.extend(seconds)
 
     def extend(self, seconds: float) -> None:
@@ -103,46 +103,46 @@ class Watch:
 
     def end(self) -> None:
         with self._changed:
-            self._over = True
+            self._is_over = True
             self._changed.notify()
 
     def run(self) -> None:
         with self._changed:
-            while not self._over:
+            while not self._is_over:
                 seconds_left = None if self._due is None else self._due - time.monotonic()
                 if seconds_left is not None and seconds_left <= 0:
-                    self.expired = True
+                    self.has_expired = True
                     self._sockets.shut()
                     return
                 self._changed.wait(seconds_left)
 
 
 @contextmanager
-def watched(sockets: Sockets, seconds: float) -> Iterator[Watch]:
+def cut_after(sockets: Sockets, seconds: float) -> Iterator[Deadline]:
     """Cuts the connections of `sockets` after `seconds`, unless the block ends or extends the time before."""
-    watch = Watch(sockets, seconds)
-    threading.Thread(target=watch.run, name="milkglass-deadline", daemon=True).start()
+    deadline = Deadline(sockets, seconds)
+    threading.Thread(target=deadline.run, name="milkglass-deadline", daemon=True).start()
     try:
-        yield watch
+        yield deadline
     finally:
-        watch.end()
+        deadline.end()
 
 
 @final
 @dataclass(frozen=True)
 class ServerEvents:
-    """An answer whose body is being read. `silence` is how many seconds an event may take by default."""
+    """An answer whose body is being read. `silence` is the seconds that an event may take by default."""
 
     answer: httpx2.Response
-    watch: Watch
+    deadline: Deadline
     silence: float
 
 
 def server_events(stream: ServerEvents, max_silence: float | None = None) -> Iterator[tuple[str | None, str, str]]:
-    """Yields (id, event, data) of each server-sent event.
+    """Yields (id, type, data) of each server-sent event.
 
     Args:
-        max_silence: seconds without an event after which the connection is cut. Comments are no events. The caller's
+        max_silence: seconds without an event after which the connection is cut. Comments are not events. The caller's
             time for an event does not count.
 
     Raises:
@@ -151,21 +151,21 @@ def server_events(stream: ServerEvents, max_silence: float | None = None) -> Ite
     """
     max_silence = stream.silence if max_silence is None else max_silence
     event_id: str | None = None
-    event_type, data_lines, size, comments = "message", list[str](), 0, 0
-    stream.watch.extend(max_silence)
+    event_type, data_lines, size, comment_bytes = "message", list[str](), 0, 0
+    stream.deadline.extend(max_silence)
     for line in _lines_of(stream.answer):
         size += len(line) + 1
         if size > MAX_EVENT:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT)
-        comments += 0 if line.startswith("data") else len(line) + 1
-        if comments > MAX_COMMENTS:
+        comment_bytes += 0 if line.startswith("data") else len(line) + 1
+        if comment_bytes > MAX_COMMENTS:
             raise RemoteError(f"the answer has more than {MAX_COMMENTS} bytes of comments before an event", HINT)
         if not line:
             if data_lines:
-                stream.watch.pause()
+                stream.deadline.pause()
                 yield event_id, event_type, "\n".join(data_lines)
-                stream.watch.extend(max_silence)
-                size = comments = 0
+                stream.deadline.extend(max_silence)
+                size = comment_bytes = 0
             event_type, data_lines = "message", []
             continue
         field_name, _, field = line.partition(":")
@@ -193,7 +193,7 @@ def _lines_of(answer: httpx2.Response) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, and after how many seconds, a call is tried again. Each wait is twice the one before.
+    """How often, and after how many seconds, a call is tried again. Each wait is twice as long as the last.
 
     `pause` sleeps (for tests), and `progress` receives the reason of a long wait.
     """
@@ -217,8 +217,8 @@ class RetryPolicy:
 class Connection:
     """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
 
-    `timeout` is in seconds of silence. A whole exchange may take ANSWER_TIME more, and a request's body as long as it
-    takes at MIN_BYTES_PER_SECOND bytes a second.
+    `timeout` is in seconds of silence. A whole exchange may take ANSWER_SECONDS more, and a request's body as long as
+    it takes at MIN_BYTES_PER_SECOND bytes a second.
     """
 
     def __init__(
@@ -231,12 +231,12 @@ class Connection:
         retry: RetryPolicy | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._answered = False
+        self._has_answered = False
         self._sockets = Sockets()
         self.retry = retry or RetryPolicy(pause=self._sockets.given_up.wait)
         self._silence = timeout
         self._client = httpx2.Client(**client_options(self.url, token, allow_http, authority))
-        say_no_agent(self._client.headers)
+        remove_user_agent(self._client.headers)
 
     def close(self) -> None:
         self._client.close()
@@ -268,20 +268,22 @@ class Connection:
         """
         retry = method == "GET" if retry is None else retry
         arguments = {name: value for name, value in (("json", body), ("content", content)) if value is not None}
-        if timeout is None and method == "GET" and not self._answered:
+        if timeout is None and method == "GET" and not self._has_answered:
             timeout = min(FIRST_SILENCE, self._silence)
         total = (
-            (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / MIN_BYTES_PER_SECOND
+            (self._silence if timeout is None else timeout)
+            + ANSWER_SECONDS
+            + len(content or b"") / MIN_BYTES_PER_SECOND
         )
         for attempt in range(self.retry.attempts):
-            last = attempt == self.retry.attempts - 1
+            is_last = attempt == self.retry.attempts - 1
             try:
                 with self._within(total, RemoteError), self._ask(method, path, headers, timeout, arguments) as answer:
                     status = answer.status_code
-                    if last or not (status in BUSY_STATUSES or (retry and status in LOST_STATUSES)):
+                    if is_last or not (status in BUSY_STATUSES or (retry and status in LOST_STATUSES)):
                         return _object(answer)
             except httpx2.TransportError as error:
-                if last or not (retry or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
+                if is_last or not (retry or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
                     raise self._unreachable(error) from error
                 self.retry.wait(attempt)
                 continue
@@ -300,28 +302,28 @@ class Connection:
         arguments: dict[str, Any] = {} if body is None else {"json": body}
         try:
             with (
-                self._within(self._silence + ANSWER_TIME, Unreachable) as watch,
+                self._within(self._silence + ANSWER_SECONDS, Unreachable) as deadline,
                 self._ask(method, path, headers, None, arguments) as answer,
             ):
                 if answer.status_code >= 300:
                     raise error_from(answer)
                 require_plain(answer)
-                yield ServerEvents(answer, watch, self._silence)
+                yield ServerEvents(answer, deadline, self._silence)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
 
     @contextmanager
-    def _within(self, seconds: float, error_type: type[RemoteError]) -> Iterator[Watch]:
-        """Raises `error_type` if the exchange was cut, even if it seems to have succeeded: half can look whole."""
-        with watched(self._sockets, seconds) as watch:
+    def _within(self, seconds: float, error_type: type[RemoteError]) -> Iterator[Deadline]:
+        """Raises `error_type` if the exchange was cut, even if it seems to have succeeded: a part can look whole."""
+        with cut_after(self._sockets, seconds) as deadline:
             try:
-                yield watch
+                yield deadline
             except (httpx2.TransportError, RemoteError) as error:
-                if watch.expired:
-                    raise _overdue(watch, error_type) from error
+                if deadline.has_expired:
+                    raise _overdue_error(deadline, error_type) from error
                 raise
-            if watch.expired:
-                raise _overdue(watch, error_type)
+            if deadline.has_expired:
+                raise _overdue_error(deadline, error_type)
 
     @contextmanager
     def _ask(
@@ -334,18 +336,18 @@ class Connection:
     ) -> Iterator[httpx2.Response]:
         if self.given_up:
             raise RemoteError("the call was given up", "ask again in a session that is open")
-        connect = CONNECT_TIMEOUT if self._answered else FIRST_CONNECT_TIMEOUT
+        connect = CONNECT_TIMEOUT if self._has_answered else FIRST_CONNECT_TIMEOUT
         limits = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
-        watching = {"trace": self._sockets.trace}
+        extensions = {"trace": self._sockets.trace}
         with self._client.stream(
-            method, path, headers=headers, timeout=limits, extensions=watching, **arguments
+            method, path, headers=headers, timeout=limits, extensions=extensions, **arguments
         ) as answer:
-            self._answered = True
+            self._has_answered = True
             yield answer
 
     def _is_down(self, error: Exception, attempt: int) -> bool:
         """Returns whether to give up: soon if the server never answered, so that a wrong address fails fast."""
-        if self._answered:
+        if self._has_answered:
             return False
         if isinstance(error, httpx2.ConnectTimeout | httpx2.ReadTimeout):
             return True
@@ -358,9 +360,9 @@ class Connection:
         return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)
 
 
-def _overdue(watch: Watch, error_type: type[RemoteError]) -> RemoteError:
+def _overdue_error(deadline: Deadline, error_type: type[RemoteError]) -> RemoteError:
     return error_type(
-        f"the answer was cut off: what was waited for did not come within {watch.seconds:.0f} s",
+        f"the answer was cut off: what was waited for did not come within {deadline.seconds:.0f} s",
         "try again; if it goes on like this, don't trust the server",
     )
 
@@ -369,20 +371,20 @@ def client_options(url: str, token: str | None, allow_http: bool, authority: Pat
     """Returns the options of an httpx2 client for a server.
 
     Raises:
-        UsageError: the token would cross a network unencrypted, is invalid, or the file is no certificate.
+        UsageError: the token would be sent unencrypted, is invalid, or the file is not a certificate.
     """
-    local = check_url(url, allow_http)
+    is_local = check_url(url, allow_http)
     require_token(token)
     return {
         "base_url": url,
         # Never compressed: a small answer must not become a large one here.
         "headers": {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
         "verify": tls_context(authority) if url.startswith("https") else False,  # certificates take 0.1 s to load
-        "trust_env": not local,  # a proxy from the environment has no business between a machine and itself
+        "trust_env": not is_local,  # a proxy from the environment has no business between a machine and itself
     }
 
 
-def say_no_agent(headers: MutableMapping[str, str]) -> None:
+def remove_user_agent(headers: MutableMapping[str, str]) -> None:
     """Deletes the header that tells a server which library sends the request, and its version."""
     del headers["User-Agent"]
 
@@ -413,7 +415,7 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 
 def error_from(answer: httpx2.Response) -> RemoteError:
-    """Returns the message and hint of an error answer as one of our errors, with the HTTP status."""
+    """Returns the message and hint of an error answer as an error of this package, with the HTTP status."""
     error_fields = strict_json.error_in(_read(answer, MAX_ERROR))
     texts = (error_fields.get(name) for name in ("message", "hint"))
     message, hint = (text if isinstance(text, str) else "" for text in texts)
@@ -450,17 +452,17 @@ def check_url(url: str, allow_http: bool) -> bool:
         raise UsageError(
             f"the server's address {shown_url} is not a plain http(s) URL", f"give for example {EXAMPLE_URL}"
         )
-    local = is_loopback(parsed.host)
-    if parsed.scheme == "http" and not local and not allow_http:
+    is_local = is_loopback(parsed.host)
+    if parsed.scheme == "http" and not is_local and not allow_http:
         raise UsageError(
             f"http://{parsed.host} would carry the token in the clear",
             "use https, an ssh tunnel to 127.0.0.1, or --allow-http where the network is yours",
         )
-    return local
+    return is_local
 
 
 def tls_context(authority: Path | None) -> Any:
-    """Returns what verifies a server: a certificate's context, or True for the system's authorities.
+    """Returns the context that verifies a server by a certificate, or True for the system's authorities.
 
     Raises:
         UsageError: the file is missing, or has no certificate.

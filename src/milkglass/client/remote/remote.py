@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.layout import KEY_ID
-from milkglass.client.obfuscate.upload_check import Outgoing
+from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
-from milkglass.client.remote.responses import Prediction, in_order, read_prediction, response_id, token_ids
+from milkglass.client.remote.responses import Prediction, read_prediction, response_id, sort_by_index, token_ids
 from milkglass.client.remote.transfer import fetch_files, upload_file
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.files import sha256
@@ -31,12 +31,12 @@ from milkglass.progress import Stage, no_stage
 IdSequence = Sequence[int] | NDArray[Any]
 
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
-NO_MODEL = "there is no such model"  # the end of our server's message
+NO_MODEL = "there is no such model"  # the end of the server's message
 ASSEMBLY_TIMEOUT = 1800.0  # seconds that a server may take to join a delta and its base
 END_STATES = ("succeeded", "failed", "cancelled")
-JOB_QUIET = 24 * 3600.0  # seconds without an event of a job: it may wait for others
-MAX_MESSAGES = 10_000  # events of one job that are messages and no steps
-EMPTY_EVENTS = 1000  # events of a completion without a token, in all
+JOB_SILENCE_SECONDS = 24 * 3600.0  # seconds without an event of a job: it may wait for others
+MAX_MESSAGES = 10_000  # events of one job that are messages, not steps
+MAX_EMPTY_EVENTS = 1000  # events of a completion without a token
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float | None = None
 
-    def completed(self, values: Mapping[str, float]) -> Sampling:
-        """Returns the sampling with these values, by name, in place of None."""
+    def with_defaults(self, values: Mapping[str, float]) -> Sampling:
+        """Returns the sampling with these values, by name, for fields that are None."""
         missing: dict[str, Any] = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **missing)
 
@@ -108,13 +108,13 @@ class Remote(AbstractContextManager["Remote"]):
             return self._send(copy, "fine-tune", "data.safetensors", path.name, stage)
 
     def upload_model(self, folder: Path, name: str | None = None, stage: Stage = no_stage) -> str:
-        """Sends a scrambled folder or a delta, registers it, and returns its id. All is checked before a byte leaves.
+        """Sends a scrambled folder or a delta, registers it, and returns its id. All is checked before.
 
         Without a name it gets a random one, because the folder's own name stays here.
         """
         if name is not None and not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
-        outgoing = Outgoing.of(folder)
+        outgoing = OutgoingModel.of(folder)
         documents = outgoing.documents()
         if documents["delta"] is not None:
             self._require_base(str(documents["delta"]["base"]))
@@ -127,7 +127,7 @@ class Remote(AbstractContextManager["Remote"]):
             for outgoing_name, path in outgoing.weights.items()
         ]
         advance = stage("the server puts the model together", 0)
-        # Again where the answer was lost: the server answers alike for the same name, weights and configs.
+        # Repeated if the answer was lost: the server gives the same answer for the same name, weights and configs
         body = {**document, "files": files}
         created = response_id(self.connection.json("POST", "/v1/models", body, retry=True, timeout=ASSEMBLY_TIMEOUT))
         advance(1)
@@ -203,7 +203,7 @@ class Remote(AbstractContextManager["Remote"]):
         self.delete("/v1/files" if upload.startswith("file-") else "/v1/uploads", upload)
 
     def fetch_model(self, model: str, out: Path, stage: Stage = no_stage, largest: int | None = None) -> Path:
-        """Downloads a model's folder, and goes on where a killed run of the same model stopped.
+        """Downloads a model's folder, and continues where a killed run stopped.
 
         The folder is marked as scrambled, since the server has nothing else, and can be uploaded again. `largest` is
         the most bytes of the model. Raises UsageError, before anything is written, if `out` exists or the disk is full.
@@ -250,28 +250,28 @@ class Remote(AbstractContextManager["Remote"]):
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
         """Yields the job's events until it ends, past ones first. No event comes twice.
 
-        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_QUIET seconds.
+        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_SILENCE_SECONDS.
         """
         last: str | None = None
-        messages = 0
-        heard, attempt = time.monotonic(), 0
+        message_count = 0
+        last_event_time, attempt = time.monotonic(), 0
         while True:
             has_new = False
             try:
-                for number, kind, event in self._events(job, last):
+                for event_id, kind, event in self._events(job, last):
                     if kind == "done":
                         return
-                    last, has_new = number or last, True
-                    messages += event["data"].get("step") is None
-                    if messages > MAX_MESSAGES:
+                    last, has_new = event_id or last, True
+                    message_count += event["data"].get("step") is None
+                    if message_count > MAX_MESSAGES:
                         raise RemoteError(f"the job has more than {MAX_MESSAGES} messages", "don't trust the server")
                     yield event
-                    heard, attempt = time.monotonic(), 0  # a stream may last for hours
+                    last_event_time, attempt = time.monotonic(), 0  # a stream may last for hours
                 if not has_new and self.job(job).get("status") in END_STATES:
                     return
             except RemoteError as error:
                 unreachable = isinstance(error, Unreachable) or error.status >= 500
-                if not unreachable or time.monotonic() - heard > silence:
+                if not unreachable or time.monotonic() - last_event_time > silence:
                     raise
             self.connection.retry.wait(min(attempt, 6))
             attempt += 1
@@ -281,8 +281,8 @@ class Remote(AbstractContextManager["Remote"]):
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
         with self.connection.stream("GET", route, headers=headers) as stream:
-            for number, kind, data in server_events(stream, JOB_QUIET):
-                yield number, kind, {} if kind == "done" else responses.read_event(data)
+            for event_id, kind, data in server_events(stream, JOB_SILENCE_SECONDS):
+                yield event_id, kind, {} if kind == "done" else responses.read_event(data)
 
     def result(self, job: str) -> dict[str, Any]:
         """Returns the finished job, with `fine_tuned_model`. Raises JobFailed if it did not succeed."""
@@ -304,7 +304,7 @@ class Remote(AbstractContextManager["Remote"]):
         if token_type_ids is not None:
             body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
         result = responses.rows(self.connection.json("POST", "/classify", body, retry=True))
-        return [read_prediction(row) for row in in_order(result, len(batch))]
+        return [read_prediction(row) for row in sort_by_index(result, len(batch))]
 
     def generate(self, model: str, ids: IdSequence, sampling: Sampling | None = None) -> Iterator[list[int]]:
         """Yields scrambled ids as they arrive, at most `sampling.max_tokens`, and then closes the connection.
@@ -320,7 +320,7 @@ class Remote(AbstractContextManager["Remote"]):
             "return_token_ids": True,
             **sampling.body(),
         }
-        tokens_left, empty = sampling.max_tokens, 0
+        tokens_left, empty_count = sampling.max_tokens, 0
         with self.connection.stream("POST", "/v1/completions", body) as stream:
             for _, _, event_data in server_events(stream):
                 if event_data.strip() == "[DONE]":
@@ -328,11 +328,13 @@ class Remote(AbstractContextManager["Remote"]):
                 new_ids = responses.completion_ids(event_data)[:tokens_left]
                 if new_ids:
                     yield new_ids
-                tokens_left, empty = tokens_left - len(new_ids), empty + (not new_ids)
+                tokens_left, empty_count = tokens_left - len(new_ids), empty_count + (not new_ids)
                 if tokens_left <= 0:
                     return
-                if empty > EMPTY_EVENTS:
-                    raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "try again")
+                if empty_count > MAX_EMPTY_EVENTS:
+                    raise RemoteError(
+                        f"the answer has more than {MAX_EMPTY_EVENTS} events without a token", "try again"
+                    )
         raise Unreachable("the answer broke off before its end", "try again")
 
     def complete(self, model: str, batch: Sequence[IdSequence], sampling: Sampling | None = None) -> list[list[int]]:
@@ -345,7 +347,7 @@ class Remote(AbstractContextManager["Remote"]):
             **sampling.body(),
         }
         result = responses.rows(self.connection.json("POST", "/v1/completions", body, retry=True), "choices")
-        return [token_ids(choice)[: sampling.max_tokens] for choice in in_order(result, len(batch))]
+        return [token_ids(choice)[: sampling.max_tokens] for choice in sort_by_index(result, len(batch))]
 
 
 def _list(ids: IdSequence) -> list[int]:

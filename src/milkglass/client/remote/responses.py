@@ -46,21 +46,25 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 class RecordShape:
     """The fields of a record of the server, by type. A field may be missing or null; others are not checked.
 
-    `wholes` are whole numbers from 0 on, and `noun` is the record's name in messages.
+    Attributes:
+        noun: the record's name in messages.
+        text_fields: fields with strings.
+        count_fields: fields with whole numbers from 0 on.
+        number_fields: fields with numbers.
     """
 
     noun: str
-    texts: tuple[str, ...] = ()
-    wholes: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
+    text_fields: tuple[str, ...] = ()
+    count_fields: tuple[str, ...] = ()
+    number_fields: tuple[str, ...] = ()
 
     def read(self, record: Any) -> dict[str, Any]:
         if not isinstance(record, dict):
             raise RemoteError(f"{self.noun} of the answer is not a JSON object", HINT)
         for names, is_valid, kind in (
-            (self.texts, is_text, "a text"),
-            (self.wholes, is_count, "a whole number from 0 on"),
-            (self.numbers, is_number, "a number"),
+            (self.text_fields, is_text, "a text"),
+            (self.count_fields, is_count, "a whole number from 0 on"),
+            (self.number_fields, is_number, "a number"),
         ):
             for name in names:
                 value = record.get(name)
@@ -83,8 +87,8 @@ UPLOAD = RecordShape("an upload", ("id", "purpose", "sha256"), ("bytes", "receiv
 _JOB = RecordShape("a job", ("id", "model", "status", "fine_tuned_model"), ("trained_tokens",), ("created_at",))
 _PROGRESS = RecordShape(
     "the progress",
-    wholes=("step", "total_steps"),
-    numbers=("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy", "eta_seconds"),
+    count_fields=("step", "total_steps"),
+    number_fields=("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy", "eta_seconds"),
 )
 _EVENT = RecordShape("an event", ("message",))
 
@@ -132,7 +136,7 @@ def response_number(answer: Mapping[str, Any], name: str) -> int:
     return count
 
 
-def in_order(answers: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def sort_by_index(answers: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Returns answers sorted by their `index`, which must be 0 to count - 1, each once."""
     by_index = {row["index"]: row for row in answers if is_whole(row.get("index"))}
     if len(answers) != count or set(by_index) != set(range(count)):
@@ -146,7 +150,7 @@ def in_order(answers: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 class Prediction:
     """A model's answer to one text: the likeliest class, and the probability of each.
 
-    A regression has a score alone, as it was trained (rows/labels.py reads it).
+    A regression has only a score, in the scale in which it was trained (rows/labels.py reads it).
     """
 
     label: int
@@ -197,29 +201,29 @@ def is_made_with(description: Mapping[str, Any], key: Key) -> bool | None:
 
 
 def require_key(description: Mapping[str, Any], key: Key, model: str) -> str | None:
-    """Refuses a model that was not made with a key. Returns a warning that says what could not be checked, or None.
+    """Refuses a model that was not made with a key. Returns a warning if that could not be checked, else None.
 
     Raises:
         KeyForOtherModel: another key made the model; also RemoteError if the description is invalid.
     """
-    same_key = is_made_with(description, key)
-    if same_key:
+    is_same_key = is_made_with(description, key)
+    if is_same_key:
         return None
-    if same_key is False:
-        raise _other(f"{model} was scrambled with another key than this one")
+    if is_same_key is False:
+        raise _other_key_error(f"{model} was scrambled with another key than this one")
     vocab_size, kind = response_number(description, "vocab_size"), description.get("kind")
     if vocab_size != len(key.sigma):
-        raise _other(f"{model} has {vocab_size} tokens, this key is for a model of {len(key.sigma)}")
+        raise _other_key_error(f"{model} has {vocab_size} tokens, this key is for a model of {len(key.sigma)}")
     if kind != key.info.kind:
         noun = "an encoder" if key.info.kind == "encoder" else "a decoder"
-        raise _other(f"{model} is not {noun}, as the key's model is")
+        raise _other_key_error(f"{model} is not {noun}, as the key's model is")
     return (
         f"warning: {model} doesn't say which key scrambled it; its vocabulary size and kind fit this key, "
         "and nothing more could be checked"
     )
 
 
-def _other(message: str) -> KeyForOtherModel:
+def _other_key_error(message: str) -> KeyForOtherModel:
     return KeyForOtherModel(
         f"{message}, so nothing was sent",
         "give the key that the model was scrambled with; `milkglass models --server URL --key FILE` shows which fit",

@@ -15,7 +15,7 @@ from milkglass.errors import RemoteError
 
 MAX_STRING_SHOWN = 500  # characters; longer ones are cut
 MAX_DEPTH = 32
-MAX_CONTAINERS = 200_000  # lists and objects of one answer: each takes 56 bytes or more where its text takes 3
+MAX_CONTAINERS = 200_000  # lists and objects of one answer: each takes 56 bytes or more for 3 bytes of text
 TOO_LARGE = 1 << 63
 HINT = "is this a milkglass server?"
 
@@ -24,13 +24,15 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
     """Returns the JSON object in `raw`. NaN and infinities, which JSON does not have, become null.
 
     Raises:
-        RemoteError: it is no object, or exceeds the limits above.
+        RemoteError: it is not an object, or exceeds the limits above.
     """
     try:
         text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
-        containers = text.count("{") + text.count("[")
-        if containers > MAX_CONTAINERS:
-            raise RemoteError(f"{noun} has {containers} lists and objects, at most {MAX_CONTAINERS} are read", HINT)
+        container_count = text.count("{") + text.count("[")
+        if container_count > MAX_CONTAINERS:
+            raise RemoteError(
+                f"{noun} has {container_count} lists and objects, at most {MAX_CONTAINERS} are read", HINT
+            )
         parsed = _READER.decode(text)
     except _OutOfRange:
         raise RemoteError(f"{noun} has a number beyond 64 bits", HINT) from None
@@ -38,7 +40,7 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         raise RemoteError(f"{noun} is not a JSON object", HINT)
-    if len(text) <= MAX_STRING_SHOWN and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
+    if len(text) <= MAX_STRING_SHOWN and container_count <= MAX_DEPTH and "\\" not in text and text.isprintable():
         return parsed  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
     return _clean(parsed, 0, noun)
 
@@ -56,21 +58,21 @@ class _OutOfRange(Exception):
     """A number is out of range. It is not a ValueError, which the JSON reader raises for its own errors."""
 
 
-def _whole(digits: str) -> int:
+def _read_integer(digits: str) -> int:
     number = int(digits) if len(digits) <= 20 else TOO_LARGE
     if abs(number) >= TOO_LARGE:
         raise _OutOfRange
     return number
 
 
-def _finite(digits: str) -> float:
+def _read_finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise _OutOfRange
     return number
 
 
-_READER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
+_READER = json.JSONDecoder(parse_int=_read_integer, parse_float=_read_finite, parse_constant=lambda name: None)
 
 
 def _clean(parsed: Any, depth: int, noun: str) -> Any:
@@ -93,9 +95,9 @@ _INVISIBLE = "\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U00
 _UNSAFE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{_BIDI}{_INVISIBLE}]")
 
 
-def one_line(text: str, longest: int) -> str:
-    """Returns at most `longest` characters, all printable in the sense of str.isprintable."""
-    short = text[:longest]
+def one_line(text: str, max_length: int) -> str:
+    """Returns at most `max_length` characters, all printable in the sense of str.isprintable."""
+    short = text[:max_length]
     return short if short.isprintable() else "".join(c if c.isprintable() else REPLACEMENT for c in short)
 
 

@@ -18,7 +18,7 @@ _connection: ContextVar[Connection] = ContextVar("the connection of the call tha
 
 
 class ThreadRemote(Remote):
-    """A server that is reached over the connection of the call that the thread works for."""
+    """Reaches a server over the connection of the call that the thread works for."""
 
     connection = property(lambda self: _connection.get())  # type: ignore[assignment]
 
@@ -27,7 +27,7 @@ class ThreadRemote(Remote):
 
 @final
 class Threads:
-    """The calls to one server that are running, and connections for further ones. `connect` opens another."""
+    """Runs the calls to one server, and keeps its connections. `connect` opens another."""
 
     def __init__(self, first: Connection, connect: Callable[[], Connection]) -> None:
         self._connect, self._closed = connect, False

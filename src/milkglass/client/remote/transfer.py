@@ -55,7 +55,7 @@ def upload_file(
 
     Raises:
         Unreachable: the server does not answer. Another call goes on where this one stopped.
-        RemoteError: the server refuses the file, or asks for chunks that are too small.
+        RemoteError: the server refuses the file, or asks for too small chunks.
     """
     size = path.stat().st_size
     id_file = _id_file(connection.url, digest, purpose)
@@ -65,8 +65,10 @@ def upload_file(
         return file_id
     upload = _unfinished_upload(connection, id_file)
     if upload is None:
-        announced = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
-        upload = connection.json("POST", "/v1/uploads", announced, retry=True)  # a lost answer leaves an empty upload
+        announcement = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
+        upload = connection.json(
+            "POST", "/v1/uploads", announcement, retry=True
+        )  # a lost answer leaves an empty upload
         files.private_dir(id_file.parent)
         files.write_json(id_file, {"id": response_id(upload)}, indent=None)
     route, offset = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
@@ -80,7 +82,7 @@ def upload_file(
     except Unreachable:
         raise  # all of it is there: the next try only has to complete it
     except RemoteError:
-        id_file.unlink(missing_ok=True)  # what arrived was not what was announced: the next try starts anew
+        id_file.unlink(missing_ok=True)  # what arrived was not what was announced: the next try starts again
         raise
     id_file.unlink(missing_ok=True)
     return file_id
@@ -118,7 +120,7 @@ def _send_chunks(
 ) -> None:
     """Sends the rest of the file. If a chunk arrives and its answer is lost, the server says where to go on."""
     with path.open("rb") as file:
-        short_in_a_row = 0  # chunks of which not all was taken
+        short_chunk_count = 0  # chunks in a row that the server did not take whole
         while offset < size:
             file.seek(offset)
             chunk = file.read(chunk_bytes)
@@ -137,8 +139,8 @@ def _send_chunks(
                 if error.status != 409:
                     raise
                 new_offset = response_number(connection.json("GET", route), "received")
-            short_in_a_row = short_in_a_row + 1 if new_offset < offset + len(chunk) else 0
-            if short_in_a_row > 3 or not 0 <= new_offset <= size:
+            short_chunk_count = short_chunk_count + 1 if new_offset < offset + len(chunk) else 0
+            if short_chunk_count > 3 or not 0 <= new_offset <= size:
                 raise RemoteError(
                     f"the upload stays at {new_offset} of {size} bytes",
                     "the server may be out of space; try again later",
@@ -190,12 +192,12 @@ def _download_rest(
     """Appends the rest of a file to `target`, which has the first `received` bytes of it."""
     headers = {"Range": f"bytes={received}-"} if received else {}
     with connection.stream("GET", route, headers=headers) as stream:
-        if received and stream.answer.status_code != 206:  # it sends everything anew
+        if received and stream.answer.status_code != 206:  # it sends everything again
             target.unlink()
             progress(-received)
             received = 0
-        stream.watch.extend(STEADY_SECONDS)
-        extended_at = received + STEADY_BYTES
+        stream.deadline.extend(STEADY_SECONDS)
+        next_extension = received + STEADY_BYTES
         with target.open("ab") as file:
             for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
                 received += len(chunk)
@@ -203,9 +205,9 @@ def _download_rest(
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
                 file.write(chunk)
                 progress(len(chunk))
-                if received >= extended_at:
-                    stream.watch.extend(STEADY_SECONDS)
-                    extended_at = received + STEADY_BYTES
+                if received >= next_extension:
+                    stream.deadline.extend(STEADY_SECONDS)
+                    next_extension = received + STEADY_BYTES
 
 
 # --- the stored id of an unfinished upload ----------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def _id_file(url: str, digest: str, purpose: str) -> Path:
 
 
 def _unfinished_upload(connection: Connection, id_file: Path) -> dict[str, Any] | None:
-    """Returns the server's description of the upload whose id was stored, or None if the server has it no more."""
+    """Returns the server's description of the upload whose id was stored. None: the server no longer has it."""
     try:
         upload_id = json.loads(id_file.read_text("utf-8"))["id"]
     except (OSError, ValueError, KeyError, TypeError):  # there is no file, or a crash cut it off: begin again

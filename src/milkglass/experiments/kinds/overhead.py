@@ -134,7 +134,7 @@ def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, varia
     out, length = variant.job / "train.parquet", recipe.training.max_length
     rows: list[int] = []
     seconds = [
-        timed(lambda: rows.append(write_parquet(codec, source, out, max_length=length).rows))
+        timed(lambda: rows.append(write_parquet(codec, source, out, max_length=length).row_count))
         for _ in range(recipe.evaluation["repeats"])
     ]
     write_tensors(variant.job / "train.safetensors", parquet_tensors(out))

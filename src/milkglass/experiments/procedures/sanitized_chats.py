@@ -118,7 +118,7 @@ class ChatSanitizer:
 
     def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
         tokens = prompt.chat_tokens(tokenizer, messages, limit, self.instruction)
-        sent = tokens.replaced(self._replaced)
+        sent = tokens.replace_private(self._replaced)
         own = tokens.private
         return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))
 

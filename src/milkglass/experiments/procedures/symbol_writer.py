@@ -128,7 +128,7 @@ def row_losses(
     Returns:
         (u,) the sum over the answers' tokens, (u,) the same with symbols known, and (u,) the number of these tokens.
     """
-    encoded = codec.encode_cut(conversations, max_length)
+    encoded = codec.encode_truncated(conversations, max_length)
     losses_of_rows = [
         pair.losses(torch.from_numpy(ids).long(), torch.from_numpy(labels != IGNORED_LABEL))
         for ids, labels in zip(encoded.ids, encoded.labels, strict=True)

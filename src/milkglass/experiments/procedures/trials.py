@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from milkglass import files
-from milkglass.client.alone import LinearModel, pooled
+from milkglass.client.alone import LinearModel, pool_probabilities
 from milkglass.client.data.marked_rows import write_tensors
-from milkglass.client.training_request import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out
+from milkglass.client.training_request import HELD_OUT_SHARE, MIN_HELD_OUT, held_out_count
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import BESIDE, SPREAD
@@ -202,10 +202,10 @@ def _tune(
     job.mkdir(exist_ok=True)
     splits = {"train": data.train}
     if training.early_stopping:
-        if not (count := held_out(len(data.train.texts))):
+        if not (count := held_out_count(len(data.train.texts))):
             raise UsageError(
                 f"{len(data.train.texts)} rows are too few to stop early by",
-                f"give {LEAST_HELD_OUT / HELD_OUT_SHARE:.0f}",
+                f"give {MIN_HELD_OUT / HELD_OUT_SHARE:.0f}",
             )
         splits = {"train": data.train.part(slice(count, None)), "validation": data.train.part(slice(0, count))}
     for split, rows in splits.items():
@@ -312,11 +312,11 @@ def with_own_model(
 
     The measures are named "MEASURE with own model". None for scores, or without an own model.
     """
-    if own_model is None or own_model.regression:
+    if own_model is None or own_model.is_regression:
         return None
     held_out = data.held_out
     log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, data.class_count)
-    predictions = pooled(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
+    predictions = pool_probabilities(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
     figures = quality_figures(predictions, held_out.labels, data.metrics, 0, seed)  # 0: no precision and recall
     named = {f"{name}{BESIDE}{mark}": figures[name + mark] for name in data.metrics for mark in ("", SPREAD)}
     return named, predictions

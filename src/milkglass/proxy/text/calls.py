@@ -20,7 +20,7 @@ from milkglass.errors import UsageError
 Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 ARGUMENT_NAMES = ("arguments", "parameters")
-ABOUT_CALLS = frozenset({"name", "type", "id", "function", *ARGUMENT_NAMES})
+CALL_KEYS = frozenset({"name", "type", "id", "function", *ARGUMENT_NAMES})
 UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
 STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
 MAX_SHOWN = 64  # characters of a name in a message
@@ -35,39 +35,41 @@ class ToolFormat:
     """How a model writes calls.
 
     Attributes:
-        shown_by: the chat template of a model with this format has one of these.
+        template_marks: the chat template of a model with this format has one of these.
         mark: precedes calls.
-        named: whether a tool's name may be between the mark and its arguments.
-        special: tokens of the tokenizer that must stay in the text.
-        begun: the beginning of an answer that calls the tool {name}.
-        short_ids: whether its templates accept only ids of calls of nine letters and digits.
+        closing: follows calls; "" if nothing does.
+        is_bare: whether the mark may be left out.
+        allows_name: whether a tool's name may stand between the mark and its arguments.
+        special_tokens: tokens of the tokenizer that must stay in the text.
+        call_start: the beginning of an answer that calls the tool {name}.
+        short_ids: whether the templates accept only call ids of nine letters and digits.
     """
 
-    shown_by: tuple[str, ...]
+    template_marks: tuple[str, ...]
     mark: str
     closing: str = ""
-    bare: bool = False  # the mark may be left out
-    named: bool = False
-    special: tuple[str, ...] = ()
-    begun: str = ""
+    is_bare: bool = False
+    allows_name: bool = False
+    special_tokens: tuple[str, ...] = ()
+    call_start: str = ""
     short_ids: bool = False
 
     def head(self, tools: Tools) -> regex.Pattern[str]:
         """Returns a pattern of what precedes the JSON of a call. Its groups are `mark`, if it has one, and `name`."""
         ahead = r"(?=[\[{])"
-        if self.named:
+        if self.allows_name:
             name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
             ahead = f"(?:{ahead}|{name})"
         call = rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{ahead}"
-        return regex.compile(FENCE + (f"(?:{call}|{_bare(tools)})" if self.bare else call))
+        return regex.compile(FENCE + (f"(?:{call}|{_bare(tools)})" if self.is_bare else call))
 
     def begin(self, name: str) -> str:
         """Returns the beginning of an answer that calls this tool, or any tool for ""."""
-        return self.begun.format(name=name) if name else self.begun.partition("{name}")[0].replace("{{", "{")
+        return self.call_start.format(name=name) if name else self.call_start.partition("{name}")[0].replace("{{", "{")
 
 
 def _bare(tools: Tools) -> str:
-    """Returns a pattern of the beginning of an object, or a list of them, that may be a call without a mark."""
+    """Returns a pattern for the beginning of an object, or a list of objects, that may be a call without a mark."""
     names = "|".join(map(regex.escape, tools))
     has_plain_names = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
     value = rf'"(?:{names})"' if has_plain_names else '"'
@@ -76,28 +78,33 @@ def _bare(tools: Tools) -> str:
 
 
 HERMES = ToolFormat(
-    ("<tool_call>",), "<tool_call>", "</tool_call>", begun='<tool_call>\n{{"name": "{name}", "arguments": '
+    ("<tool_call>",), "<tool_call>", "</tool_call>", call_start='<tool_call>\n{{"name": "{name}", "arguments": '
 )
 SPECIAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-NAMED = ToolFormat(
-    ("[ARGS]",), "[TOOL_CALLS]", named=True, special=SPECIAL, begun="[TOOL_CALLS]{name}[ARGS]", short_ids=True
+MISTRAL_ARGS = ToolFormat(
+    ("[ARGS]",),
+    "[TOOL_CALLS]",
+    allows_name=True,
+    special_tokens=SPECIAL,
+    call_start="[TOOL_CALLS]{name}[ARGS]",
+    short_ids=True,
 )
 MISTRAL = ToolFormat(
-    ("[TOOL_CALLS]",), "[TOOL_CALLS]", named=True, special=SPECIAL,
-    begun='[TOOL_CALLS] [{{"name": "{name}", "arguments": ', short_ids=True,
+    ("[TOOL_CALLS]",), "[TOOL_CALLS]", allows_name=True, special_tokens=SPECIAL,
+    call_start='[TOOL_CALLS] [{{"name": "{name}", "arguments": ', short_ids=True,
 )  # fmt: skip
 TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
 LLAMA = ToolFormat(
-    (TAG, '"parameters": '), TAG, bare=True, special=(TAG,), begun='{{"name": "{name}", "parameters": '
+    (TAG, '"parameters": '), TAG, is_bare=True, special_tokens=(TAG,), call_start='{{"name": "{name}", "parameters": '
 )  # fmt: skip
-FORMATS = (HERMES, NAMED, MISTRAL, LLAMA)
+FORMATS = (HERMES, MISTRAL_ARGS, MISTRAL, LLAMA)
 
 
 def tool_format(template: str) -> ToolFormat | None:
     """Returns the format of a chat template. None: it shows no known format."""
     if any(mark in template for mark in UNKNOWN_MARKS):
         return None
-    return next((style for style in FORMATS if any(mark in template for mark in style.shown_by)), None)
+    return next((style for style in FORMATS if any(mark in template for mark in style.template_marks)), None)
 
 
 @dataclass(frozen=True)
@@ -114,12 +121,12 @@ class ToolCall:
 
 
 def short_id(key: str) -> str:
-    """Returns a key as nine letters and digits. Different keys get different ones."""
+    """Returns an id of nine letters and digits for a key: the key itself if it has that form, else from its SHA-256."""
     return key if SHORT_ID.fullmatch(key) else hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
-def with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message of a chat with short ids of calls."""
+def shorten_call_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a chat message whose call ids are shortened."""
     shortened = dict(message)
     if "tool_call_id" in shortened:
         shortened["tool_call_id"] = short_id(shortened["tool_call_id"])
@@ -135,12 +142,12 @@ def _no_number(name: str) -> NoReturn:
 DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)  # models write line feeds inside strings
 
 
-def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = False) -> list[ToolCall] | None:
+def calls_in(text: str, tools: Tools, name: str | None = None, is_bare: bool = False) -> list[ToolCall] | None:
     """Returns the calls in a JSON object or list. None: it has none, or one of a tool that is not in `tools`.
 
     Args:
         name: the tool's name, if the object is its arguments only.
-        bare: whether no mark came before, so that an object with a description is the description of a tool.
+        is_bare: whether no mark came before, so that an object with a description is the description of a tool.
     """
     try:
         text, _ = _value(text)
@@ -148,7 +155,7 @@ def calls_in(text: str, tools: Tools, name: str | None = None, bare: bool = Fals
             calls = [_make_call(name, text, tools)]
         else:
             items = [member for _, member in _members(text)] if text.startswith("[") else [text]
-            calls = [_call(item, tools, bare) for item in items]
+            calls = [_call(item, tools, is_bare) for item in items]
     except (ValueError, RecursionError):
         return None
     tool_calls = [call for call in calls if call is not None]
@@ -184,13 +191,13 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _white(text: str, at: int) -> int:
-    """Returns the place after white space."""
+    """Returns the position after white space."""
     found = WHITE_SPACE.match(text, at)
     return at if found is None else found.end()
 
 
-def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
-    """Returns the call in a JSON value. None: it is none, or has further fields that may be its arguments."""
+def _call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
+    """Returns the call in a JSON value. None: it is not a call, or has further fields that may be its arguments."""
     if not text.startswith("{"):
         return None
     members = dict(_members(text))
@@ -204,9 +211,9 @@ def _call(text: str, tools: Tools, bare: bool) -> ToolCall | None:
         members.setdefault("name", function)
     arguments_written = [members[key] for key in ARGUMENT_NAMES if key in members]
     nonempty = [written for written in arguments_written if not _is_empty(written)]
-    if "name" not in members or (bare and "description" in members) or len(nonempty) > 1:
+    if "name" not in members or (is_bare and "description" in members) or len(nonempty) > 1:
         return None
-    if not nonempty and not {*members} <= ABOUT_CALLS:
+    if not nonempty and not {*members} <= CALL_KEYS:
         return None
     return _make_call(
         DECODER.decode(members["name"]),
@@ -222,7 +229,7 @@ def _is_empty(text: str) -> bool:
 
 
 def _make_call(name: Any, text: str, tools: Tools) -> ToolCall | None:
-    """Returns a call of a tool with these arguments in JSON; "": it has none. Raises ValueError, RecursionError."""
+    """Returns a tool's call with arguments in JSON, "" for none. Raises ValueError or RecursionError for other text."""
     if not isinstance(name, str) or name not in tools:
         return None
     text, arguments, escape_count = (*_value(text), 0) if text else ("", None, 0)
@@ -245,7 +252,7 @@ def letter_escapes(text: str) -> int:
 
 
 def _write_arguments(text: str, arguments: Mapping[str, Any]) -> str:
-    """Returns arguments as the model wrote them (1.10 stays 1.10), or rewritten if that is no strict JSON."""
+    """Returns arguments as the model wrote them (1.10 stays 1.10), or rewritten if that is not strict JSON."""
     compact = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     try:
         json.loads(text)
@@ -270,9 +277,9 @@ def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]
 
 
 def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:
-    """Returns the name of the tool that `tool_choice` demands; "" for any one; None if the model may choose.
+    """Returns the name of the tool that `tool_choice` demands; "" for any tool; None if the model may choose.
 
-    Raises UsageError if it names none of the request's.
+    Raises UsageError if it names none of the request's tools.
     """
     if choice in (None, "auto", "none"):
         return None

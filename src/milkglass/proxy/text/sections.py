@@ -17,14 +17,14 @@ import regex
 
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, letter_escapes, short_id
 
-OUTSIDE_STRING = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes, or is invalid outside of a string
+OUTSIDE_STRING = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes a JSON value, or is invalid there
 INSIDE_STRING = re.compile(r'"|\\.', re.DOTALL)
 INSIDE_ONE_LINE_STRING = re.compile(r'"|\\.|\n', re.DOTALL)
 Kind = Literal["content", "reasoning", "call"]
 THINK_BEGIN, THINK_END = "<think>", "</think>"
 BETWEEN_CALLS = " \t\r\n;,"  # what models write between two calls
 FENCE = "```"
-OBJECT_BEGIN = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that may be no call
+OBJECT_BEGIN = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that need not be a call
 NO_TOOLS: Tools = {}
 
 
@@ -35,34 +35,34 @@ class JsonSpan:
     Attributes:
         position: how far the text was read; at first, where the value begins.
         allows_line_feeds: whether a string may have a line feed, as models write them.
-        broken: whether the text is no JSON.
+        is_broken: whether the text is not JSON.
     """
 
     position: int = 0
     allows_line_feeds: bool = True
-    broken: bool = False
+    is_broken: bool = False
     _depth: int = 0
     _in_string: bool = False
 
     def end(self, text: str) -> int | None:
-        """Returns where the value ends in the text, which only grows between calls. None: not yet, or it is broken."""
-        while not self.broken:
+        """Returns where the value ends in the growing text; None if it does not end yet, or is not JSON."""
+        while not self.is_broken:
             pattern = INSIDE_STRING if self.allows_line_feeds else INSIDE_ONE_LINE_STRING
             match = (pattern if self._in_string else OUTSIDE_STRING).search(text, self.position)
             if match is None:
-                half = self._in_string and text.endswith("\\")  # what it escapes is still to come
-                self.position = max(self.position, len(text) - half)
+                open_escape = self._in_string and text.endswith("\\")  # the character that it escapes is still to come
+                self.position = max(self.position, len(text) - open_escape)
                 return None
             self.position = match.end()
             self._read_mark(match[0])
-            if self._depth == 0 and not self.broken:
+            if self._depth == 0 and not self.is_broken:
                 return self.position
         return None
 
     def _read_mark(self, mark: str) -> None:
         """Counts an opened or closed bracket, or enters or leaves a string."""
         if self._in_string:
-            self._in_string, self.broken = mark != '"', mark == "\n"
+            self._in_string, self.is_broken = mark != '"', mark == "\n"
         elif mark == '"':
             self._in_string = True
         elif mark in "{[":
@@ -70,7 +70,7 @@ class JsonSpan:
         elif mark in "}]":
             self._depth -= 1
         else:
-            self.broken = True
+            self.is_broken = True
 
 
 @dataclass
@@ -78,21 +78,21 @@ class StopStrings:
     """Passes text that arrives in pieces, up to the first of several stop strings, none of them empty.
 
     Attributes:
-        stopped: whether a stop string was met.
+        is_stopped: whether a stop string was met.
     """
 
     stops: Sequence[str]
-    stopped: bool = False
+    is_stopped: bool = False
     _held: str = ""
 
     def push(self, text: str) -> str:
         """Adds text. Returns what can no longer be part of a stop string."""
-        if self.stopped or not self.stops:
-            return "" if self.stopped else text
+        if self.is_stopped or not self.stops:
+            return "" if self.is_stopped else text
         self._held += text
         stop_starts = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if stop_starts:
-            self.stopped = True
+            self.is_stopped = True
             shown, self._held = self._held[: min(stop_starts)], ""
             return shown
         keep = max(partial_mark_length(self._held, stop) for stop in self.stops)
@@ -101,7 +101,7 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """Returns what was held back, at the end."""
+        """Returns what was held back, at the end of the text."""
         fresh, self._held = self._held, ""
         return fresh
 
@@ -126,11 +126,11 @@ EMPTY_PART = Part("content")
 
 @dataclass
 class _JsonValue:
-    """A JSON value that may be a call, after a mark or a tool's name or in code fences."""
+    """A JSON value that may be a call, after a mark or a tool's name, or in code fences."""
 
     span: JsonSpan
     begin: int = 0
-    marked: bool = True
+    is_marked: bool = True
     name: str | None = None
     fence_count: int = 0
 
@@ -143,7 +143,9 @@ class Sections:
     model's layout, and are left out.
 
     Attributes:
-        kind: of the text that comes next.
+        tools: the tools of the request, which calls may name.
+        may_reason: whether the answer may begin with a mark of reasoning.
+        kind: the kind of the text that comes next.
         has_calls: whether a call was found.
     """
 
@@ -155,9 +157,9 @@ class Sections:
     _held: str = field(default="", repr=False)
     _held_space: str = ""
     _has_content: bool = False  # whether there was content since the beginning or the last call
-    _begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
+    _has_begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
     _json: _JsonValue | None = None
-    _other_span: JsonSpan | None = None  # JSON that is no call: no call begins inside of it
+    _other_span: JsonSpan | None = None  # JSON that is not a call: no call begins inside of it
     _last_call: _JsonValue | None = None  # the call that was just found
     _in_section: bool = False  # whether the section of that call is still open
 
@@ -208,7 +210,7 @@ class Sections:
         return self.format.head(self.tools)
 
     def _read_content(self, final: bool) -> Part | None:
-        if self.may_reason and not self._begun:
+        if self.may_reason and not self._has_begun:
             lead = self._held.lstrip()
             if lead.startswith(THINK_BEGIN):
                 self._held, self._held_space, self.kind = lead[len(THINK_BEGIN) :], "", "reasoning"
@@ -218,7 +220,7 @@ class Sections:
         if self.format is None:
             return self._take_text(len(self._held))
         head = self._head.search(self._held, partial=not final)
-        other_object = OBJECT_BEGIN.search(self._held, partial=not final) if self.format.bare else None
+        other_object = OBJECT_BEGIN.search(self._held, partial=not final) if self.format.is_bare else None
         if other_object is not None and other_object.partial:
             other_object = None
         if other_object is not None and (head is None or other_object.start() < head.start()):
@@ -234,8 +236,8 @@ class Sections:
             return None
         prefix = self._held[: head.end()]
         name = head.groupdict().get("name")
-        marked = head["mark"] is not None
-        self._json = _JsonValue(JsonSpan(head.end()), head.end(), marked, name, prefix.count(FENCE))
+        is_marked = head["mark"] is not None
+        self._json = _JsonValue(JsonSpan(head.end()), head.end(), is_marked, name, prefix.count(FENCE))
         return EMPTY_PART
 
     def _take_text(self, size: int) -> Part:
@@ -247,12 +249,12 @@ class Sections:
                 self._held_space = shown
                 return EMPTY_PART
         if shown and not shown.isspace():
-            self._has_content = self._begun = True
+            self._has_content = self._has_begun = True
         return Part("content", shown)
 
     def _read_other_json(self, span: JsonSpan, final: bool) -> Part | None:
         end = span.end(self._held)
-        if end is not None or span.broken or final:
+        if end is not None or span.is_broken or final:
             self._other_span = None
             return self._take_text(end or span.position)
         if not span.position:
@@ -263,19 +265,19 @@ class Sections:
     # --- calls --------------------------------------------------------------------------------------------------------
     def _read_call(self, json: _JsonValue, final: bool) -> Part | None:
         end = json.span.end(self._held)
-        if end is None and not json.span.broken and not final:
+        if end is None and not json.span.is_broken and not final:
             return None
         self._json = None
-        if end is None:  # it is no JSON, or it is cut off
-            return self._take_text((json.begin or 1) if json.marked or json.span.broken else len(self._held))
-        calls = calls_in(self._held[json.begin : end], self.tools, json.name, not json.marked)
+        if end is None:  # it is not JSON, or it is cut off
+            return self._take_text((json.begin or 1) if json.is_marked or json.span.is_broken else len(self._held))
+        calls = calls_in(self._held[json.begin : end], self.tools, json.name, not json.is_marked)
         if calls is None:
             return self._take_text(end)
         if self.format is not None and self.format.short_ids:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
         escape_count = letter_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
         self._held = self._held[end:]
-        self._held_space, self._has_content, self._begun, self.has_calls = "", False, True, True
+        self._held_space, self._has_content, self._has_begun, self.has_calls = "", False, True, True
         self._last_call, self._in_section = json, True
         return Part("call", calls=calls, escape_count=escape_count)
 
@@ -296,12 +298,12 @@ class Sections:
             return None
         self._last_call = None
         if self._in_section and self._held[0] == "{":
-            self._json = _JsonValue(JsonSpan(), 0, json.marked, None, json.fence_count)
+            self._json = _JsonValue(JsonSpan(), 0, json.is_marked, None, json.fence_count)
         return EMPTY_PART
 
 
 def marks_reasoning(template: str) -> bool:
-    """Returns whether the model of a chat template marks its reasoning."""
+    """Returns whether the model with this chat template marks its reasoning."""
     return THINK_BEGIN in template
 
 

@@ -15,13 +15,19 @@ from milkglass.errors import UsageError
 SWITCHES = ("enable_thinking", "thinking")  # variables by which templates switch thinking on and off
 EFFORT = "reasoning_effort"
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
-WORD = re.compile(r"[\w .:+-]{1,64}")  # no special token of a tokenizer is spelled so
+WORD = re.compile(r"[\w .:+-]{1,64}")  # what an option may be: no special token of a tokenizer is spelled so
 
 
 def template_options(requested: Mapping[str, Any], variables: frozenset[str], marks_reasoning: bool) -> dict[str, Any]:
-    """Returns variables of the template for the request's fields. It reads `variables`, and may mark reasoning.
+    """Returns variables of the template for the request's fields.
 
-    Raises UsageError, which names a field, if the template has no variable for it.
+    Args:
+        requested: the request's fields by name, among READERS.
+        variables: those that the template reads.
+        marks_reasoning: whether the template's model marks its reasoning.
+
+    Raises:
+        UsageError: the template has no variable for a field, or a field has a value that is not offered.
     """
     options = _TemplateOptions(variables - OWN_VARIABLES, marks_reasoning)
     for name, value in requested.items():
@@ -39,8 +45,8 @@ class _TemplateOptions:
         if self.options.setdefault(name, value) != value:
             raise UsageError(f"the request asks for two values of {name}", "give one", param=field_path)
 
-    def thinks(self, field_path: str, switch_value: Any) -> None:
-        """Reads a switch of thinking."""
+    def read_switch(self, field_path: str, switch_value: Any) -> None:
+        """Reads a switch that turns thinking on or off."""
         if not isinstance(switch_value, bool):
             raise UsageError(f"`{field_path}` is neither true nor false", "give one of them", param=field_path)
         switch = next((name for name in SWITCHES if name in self.readable), None)
@@ -50,18 +56,18 @@ class _TemplateOptions:
             problem = "thinks always" if self.marks_reasoning else "has no marks of thinking"
             raise _refusal(field_path, f"by its chat template the model {problem}")
 
-    def effort(self, field_path: str, effort: Any) -> None:
-        """Reads an effort of thinking."""
+    def read_effort(self, field_path: str, effort: Any) -> None:
+        """Reads how much the model shall think, such as "low"."""
         if not isinstance(effort, str) or not WORD.fullmatch(effort):
             raise UsageError(f"`{field_path}` is not a word", "give one such as low", param=field_path)
         if EFFORT in self.readable:
             self.set(EFFORT, effort, field_path)
         elif effort == "none":
-            self.thinks(field_path, False)
+            self.read_switch(field_path, False)
         else:
             raise _refusal(field_path, "the model's chat template does not read an effort")
 
-    def variables(self, field_path: str, options_by_name: Any) -> None:
+    def read_variables(self, field_path: str, options_by_name: Any) -> None:
         """Reads variables of the template by name."""
         for name, option in _fields(field_path, options_by_name).items():
             if name not in self.readable:
@@ -73,22 +79,22 @@ class _TemplateOptions:
                 raise _refusal(f"{field_path}.{name}", "an option is true, false, a number or a word")
             self.set(name, option, field_path)
 
-    def typed(self, field_path: str, value: Any) -> None:
+    def read_thinking(self, field_path: str, value: Any) -> None:
         """Reads `{"type": "enabled"}` or `{"type": "disabled"}`."""
         fields = _fields(field_path, value)
         type_name = fields.pop("type", None)
         if type_name not in ("enabled", "disabled") or fields:
             raise _refusal(field_path, 'give {"type": "enabled"} or {"type": "disabled"} alone')
-        self.thinks(field_path, type_name == "enabled")
+        self.read_switch(field_path, type_name == "enabled")
 
-    def reasoning(self, field_path: str, value: Any) -> None:
+    def read_reasoning(self, field_path: str, value: Any) -> None:
         """Reads `{"enabled": false}` and `{"effort": "low"}`, as several services have them."""
         for name, item in _fields(field_path, value).items():
             path = f"{field_path}.{name}"
             if name == "enabled":
-                self.thinks(path, item)
+                self.read_switch(path, item)
             elif name == "effort":
-                self.effort(path, item)
+                self.read_effort(path, item)
             elif not (name == "exclude" and item is False) and not (name == "summary" and item == "auto"):
                 shown_name = path if name.isidentifier() and len(name) <= 60 else field_path
                 raise _refusal(
@@ -97,11 +103,11 @@ class _TemplateOptions:
 
 
 READERS = {
-    "enable_thinking": _TemplateOptions.thinks,
-    "thinking": _TemplateOptions.typed,
-    "reasoning": _TemplateOptions.reasoning,
-    "reasoning_effort": _TemplateOptions.effort,
-    "chat_template_kwargs": _TemplateOptions.variables,
+    "enable_thinking": _TemplateOptions.read_switch,
+    "thinking": _TemplateOptions.read_thinking,
+    "reasoning": _TemplateOptions.read_reasoning,
+    "reasoning_effort": _TemplateOptions.read_effort,
+    "chat_template_kwargs": _TemplateOptions.read_variables,
 }
 
 

@@ -18,7 +18,7 @@ from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-SPACE = "\u2581"  # SentencePiece's
+SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,20 @@ class NamedLogprob:
 
 @dataclass(frozen=True)
 class TokenNames:
-    """The tokens of a codec by name."""
+    """Names a codec's tokens for applications, and reads the names of applications."""
 
     codec: Codec
 
     @cached_property
     def _letters(self) -> dict[str, int] | None:
-        """Returns the byte of each letter of a byte-level vocabulary, or None for others."""
+        """The byte of each letter of a byte-level vocabulary; None for other vocabularies."""
         if "ByteLevel" not in repr(self.codec.tokenizer.backend_tokenizer.decoder):
             return None
         printable = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
         unprintable = [byte for byte in range(256) if byte not in printable]
-        return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(unprintable)}
+        return {chr(byte): byte for byte in printable} | {
+            chr(256 + index): byte for index, byte in enumerate(unprintable)
+        }
 
     def raw(self, original: int) -> bytes:
         """Returns the bytes that a token adds to a text, or its name if it has no text."""
@@ -62,25 +64,25 @@ class TokenNames:
             return token.replace(SPACE, " ").encode()
         return self.codec.tokenizer.decode([original], clean_up_tokenization_spaces=False).encode()
 
-    def named(self, entries: Sequence[IdLogprob]) -> list[NamedLogprob]:
+    def name_all(self, entries: Sequence[IdLogprob]) -> list[NamedLogprob]:
         """Returns the entries in order. Several ids of one token become one entry with their probabilities added."""
-        chances: dict[int, float] = {}
+        logprobs: dict[int, float] = {}
         for entry in entries:
             original = int(self.codec.inverse[entry.id])
-            chance = chances.get(original)
-            chances[original] = entry.logprob if chance is None else float(np.logaddexp(chance, entry.logprob))
+            previous = logprobs.get(original)
+            logprobs[original] = entry.logprob if previous is None else float(np.logaddexp(previous, entry.logprob))
         named_logprobs = []
-        for original, logprob in chances.items():
+        for original, logprob in logprobs.items():
             raw = self.raw(original)
             named_logprobs.append(NamedLogprob(raw.decode("utf-8", "replace"), raw, logprob))
         return named_logprobs
 
     def at_place(self, entries: Sequence[IdLogprob]) -> tuple[NamedLogprob, list[NamedLogprob]]:
         """Returns the token that was drawn, and the likeliest ones, from entries in this order."""
-        return self.named(entries[:1])[0], self.named(entries[1:])
+        return self.name_all(entries[:1])[0], self.name_all(entries[1:])
 
     def biases(self, by_token: Mapping[int, float]) -> dict[int, float]:
-        """Returns biases by scrambled id. Raises UsageError for an id that the tokenizer does not have."""
+        """Returns biases by scrambled id for biases by the tokenizer's id. Raises UsageError for an unknown id."""
         is_known = self.codec.is_token
         if unknown_tokens := [token for token in by_token if token >= len(is_known) or not is_known[token]]:
             raise UsageError(
@@ -91,5 +93,5 @@ class TokenNames:
         for token, bias in by_token.items():
             start = 0 if choices is None else int(choices.starts[token])
             alias_ids = () if choices is None else choices.ids[start : start + int(choices.counts[token])].tolist()
-            scrambled_biases |= {int(number): bias for number in alias_ids or [self.codec.sigma[token]]}
+            scrambled_biases |= {int(scrambled): bias for scrambled in alias_ids or [self.codec.sigma[token]]}
         return scrambled_biases

@@ -50,7 +50,7 @@ class Refusal(BaseModel):
     error: ErrorBody
 
 
-class Refused(HTTPException):
+class RefusedRequest(HTTPException):
     """A MilkglassError as an exception that the web framework lets through."""
 
     def __init__(self, error: MilkglassError) -> None:
@@ -128,7 +128,7 @@ def web_app(title: str, lifespan: Any = None) -> FastAPI:
         return JSONResponse(error_json(400, validation_message(error), "invalid_request", hint), 400)
 
     async def on_http(request: Request, error: Any) -> JSONResponse:
-        if isinstance(error, Refused):
+        if isinstance(error, RefusedRequest):
             return error_response(error.error)
         status = error.status_code
         message = REASONS.get(status, "the request was refused")

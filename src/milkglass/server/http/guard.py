@@ -19,7 +19,7 @@ from typing import final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from milkglass.errors import Busy, TooLarge, TooSlow, Unauthorized
-from milkglass.server.http.errors import HINTS, REASONS, Refused, error_response, internal_error_response
+from milkglass.server.http.errors import HINTS, REASONS, RefusedRequest, error_response, internal_error_response
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
@@ -112,11 +112,11 @@ class CountedBody:
                 message = await self._receive()
         except TimeoutError:
             if not self._evicted:
-                raise Refused(TooSlow("the request body came too slowly", "send less at once")) from None
+                raise RefusedRequest(TooSlow("the request body came too slowly", "send less at once")) from None
         finally:
             self._timeout = None
         if self._evicted:
-            raise Refused(Busy("the request body came slowly, and others needed its memory", "send it again"))
+            raise RefusedRequest(Busy("the request body came slowly, and others needed its memory", "send it again"))
         return self._count(message)
 
     def _count(self, message: Message) -> Message:
@@ -124,14 +124,14 @@ class CountedBody:
         self._is_complete = self._is_complete or not message.get("more_body", False)
         self._received_bytes += size
         if self._received_bytes > self._rule.limit:
-            raise Refused(too_large(self._rule.limit))
+            raise RefusedRequest(too_large(self._rule.limit))
         if self._rule.in_memory:
             self._fade(time.monotonic())
             self._recent_bytes += size
             try:
                 self._memory.take(self, size, self._is_complete)
             except Busy as error:
-                raise Refused(error) from None
+                raise RefusedRequest(error) from None
         return message
 
     def pace(self, now: float) -> float:
@@ -155,7 +155,7 @@ class CountedBody:
         self._memory.release(self)
 
 
-Rule = Callable[[Scope], BodyRule]
+RuleOf = Callable[[Scope], BodyRule]
 
 
 class Guard:
@@ -166,7 +166,7 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, token: str | None, rule: Rule, max_held: int, limits: Limits, access_log: bool = True,
+        self, app: ASGIApp, token: str | None, rule: RuleOf, max_held: int, limits: Limits, access_log: bool = True,
         open_paths: Collection[str] = OPEN_PATHS,
     ) -> None:  # fmt: skip
         self._app, self._rule, self._limits, self._access_log = app, rule, limits, access_log
@@ -178,7 +178,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _RecordedAnswer(send)
+        answer = _StatusRecorder(send)
         began = time.monotonic()
         try:
             await self._admit(scope, receive, answer)
@@ -219,7 +219,7 @@ class Guard:
         return hmac.compare_digest(authorization, self._expected)
 
 
-class _RecordedAnswer:
+class _StatusRecorder:
     """A `send` that remembers the status."""
 
     def __init__(self, send: Send) -> None:

@@ -31,14 +31,14 @@ NEUTRAL_VALUES = {"n": 1, "best_of": 1}
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-def _no_text(value: Any) -> Any:
+def _refuse_text(value: Any) -> Any:
     prompts = value if isinstance(value, list) else [value]
     if any(isinstance(item, str) for item in prompts):
         raise PydanticCustomError("text_prompt", "text never reaches this server: the client encodes it into ids")
     return value
 
 
-Prompts = Annotated[Ids | Rows, BeforeValidator(_no_text)]
+Prompts = Annotated[Ids | Rows, BeforeValidator(_refuse_text)]
 
 
 class StreamOptions(RequestBody):
@@ -68,7 +68,7 @@ class Completion(RequestBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse(cls, value: Any) -> Any:
+    def _drop_neutral_fields(cls, value: Any) -> Any:
         """Removes fields that request nothing, and names those that cannot be honoured."""
         if not isinstance(value, dict):
             return value
@@ -85,9 +85,9 @@ class Completion(RequestBody):
     def prompts(self) -> list[Ids]:
         return prompt_rows(self.prompt)
 
-    def sampling(self, ends: frozenset[int], prompt_index: int) -> SamplingParams:
-        """Returns the sampling of one prompt, which gets its own seed. `ends` are the model's end ids."""
-        stop = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends)
+    def sampling(self, end_ids: frozenset[int], prompt_index: int) -> SamplingParams:
+        """Returns the sampling of one prompt, which gets its own seed. `end_ids` are the model's."""
+        stop = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else end_ids)
         seed = None if self.seed is None else (self.seed + prompt_index) % 2**63
         return SamplingParams(
             self.temperature, self.top_p, max(0, self.top_k), seed, self.max_tokens, stop, self.min_p,
@@ -114,8 +114,8 @@ def prompt_rows(value: Ids | Rows) -> list[Ids]:
     return [value]  # type: ignore[list-item]
 
 
-def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra: int = 0) -> None:
-    """Checks prompts against the model and `extra` further tokens each. No message names an id."""
+def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra_tokens: int = 0) -> None:
+    """Checks prompts against the model and `extra_tokens` further tokens each. No message names an id."""
     if len(rows) > settings.max_inputs:
         raise TooLarge(f"{len(rows)} inputs are more than the {settings.max_inputs} of one request", "send several")
     for index, row in enumerate(rows):
@@ -128,9 +128,9 @@ def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettin
             )
         if len(row) > settings.max_prompt_tokens:
             raise TooLarge(f"input {index} has {len(row)} tokens; {settings.max_prompt_tokens} are the most", "cut it")
-        if model.positions is not None and len(row) + extra > model.positions:
+        if model.positions is not None and len(row) + extra_tokens > model.positions:
             raise TooLong(
-                f"input {index} has {len(row)} tokens and asks for {extra}; the model takes {model.positions}",
+                f"input {index} has {len(row)} tokens and asks for {extra_tokens}; the model takes {model.positions}",
                 "cut it, or lower max_tokens",
             )
 

@@ -28,7 +28,14 @@ from milkglass.server.http.requests import (
     require_rows,
     token_types,
 )
-from milkglass.server.http.routing import GONE, EventStream, StrictRoute, disconnect, sse_event, unless_gone
+from milkglass.server.http.routing import (
+    CLIENT_GONE,
+    EventStream,
+    StrictRoute,
+    result_unless_gone,
+    sse_event,
+    wait_for_disconnect,
+)
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Sequence
 from milkglass.server.inference.model_cache import Task
@@ -58,7 +65,7 @@ class PromptRun:
     sequences: list[Sequence] = field(default_factory=list)
     answers: list[list[int]] = field(default_factory=list)
 
-    def prepare(self, ends: frozenset[int]) -> None:
+    def prepare(self, end_ids: frozenset[int]) -> None:
         loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
         self._running = len(self.prompts)
 
@@ -72,7 +79,7 @@ class PromptRun:
         self.answers = [[] for _ in self.prompts]
         self.logprobs: list[list[list[tuple[int, float]]]] = [[] for _ in self.prompts]
         for index, prompt in enumerate(self.prompts):
-            sampling = self.body.sampling(ends, index)
+            sampling = self.body.sampling(end_ids, index)
             self.sequences.append(Sequence(prompt, sampling, partial(on_token, index), put))
 
     def _on_arrival(self, arrival: _Token | MilkglassError) -> None:
@@ -136,7 +143,7 @@ async def completions(body: Completion, request: Request, shared: SharedContext)
     model = await run_in_threadpool(shared.store.models.get, body.model)
     run = PromptRun(body, body.prompts())
     require_max_tokens(body.max_tokens, shared.settings)
-    require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
+    require_rows(run.prompts, model, shared.settings, extra_tokens=body.max_tokens)
     require_biases(body.logit_bias, model)
     entry = shared.model_cache.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it
@@ -156,7 +163,7 @@ async def completions(body: Completion, request: Request, shared: SharedContext)
         engine.submit(run.sequences)
         if body.stream:
             return EventStream(_stream(run), closing.pop_all())  # the stream's business now
-        return await unless_gone(_complete_answer(run), disconnect(request)) or GONE
+        return await result_unless_gone(_complete_answer(run), wait_for_disconnect(request)) or CLIENT_GONE
 
 
 async def _complete_answer(run: PromptRun) -> Response:
@@ -209,13 +216,13 @@ async def _answer_rows(
             )
             rows.append(ClassifierRow(ids, row_types, on_result, on_error))
         engine.submit(rows)
-        answers = await unless_gone(asyncio.gather(*futures), disconnect(request))
+        answers = await result_unless_gone(asyncio.gather(*futures), wait_for_disconnect(request))
     finally:
         for row in rows:
             row.cancelled = True
         shared.model_cache.release(entry)
     if answers is None:
-        return GONE
+        return CLIENT_GONE
     shared.recording.record_sent(model, inputs)
     if task == "embed":
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answers)]

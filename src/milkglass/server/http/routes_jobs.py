@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from milkglass.errors import UsageError
 from milkglass.server.context import Context, SharedContext
-from milkglass.server.http.routing import EventStream, Name, PathName, RequestBody, StrictRoute, few_fields, sse_event
+from milkglass.server.http.routing import EventStream, Name, PathName, RequestBody, StrictRoute, limit_fields, sse_event
 from milkglass.server.jobs.folder import read_events, read_progress
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import JobRecord
@@ -33,7 +33,7 @@ class NewJob(RequestBody):
     training_file: Name
     validation_file: Name | None = None
     suffix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
-    hyperparameters: Annotated[Hyperparameters, BeforeValidator(few_fields)] = Hyperparameters()  # type: ignore[call-arg]
+    hyperparameters: Annotated[Hyperparameters, BeforeValidator(limit_fields)] = Hyperparameters()  # type: ignore[call-arg]
 
 
 def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:

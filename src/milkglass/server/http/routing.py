@@ -20,7 +20,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from milkglass.errors import UsageError
-from milkglass.server.http.errors import Refused
+from milkglass.server.http.errors import RefusedRequest
 
 PLAIN_NAME = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two dots in a row
 
@@ -29,11 +29,11 @@ PathName = Annotated[str, Path(pattern=PLAIN_NAME, min_length=1, max_length=128)
 
 MAX_FIELDS = 64
 T = TypeVar("T")
-GONE = Response(status_code=499)  # no one reads it
+CLIENT_GONE = Response(status_code=499)  # the answer to a client that has left
 
 
-def few_fields(value: Any) -> Any:
-    """Refuses an object with very many fields, before each unknown field becomes an error."""
+def limit_fields(value: Any) -> Any:
+    """Returns the value. Refuses an object with very many fields, before each unknown field becomes an error."""
     if isinstance(value, dict) and len(value) > MAX_FIELDS:
         raise PydanticCustomError("too_many_fields", f"has more than {MAX_FIELDS} fields")
     return value
@@ -47,7 +47,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        return few_fields(value)
+        return limit_fields(value)
 
 
 class _StrictRequest(Request):
@@ -56,7 +56,7 @@ class _StrictRequest(Request):
             return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError:
             hint = "no NaN or Infinity, 200 levels of nesting at most, UTF-8"
-            raise Refused(UsageError("the body is not valid JSON", hint)) from None
+            raise RefusedRequest(UsageError("the body is not valid JSON", hint)) from None
 
 
 class StrictRoute(APIRoute):
@@ -69,7 +69,7 @@ class StrictRoute(APIRoute):
             try:
                 return await inner(_StrictRequest(request.scope, request.receive))
             except ClientDisconnect:
-                return GONE
+                return CLIENT_GONE
 
         return handle
 
@@ -101,7 +101,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
+            await result_unless_gone(self.stream_response(send), self.listen_for_disconnect(receive))
         finally:
             try:
                 await self._events.aclose()
@@ -110,9 +110,9 @@ class EventStream(StreamingResponse):
                     await self._resource.aclose()
 
 
-async def unless_gone(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
-    """Awaits `work` and returns its result; if `gone` ends first, cancels `work` and returns None."""
-    tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(gone))
+async def result_unless_gone(work: Awaitable[T], departure: Awaitable[Any]) -> T | None:
+    """Awaits `work` and returns its result; if `departure` ends first, cancels `work` and returns None."""
+    tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(departure))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
@@ -122,7 +122,7 @@ async def unless_gone(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
         await asyncio.gather(*tasks, return_exceptions=True)  # they end before what they use is given back
 
 
-async def disconnect(request: Request) -> None:
-    """Returns when the client has left. To be called once the whole body was read."""
+async def wait_for_disconnect(request: Request) -> None:
+    """Waits until the client has left. To be called once the whole body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

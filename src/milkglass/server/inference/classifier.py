@@ -16,7 +16,7 @@ from milkglass.server.inference.generator import Engine, fitting_count, not_fini
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOKENS_A_PASS = 8192  # padded tokens of one pass, unless one row alone is longer
+TOKENS_PER_PASS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Classifier(Engine[ClassifierRow]):
 
     def step(self) -> None:
         rows = [row for row in self.take(self._max_batch) if not row.cancelled]
-        count = fitting_count([len(row.ids) for row in rows], TOKENS_A_PASS)
+        count = fitting_count([len(row.ids) for row in rows], TOKENS_PER_PASS)
         self.put_back(rows[count:])
         self._rows = rows[:count]
         if self._rows:
@@ -68,19 +68,19 @@ class Classifier(Engine[ClassifierRow]):
         return rows
 
     def _forward(self) -> list[list[float]]:
-        batch = {"input_ids": self._padded([row.ids for row in self._rows], self._pad)}
-        batch["attention_mask"] = self._padded([[1] * len(row.ids) for row in self._rows], 0)
+        batch = {"input_ids": self._pad_rows([row.ids for row in self._rows], self._pad)}
+        batch["attention_mask"] = self._pad_rows([[1] * len(row.ids) for row in self._rows], 0)
         if any(row.token_types for row in self._rows):
             types = [row.token_types or [0] * len(row.ids) for row in self._rows]
-            batch["token_type_ids"] = self._padded(types, 0)
-        result: list[list[float]] = self._answers(batch).cpu().tolist()
+            batch["token_type_ids"] = self._pad_rows(types, 0)
+        result: list[list[float]] = self._compute_answers(batch).cpu().tolist()
         return result
 
-    def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _compute_answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = self._model(**batch).logits.float()
         return logits if self.is_regression else logits.softmax(-1)
 
-    def _padded(self, rows: list[list[int]], fill: int) -> torch.Tensor:
+    def _pad_rows(self, rows: list[list[int]], fill: int) -> torch.Tensor:
         width = max(len(row) for row in rows)
         return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=self._model.device)
 
@@ -88,7 +88,7 @@ class Classifier(Engine[ClassifierRow]):
 class Embedder(Classifier):
     """Embeds rows as vectors of length 1: the mean of the last hidden states, as sentence encoders are trained."""
 
-    def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _compute_answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         mask = batch["attention_mask"][..., None]
         states = self._model(**batch).last_hidden_state.float()
         return normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

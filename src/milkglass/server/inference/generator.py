@@ -220,7 +220,7 @@ class Scheduler:
         """Makes an empty scheduler. `on_leave` gets each sequence that leaves and its row, before the row is gone."""
         self._max_batch, self._on_leave = max_batch, on_leave
         self.running: list[Sequence] = []
-        self.newest: list[int] = []
+        self.newest_ids: list[int] = []
         self.rows: RunningRows | None = None
 
     @property
@@ -239,7 +239,7 @@ class Scheduler:
         """Draws the next id of every running sequence from logits (rows, n). Those that end leave."""
         rows = zip(self.running, logits, likeliest_ids(logits), strict=True)
         ids = [sequence.sample(row, likeliest) for sequence, row, likeliest in rows]
-        self.newest = [-1 if token is None else token for token in ids]
+        self.newest_ids = [-1 if token is None else token for token in ids]
         self._end([token is not None for token in ids])
 
     def join(self, other: Scheduler) -> None:
@@ -249,7 +249,7 @@ class Scheduler:
         elif other.rows is not None:
             self.rows.join(other.rows)
         self.running += other.running
-        self.newest += other.newest
+        self.newest_ids += other.newest_ids
 
     def begin(self, sequences: Collection[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
         """Returns a scheduler of newly read sequences. Until they `join`, their failure does not affect others."""
@@ -261,14 +261,17 @@ class Scheduler:
     def split(self, indices: list[int]) -> Scheduler:
         """Moves some sequences, with their rows, to a new scheduler."""
         assert self.rows is not None
-        moved = Scheduler(self._max_batch)
-        moved.running, moved.newest = [self.running[i] for i in indices], [self.newest[i] for i in indices]
-        moved.rows = self.rows.take(indices)
+        split_off = Scheduler(self._max_batch)
+        split_off.running, split_off.newest_ids = (
+            [self.running[i] for i in indices],
+            [self.newest_ids[i] for i in indices],
+        )
+        split_off.rows = self.rows.take(indices)
         self._keep([index not in indices for index in range(len(self.running))])
-        return moved
+        return split_off
 
     def clear(self) -> list[Sequence]:
-        running, self.running, self.newest, self.rows = self.running, [], [], None
+        running, self.running, self.newest_ids, self.rows = self.running, [], [], None
         return running
 
     def _end(self, stays: list[bool]) -> None:
@@ -283,7 +286,7 @@ class Scheduler:
             return
         indices = [place for place, is_kept in enumerate(stays) if is_kept]
         self.running = [self.running[place] for place in indices]
-        self.newest = [self.newest[place] for place in indices]
+        self.newest_ids = [self.newest_ids[place] for place in indices]
         if not indices:
             self.rows = None
         elif self.rows is not None:
@@ -320,7 +323,7 @@ class Generator(Engine[Sequence]):
             admit(self._reading, self._runner, scheduler)
             self._reading = []
         elif scheduler.rows is not None:
-            scheduler.accept(scheduler.rows.advance(scheduler.newest))
+            scheduler.accept(scheduler.rows.advance(scheduler.newest_ids))
 
     def is_active(self) -> bool:
         return self._scheduler.rows is not None

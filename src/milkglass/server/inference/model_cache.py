@@ -33,7 +33,7 @@ class Entry:
 
     model: ModelRecord
     task: Task
-    users: int = 0
+    user_count: int = 0
     engine: Future[Engine[Any]] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class ModelCache:
                 entry = Entry(model, task)
                 self._entries[entry.key] = entry
                 threading.Thread(target=self._load, args=(entry, evicted), name="load", daemon=True).start()
-            entry.users += 1
+            entry.user_count += 1
             self._entries.move_to_end(entry.key)
         return entry
 
@@ -87,19 +87,19 @@ class ModelCache:
         if len(self._entries) < self._settings.max_loaded_models:
             return None
         for key, entry in self._entries.items():
-            if not entry.users and entry.engine.done():
+            if not entry.user_count and entry.engine.done():
                 return self._entries.pop(key)
         raise Busy("every loaded model is in use", "try again in a moment, or raise max_loaded_models")
 
     def release(self, entry: Entry) -> None:
         with self._lock:
-            entry.users -= 1
+            entry.user_count -= 1
 
     def forget(self, model_id: str) -> None:
         """Removes a model for good. Raises Conflict while it is in use."""
         with self._lock:
             removed = [entry for entry in self._entries.values() if entry.model.id == model_id]
-            if any(entry.users or not entry.engine.done() for entry in removed):
+            if any(entry.user_count or not entry.engine.done() for entry in removed):
                 raise Conflict("this model is answering someone right now", "try again in a moment")
             for entry in removed:
                 del self._entries[entry.key]

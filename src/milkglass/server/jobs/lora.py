@@ -1,7 +1,7 @@
 """ObfusLM's way to tune a decoder (appendix C.3): LoRA in the middle layers, the outer layers in full.
 
-Our addition: embedding tables are trained in full, since the scheme has mixed their rows. Adapters are injected into
-the model rather than wrapped around it, so that a checkpoint has all that is trained. They are merged at the end,
+Beyond the paper, embedding tables are trained in full, since the scheme has mixed their rows. Adapters are injected
+into the model rather than wrapped around it, so that a checkpoint has all that is trained. They are merged at the end,
 because serving engines refuse adapters with fully trained layers.
 """
 
@@ -28,19 +28,23 @@ def layer_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     return max(lists, key=lambda pair: len(pair[1]))
 
 
-def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
+def prepare(model: PreTrainedModel, hyperparameters: Hyperparameters) -> None:
     """Freezes the model, injects adapters, and unfreezes what is trained in full."""
     name, layers = layer_list(model)
-    chosen = chosen.fitted(len(layers))
-    first, last = chosen.full_first, len(layers) - chosen.full_last
+    hyperparameters = hyperparameters.fitted(len(layers))
+    first, last = hyperparameters.full_first, len(layers) - hyperparameters.full_last
     layer_modules = [(i, *module) for i in range(first, last) for module in layers[i].named_modules()]
     targets = [f"{name}.{i}.{linear}" for i, linear, module in layer_modules if isinstance(module, nn.Linear | Conv1D)]
     has_conv = any(isinstance(module, Conv1D) for module in model.modules())
     config = LoraConfig(
-        r=chosen.lora_rank, lora_alpha=chosen.lora_alpha, target_modules=targets, fan_in_fan_out=has_conv, bias="none"
+        r=hyperparameters.lora_rank,
+        lora_alpha=hyperparameters.lora_alpha,
+        target_modules=targets,
+        fan_in_fan_out=has_conv,
+        bias="none",
     )
     inject_adapter_in_model(config, model)
-    for module in _fully_trained(model, layers, first, last, chosen.train_tables):
+    for module in _fully_trained(model, layers, first, last, hyperparameters.train_tables):
         module.requires_grad_(True)
 
 

@@ -37,19 +37,20 @@ SAVINGS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
+def require_fit(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
     """Raises UsageError, IdOutOfRange or TooLong for rows that cannot train this model. No message names an id."""
-    causal = chosen.task == "causal-lm"
+    task, batch_size = hyperparameters.task, hyperparameters.batch_size
+    causal = task == "causal-lm"
     if causal and model.kind != "decoder":
         raise UsageError("this model is an encoder: it cannot be trained for causal-lm", "use task `classification`")
     if rows.nested_labels != causal:
         raise UsageError(
-            f"labels holds {'lists' if rows.nested_labels else 'single numbers'}, which does not fit {chosen.task}",
+            f"labels holds {'lists' if rows.nested_labels else 'single numbers'}, which does not fit {task}",
             "causal-lm needs a list of labels a row, classification and regression one number",
         )
-    if rows.real_labels != (chosen.task == "regression"):
+    if rows.real_labels != (task == "regression"):
         raise UsageError(
-            f"labels holds {'real' if rows.real_labels else 'whole'} numbers, which does not fit {chosen.task}",
+            f"labels holds {'real' if rows.real_labels else 'whole'} numbers, which does not fit {task}",
             "regression needs float32 labels, classification int32 ones",
         )
     if rows.max_id >= model.vocab_size:
@@ -58,15 +59,15 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparamet
             "encode it with the key of this very model",
         )
     if not rows.real_labels:
-        _require_labels(model, rows, chosen)
-    if not causal and model.kind == "decoder" and model.pad_token_id is None and chosen.batch_size > 1:
+        _require_labels(model, rows, hyperparameters)
+    if not causal and model.kind == "decoder" and model.pad_token_id is None and batch_size > 1:
         raise UsageError(
-            f"this model has no padding id: it cannot be trained for {chosen.task} {chosen.batch_size} rows at a time",
+            f"this model has no padding id: it cannot be trained for {task} {batch_size} rows at a time",
             "set batch_size to 1, or upload the model with a pad_token_id in its config",
         )
     if rows.max_token_type is not None and rows.max_token_type >= max(1, model.token_types):
         raise IdOutOfRange(f"the model has {model.token_types} token types, the data more", "leave token_type_ids out")
-    length = min(rows.longest, chosen.max_length)
+    length = min(rows.longest, hyperparameters.max_length)
     if model.positions is not None and length > model.positions:
         raise TooLong(
             f"rows of {length} tokens are longer than the model's {model.positions} positions",
@@ -74,14 +75,14 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparamet
         )
 
 
-def _require_labels(model: ModelRecord, rows: TrainingFileInfo, chosen: Hyperparameters) -> None:
+def _require_labels(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
     """Checks labels that are whole numbers: classes or ids."""
-    causal = chosen.task == "causal-lm"
+    causal = hyperparameters.task == "causal-lm"
     if rows.max_label is None or rows.min_label is None:
         raise UsageError("every label is -100: there is nothing to learn", "give the answers their ids as labels")
     if not causal and rows.unlabelled:
         raise UsageError("some labels are -100: a row for classification needs a class", "leave those rows out")
-    classes = model.vocab_size if causal else chosen.num_labels
+    classes = model.vocab_size if causal else hyperparameters.num_labels
     if rows.min_label < 0 or rows.max_label >= classes:
         raise IdOutOfRange(f"the data holds labels outside 0 to {classes - 1}", "is num_labels right?")
 
@@ -154,39 +155,39 @@ def _layer_sizes(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int
     return sum(prod(ref.shape) for ref in tensors.values()), matrices
 
 
-def needs_of(model: ModelSizes, chosen: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """Returns the needs of a fine-tune. `chosen` comes from `Hyperparameters.fitted`; a mean length of 0 is unknown."""
-    is_causal = chosen.task == "causal-lm"
+def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float = 0.0) -> Needs:
+    """Returns the needs of a fine-tune. The hyperparameters come from `fitted`; mean length 0 is unknown."""
+    is_causal = hyperparameters.task == "causal-lm"
     pooler = 0 if model.generates else model.width
-    head = model.heads if is_causal else model.width * (chosen.num_labels + pooler)
+    head = model.heads if is_causal else model.width * (hyperparameters.num_labels + pooler)
     total = model.total - model.heads + head
     adapters, trained = 0, total
-    if chosen.chosen_method == "lora":
-        last = len(model.layers) - chosen.full_last
-        adapted = model.layers[chosen.full_first : last]
-        adapters = sum(chosen.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
-        outer = sum(count for n, (count, _) in enumerate(model.layers) if n < chosen.full_first or n >= last)
+    if hyperparameters.chosen_method == "lora":
+        last = len(model.layers) - hyperparameters.full_last
+        adapted = model.layers[hyperparameters.full_first : last]
+        adapters = sum(hyperparameters.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
+        outer = sum(count for n, (count, _) in enumerate(model.layers) if n < hyperparameters.full_first or n >= last)
         trained = adapters + outer + (0 if is_causal else head)
-        trained += (model.table + (head if is_causal else 0)) if chosen.train_tables else 0
+        trained += (model.table + (head if is_causal else 0)) if hyperparameters.train_tables else 0
     checkpoint = (NUMBER_BYTES + MOMENT_BYTES) * trained + OTHER_FILES_BYTES
-    tokens = min(mean_length, chosen.max_length) * chosen.batch_size
+    tokens = min(mean_length, hyperparameters.max_length) * hyperparameters.batch_size
     weights_bytes = NUMBER_BYTES * (total + adapters) + (NUMBER_BYTES + MOMENT_BYTES) * trained
     return Needs(
         checkpoint,
         model.stored + OTHER_FILES_BYTES,
-        1 if chosen.early_stopping is None else 2,
-        weights_bytes + int(tokens * _activation_bytes(model, chosen)),
+        1 if hyperparameters.early_stopping is None else 2,
+        weights_bytes + int(tokens * _activation_bytes(model, hyperparameters)),
     )
 
 
-def _activation_bytes(model: ModelSizes, chosen: Hyperparameters) -> float:
+def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters) -> float:
     """Returns the bytes of a token that the forward pass keeps for the backward pass.
 
     These are the inputs of each matrix, and for a language model its logits and their gradient.
     """
-    number_bytes = 2 if chosen.dtype == "bfloat16" else NUMBER_BYTES
+    number_bytes = 2 if hyperparameters.dtype == "bfloat16" else NUMBER_BYTES
     inputs = sum(min(sizes) for _, matrices in model.layers for sizes in matrices)
-    logits = 2 * NUMBER_BYTES * model.vocabulary if model.generates and chosen.task == "causal-lm" else 0
+    logits = 2 * NUMBER_BYTES * model.vocabulary if model.generates and hyperparameters.task == "causal-lm" else 0
     return number_bytes * inputs + logits
 
 
@@ -194,47 +195,49 @@ def _activation_bytes(model: ModelSizes, chosen: Hyperparameters) -> float:
 Estimate = Callable[[Hyperparameters], Needs]
 
 
-def require_disk(estimate: Estimate, chosen: Hyperparameters, free: int) -> None:
+def require_disk(estimate: Estimate, hyperparameters: Hyperparameters, free: int) -> None:
     """Raises DiskFull, with both numbers and settings that would fit, if the disk is too small."""
-    needs = estimate(chosen)
+    needs = estimate(hyperparameters)
     if needs.disk <= free:
         return
     noun = "checkpoint" if needs.kept == 1 else "checkpoints"
     raise DiskFull(
         f"this fine-tune takes {as_size(needs.disk)} of the server's disk and {as_size(free)} are free: {needs.kept} "
         f"{noun} of {as_size(needs.checkpoint)} and room for the next one or for the result of {as_size(needs.result)}",
-        _hint(estimate, chosen, lambda needs: needs.disk, free),
+        _hint(estimate, hyperparameters, lambda needs: needs.disk, free),
     )
 
 
-def require_memory(estimate: Estimate, chosen: Hyperparameters, free: int | None) -> None:
+def require_memory(estimate: Estimate, hyperparameters: Hyperparameters, free: int | None) -> None:
     """Raises MemoryShort, with both numbers and settings that would fit. `free` is None if it is not known."""
-    needs = estimate(chosen)
+    needs = estimate(hyperparameters)
     if free is None or needs.memory <= free:
         return
     raise MemoryShort(
         f"this fine-tune takes {as_size(needs.memory)} of memory at least and the server has {as_size(free)}",
-        _hint(estimate, chosen, lambda needs: needs.memory, free),
+        _hint(estimate, hyperparameters, lambda needs: needs.memory, free),
     )
 
 
-def _hint(estimate: Estimate, chosen: Hyperparameters, needed: Callable[[Needs], int], free: int) -> str:
-    shortfall = f"free {as_size(needed(estimate(chosen)) - free)} there"
-    for changes, size in _savings(lambda changed: needed(estimate(changed)), chosen):
+def _hint(estimate: Estimate, hyperparameters: Hyperparameters, needed: Callable[[Needs], int], free: int) -> str:
+    shortfall = f"free {as_size(needed(estimate(hyperparameters)) - free)} there"
+    for changes, size in _savings(lambda changed: needed(estimate(changed)), hyperparameters):
         if size <= free:
             settings = ", ".join(f"{name} {_setting_text(value)}" for name, value in changes.items())
             return f"{shortfall}, or take less: with {settings} it takes {as_size(size)}"
     return f"{shortfall}: it does not fit with smaller settings either"
 
 
-def _savings(needed: Callable[[Hyperparameters], int], chosen: Hyperparameters) -> Iterator[tuple[dict[str, Any], int]]:
+def _savings(
+    needed: Callable[[Hyperparameters], int], hyperparameters: Hyperparameters
+) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields more and more settings that need less, and what they need, without those that change nothing."""
     changes: dict[str, Any] = {}
-    current = needed(chosen)
+    current = needed(hyperparameters)
     for step in SAVINGS:
-        lower = {name: value for name, value in step.items() if _is_less(name, value, chosen)}
+        lower = {name: value for name, value in step.items() if _is_less(name, value, hyperparameters)}
         try:
-            size = needed(chosen.model_copy(update={**changes, **lower}))
+            size = needed(hyperparameters.model_copy(update={**changes, **lower}))
         except UsageError:  # no layer would be left to adapt
             continue
         if not lower or size >= current:
@@ -243,8 +246,8 @@ def _savings(needed: Callable[[Hyperparameters], int], chosen: Hyperparameters) 
         yield changes, size
 
 
-def _is_less(name: str, value: Any, chosen: Hyperparameters) -> bool:
-    current: Any = chosen.chosen_method if name == "method" else getattr(chosen, name)
+def _is_less(name: str, value: Any, hyperparameters: Hyperparameters) -> bool:
+    current: Any = hyperparameters.chosen_method if name == "method" else getattr(hyperparameters, name)
     return current != value and (not isinstance(value, int) or isinstance(value, bool) or current > value)
 
 

@@ -58,26 +58,26 @@ class Jobs:
 
     # --- asked from outside -------------------------------------------------------------------------------------------
     def create(
-        self, model: str, training: str, validation: str | None, suffix: str | None, chosen: Hyperparameters
+        self, model: str, training: str, validation: str | None, suffix: str | None, hyperparameters: Hyperparameters
     ) -> JobRecord:
         """Queues a job. Raises NotFound, UsageError or IdOutOfRange if the data do not fit the model."""
-        if chosen.early_stopping is not None and validation is None:
+        if hyperparameters.early_stopping is not None and validation is None:
             raise UsageError(
                 "early_stopping needs rows to compare epochs by", "give a validation_file, or leave it out"
             )
-        require_used(chosen)
-        self._require(model, (training, validation), chosen)
-        chosen = chosen.fitted(self._store.models.get(model).layers)
-        self._require_room(model, training, chosen)
+        require_used(hyperparameters)
+        self._require(model, (training, validation), hyperparameters)
+        hyperparameters = hyperparameters.fitted(self._store.models.get(model).layers)
+        self._require_room(model, training, hyperparameters)
         job = JobRecord(
             id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,
-            hyperparameters=chosen,
+            hyperparameters=hyperparameters,
         )  # fmt: skip
         spec = JobSpec(
             model=str(self._registry.folder(model).resolve()),
             train=str(self._uploads.path(training).resolve()),
             validation=str(self._uploads.path(validation).resolve()) if validation else None,
-            hyperparameters=chosen,
+            hyperparameters=hyperparameters,
             threads=self._settings.training_threads,
             quota=self._settings.quota,
         )
@@ -87,7 +87,7 @@ class Jobs:
             (folder / "spec.json").write_text(spec.model_dump_json(indent=2), "utf-8")
             write_event(folder, "job queued")
             with self._store.references_lock:  # from here on neither the model nor a file can be deleted
-                self._require(model, (training, validation), chosen)
+                self._require(model, (training, validation), hyperparameters)
                 self._store.jobs.add(job)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -95,7 +95,7 @@ class Jobs:
         self._wake.set()
         return job
 
-    def _require(self, model: str, files: tuple[str | None, ...], chosen: Hyperparameters) -> None:
+    def _require(self, model: str, files: tuple[str | None, ...], hyperparameters: Hyperparameters) -> None:
         base = self._store.models.get(model)
         for file_id in files:
             if file_id is None:
@@ -107,13 +107,15 @@ class Jobs:
             if file.filename.endswith(OLD_SUFFIX):
                 message = f"the file {file_id} is Parquet, which an earlier version took"
                 raise UsageError(message, "upload the rows again")
-            require_fit(base, file.rows, chosen)
+            require_fit(base, file.rows, hyperparameters)
 
-    def _require_room(self, model: str, training: str, chosen: Hyperparameters, resumed: str | None = None) -> None:
+    def _require_room(
+        self, model: str, training: str, hyperparameters: Hyperparameters, resumed_job: str | None = None
+    ) -> None:
         """Raises DiskFull or MemoryShort for a job that this machine cannot run. The worker checks again at its start.
 
-        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. `resumed` is
-        the id of a job that resumes.
+        Jobs run one at a time: temporary files of unfinished ones are free again before this one starts. `resumed_job`
+        is the id of a job that resumes.
         """
         sizes, rows = ModelSizes.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
         mean_length = rows.tokens / max(1, rows.rows) if rows else 0.0
@@ -122,10 +124,10 @@ class Jobs:
         def estimate(settings: Hyperparameters) -> Needs:
             return needs_of(sizes, settings.fitted(len(sizes.layers)), mean_length)
 
-        unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed]
+        unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]
         temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY]
-        require_disk(estimate, chosen, self._home.free + bytes_on_disk(*temporary))
-        require_memory(estimate, chosen, gpu or memory_bytes(available=False))
+        require_disk(estimate, hyperparameters, self._home.free + bytes_on_disk(*temporary))
+        require_memory(estimate, hyperparameters, gpu or memory_bytes(available=False))
 
     def resume(self, job_id: str) -> JobRecord:
         """Queues a job again that a full disk ended.

@@ -140,7 +140,7 @@ class CheckpointTrainer(Trainer):
         if checkpoint is None or (Path(checkpoint) / OPTIMIZER_NAME).is_file():
             return
         schedule = Path(checkpoint) / SCHEDULER_NAME
-        if schedule.is_file():  # without the optimiser its moments begin anew, at the rate of that step
+        if schedule.is_file():  # without the optimiser its moments begin at zero, at the rate of that step
             self.lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))  # type: ignore[union-attr]
             for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):  # type: ignore[union-attr]
                 group["lr"] = rate

@@ -222,9 +222,11 @@ class Registry:
     ) -> ModelRecord:
         checkpoint = Checkpoint.open(folder)
         facts = facts_of(checkpoint)
-        unknown = [file for file in checkpoint.files if not sha256.get(file.name)]
-        made = {file.name: digest for file, digest in zip(unknown, in_threads(files.sha256, unknown), strict=True)}
-        digests = {file.name: made[file.name] if file in unknown else sha256[file.name] for file in checkpoint.files}
+        pending = [file for file in checkpoint.files if not sha256.get(file.name)]
+        computed = {file.name: digest for file, digest in zip(pending, in_threads(files.sha256, pending), strict=True)}
+        digests = {
+            file.name: computed[file.name] if file in pending else sha256[file.name] for file in checkpoint.files
+        }
         model = ModelRecord(id=model_id, **asdict(facts), sha256=digests, job=job, parent=parent, delta=delta)
         target = self.folder(model_id)
         if folder != target:

@@ -24,7 +24,7 @@ from milkglass.server.storage.store import TrainingFileInfo
 MAX_HEADER = 4096  # bytes; five tensors need about 400
 MAX_ROW_IDS = 65_536  # ids of a row, which a worker cuts to spec.MAX_LENGTH or less
 MAX_IDS = 2**28  # ids of a file
-CHECKED_AT_ONCE = 1 << 20  # numbers
+NUMBERS_PER_PART = 1 << 20  # numbers
 HINT = "write the file with this version of Milkglass; docs/formats.md describes rows/1"
 
 
@@ -63,12 +63,12 @@ class TrainingRows:
         return np.asarray(np.memmap(ref.file, _dtype(ref), "r", ref.start, ref.shape))
 
     def read_parts(self, name: str) -> Iterator[NDArray[Any]]:
-        """Yields a whole tensor in parts of CHECKED_AT_ONCE numbers, each read into memory."""
+        """Yields a whole tensor in parts of NUMBERS_PER_PART numbers, each read into memory."""
         ref = self.tensors[name]
         with ref.file.open("rb") as file:
             file.seek(ref.start)
-            for start in range(0, ref.shape[0], CHECKED_AT_ONCE):
-                count = min(CHECKED_AT_ONCE, ref.shape[0] - start)
+            for start in range(0, ref.shape[0], NUMBERS_PER_PART):
+                count = min(NUMBERS_PER_PART, ref.shape[0] - start)
                 part = np.fromfile(file, _dtype(ref), count)
                 if len(part) < count:
                     _refuse(f"the file became shorter while {name} was read")
@@ -87,13 +87,13 @@ def check(path: Path) -> TrainingFileInfo:
         _refuse(f"a row has {shortest if shortest < 1 else longest} ids; 1 to {MAX_ROW_IDS} are taken")
     if id_count != ids:
         _refuse(f"the lengths add up to {id_count}; input_ids holds {ids} numbers")
-    least, max_id = _extremes(rows, "input_ids")
-    if least < 0:
+    min_number, max_id = _extremes(rows, "input_ids")
+    if min_number < 0:
         _refuse(f"input_ids holds a number outside 0 to {2**31 - 1}")
     max_type = None
     if "token_type_ids" in rows.tensors:
-        least, max_type = _extremes(rows, "token_type_ids")
-        if least < 0:
+        min_number, max_type = _extremes(rows, "token_type_ids")
+        if min_number < 0:
             _refuse("token_type_ids holds a negative number; token types count from 0")
     extreme_labels, unlabelled = list[int](), False
     for part in rows.read_parts(rows.label):

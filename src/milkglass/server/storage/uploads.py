@@ -29,7 +29,7 @@ from milkglass.server.storage import training_rows
 from milkglass.server.storage.store import FileRecord, Purpose, Store, UploadRecord
 
 PIECE_BYTES = 1 << 20  # bytes written at a time
-CHECKS_AT_ONCE = 2  # a header of the largest size takes some hundred MB while it is parsed
+MAX_CONCURRENT_CHECKS = 2  # a header of the largest size takes some hundred MB while it is parsed
 OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 
@@ -115,7 +115,7 @@ class Uploads:
         self._max_bytes, self._max_idle, self._max_unfinished = max_bytes, max_idle, max_unfinished
         self._locks = Locks()
         self._starting = threading.Lock()
-        self._checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
+        self._checking = threading.BoundedSemaphore(MAX_CONCURRENT_CHECKS)
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> UploadRecord:
         require_suffix(filename, purpose)

@@ -1,9 +1,9 @@
-"""The server of a decoder without its embedding layer.
+"""Serves a decoder without its embedding layer.
 
 It has `GET /v1/split`, the release of the embedding table to enclaves (gate.py), and a WebSocket at
 `/v1/split/stream`. The first message is JSON (`spec.OpenRequest`). Then vectors and ids alternate (`frames.py`). JSON
 from the server is an error and ends the session, which ends with its connection too. There is no text, no tokenizer
-and no pickle, and nothing that crosses is logged or written.
+and no pickle, and nothing that is received or sent is logged or written.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ SPARE_BYTES = 64 << 10  # bytes by which a message may be too long and still get
 POLICY, INTERNAL = 1008, 1011  # WebSocket's close codes
 
 
-def largest_message(info: DecoderInfo) -> int:
+def max_message_bytes(info: DecoderInfo) -> int:
     """Returns the bytes of the longest message that a client may send."""
     return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE_BYTES
 
 
-def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_SECONDS) -> FastAPI:
+def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle: float = IDLE_SECONDS) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         table.engine.start()
@@ -73,7 +73,7 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_S
 
     @app.websocket(STREAM_PATH)
     async def stream(socket: WebSocket) -> None:
-        if not _is_authorized(socket, token):
+        if not _is_authorized(socket, bearer_token):
             await socket.close(POLICY)  # before it is accepted: the client gets 403
             return
         await socket.accept()
@@ -82,17 +82,17 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE_S
     def rule(scope: Scope) -> BodyRule:
         return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE_PATH, RELEASE_PATH) else 0)
 
-    app.add_middleware(Guard, token=token, rule=rule, max_held=16 * MAX_BODY, limits=Limits())
+    app.add_middleware(Guard, token=bearer_token, rule=rule, max_held=16 * MAX_BODY, limits=Limits())
     return app
 
 
-def _is_authorized(socket: WebSocket, token: str) -> bool:
+def _is_authorized(socket: WebSocket, bearer_token: str) -> bool:
     authorization = socket.headers.get("authorization", "")
-    return hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode())
+    return hmac.compare_digest(authorization.encode(), f"Bearer {bearer_token}".encode())
 
 
 class StreamConnection:
-    """One connection, and the session that it serves."""
+    """Serves one session over one connection."""
 
     def __init__(self, socket: WebSocket, table: SessionTable, idle: float) -> None:
         self._socket, self._table, self._idle = socket, table, idle
@@ -159,8 +159,8 @@ class StreamConnection:
             return
 
 
-def serve(table: SessionTable, gate: Gate, home: Path, port: int, token: str) -> None:
+def serve(table: SessionTable, gate: Gate, home: Path, port: int, bearer_token: str) -> None:
     """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
-    settings = ServerSettings(home, port=port, token=token)
-    app = create_app(table, gate, token)
-    run(app, settings, "milkglass split serve", largest_message=largest_message(table.info))
+    settings = ServerSettings(home, port=port, token=bearer_token)
+    app = create_app(table, gate, bearer_token)
+    run(app, settings, "milkglass split serve", max_message_bytes=max_message_bytes(table.info))

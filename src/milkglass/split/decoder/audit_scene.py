@@ -27,7 +27,7 @@ from milkglass.defences.obfuscated_tables import key_from
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.folder import token_counts_of
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError, KeyForOtherModel, TooLong, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -47,14 +47,14 @@ class EnclaveTexts:
 
     Attributes:
         vectors: (total, d), a row for each token.
-        sent: the ids of these rows.
+        sent: the sanitized ids, found by these rows.
         original: the texts' own ids.
     """
 
     vectors: torch.Tensor = field(repr=False)
     sent: Sequences
     original: Sequences
-    left_out: int
+    left_out_count: int
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class TableOwner:
     counts: NDArray[np.int64] = field(repr=False)
 
     def rehearse(self, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        """Returns the sanitizer's output for these ids, and the place of each, which is its own."""
+        """Returns the sanitizer's output for these ids, and the position of each in the input, which is its own."""
         stream = Stream.of_seed("split attacker", seed)
-        sent = TokenSanitizer(self.package, self.counts).sanitized(corpus.ids.astype(np.int64), self.settings, stream)
+        sent = TokenSanitizer(self.package, self.counts).sanitize(corpus.ids.astype(np.int64), self.settings, stream)
         return Sequences(sent.astype(corpus.ids.dtype), corpus.lengths), np.arange(len(sent), dtype=np.int64)
 
     def observe(self, corpus: Sequences, seed: int) -> Activations:
@@ -94,7 +94,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     enclave_texts = _send_through(enclave, settings, codec, table, private)
     texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
-    package = with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
+    package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
     for name, attacker_texts in texts.items():
@@ -116,20 +116,20 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     truth = truth_of(codec, sent, enclave_texts.original, corpora.values())
     scene = public_scene(base, codec, observations, truth, None, adversaries, scheme=scheme, words=words)
     require_texts(scene, texts)
-    return SplitScene(scene, enclave_texts.left_out)
+    return SplitScene(scene, enclave_texts.left_out_count)
 
 
 def _send_through(
     enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
 ) -> EnclaveTexts:
-    """Sends all texts through the enclave. Returns what crosses, and the ids behind it."""
+    """Sends all texts through the enclave. Returns the vectors that would be sent, and the ids behind them."""
     rows = {hashlib.sha256(row.tobytes()).digest(): number for number, row in enumerate(_row_bytes(table))}
-    vectors, sent, original, left_out = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
+    vectors, sent, original, left_out_count = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:
         try:
-            prompt = enclave.text(text, "", codec.limit, settings)
+            prompt = enclave.sanitize_text(text, "", codec.limit, settings)
         except TooLong:
-            left_out += 1
+            left_out_count += 1
             continue
         sent_rows = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.about["dtype"]])
         sent_rows = sent_rows.reshape(-1, table.shape[1])
@@ -140,7 +140,7 @@ def _send_through(
             raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")
     if not sent:
         raise UsageError(f"all {len(texts)} texts are longer than the model's {codec.limit} tokens", "cut them")
-    return EnclaveTexts(torch.cat(vectors), Sequences.of(sent), Sequences.of(original), left_out)
+    return EnclaveTexts(torch.cat(vectors), Sequences.of(sent), Sequences.of(original), left_out_count)
 
 
 def _row_bytes(table: torch.Tensor) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The client's side of a stream: vectors are sent, ids come back. A lost connection ends the answer.
+"""The client's side of a decoder's stream: sends vectors, receives ids. A lost connection ends the answer.
 
 It reads no text and knows no table: an enclave computes the vector of each id. The server is not trusted: each of its
 messages is checked and counted, and an answer has at most `max_tokens` of them.
@@ -48,9 +48,11 @@ class SplitSampling:
 
     def require(self, info: DecoderInfo) -> None:
         """Raises UsageError, before anything is sent, for an answer that the server does not make."""
-        largest = min(info.max_new_tokens, info.max_length - 1)
-        if not 1 <= self.max_tokens <= largest:
-            raise UsageError(f"max_tokens is {self.max_tokens}, 1 to {largest} are made here", "lower --max-tokens")
+        max_new_tokens = min(info.max_new_tokens, info.max_length - 1)
+        if not 1 <= self.max_tokens <= max_new_tokens:
+            raise UsageError(
+                f"max_tokens is {self.max_tokens}, 1 to {max_new_tokens} are made here", "lower --max-tokens"
+            )
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class DecoderServer:
     """
 
     url: str
-    token: str | None = field(default=None, repr=False)
+    bearer_token: str | None = field(default=None, repr=False)
     allow_http: bool = False
     authority: Path | None = None
     retry: RetryPolicy = RetryPolicy()
@@ -86,7 +88,7 @@ class DecoderServer:
             chunks, size = [], 0
             with connection.stream("POST", RELEASE_PATH, body) as stream:
                 for chunk in stream.answer.iter_raw():
-                    stream.watch.extend(stream.silence)
+                    stream.deadline.extend(stream.silence)
                     chunks.append(chunk)
                     size += len(chunk)
                     if size > MAX_PACKAGE_BYTES:
@@ -96,7 +98,7 @@ class DecoderServer:
             return b"".join(chunks)
 
     def _connection(self) -> closing[Connection]:
-        return closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry))
+        return closing(Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
         """Returns a stream for one prompt whose vectors have type `dtype`."""
@@ -113,7 +115,7 @@ class DecoderServer:
         try:
             return connect(
                 "ws" + self.url.rstrip("/").removeprefix("http") + STREAM_PATH,
-                additional_headers={"Authorization": f"Bearer {self.token}"} if self.token else {},
+                additional_headers={"Authorization": f"Bearer {self.bearer_token}"} if self.bearer_token else {},
                 ssl=ssl.create_default_context() if tls is True else tls,
                 compression=None,
                 user_agent_header=None,
@@ -125,7 +127,11 @@ class DecoderServer:
         except InvalidStatus as error:
             status = error.response.status_code
             if status in (401, 403):
-                fault = "the server refuses the token" if self.token else "the server asks for a token, none was given"
+                fault = (
+                    "the server refuses the token"
+                    if self.bearer_token
+                    else "the server asks for a token, none was given"
+                )
                 raise Unauthorized(fault, "give the server's token with --token-file") from None
             raise RemoteError(f"the server answered {status} to a stream", DECODER_HINT) from None
         except InvalidHandshake:
@@ -133,7 +139,7 @@ class DecoderServer:
 
 
 class SplitStream:
-    """One prompt and its answer. Call `answer` or `ids` once. Bytes of messages are counted."""
+    """Sends one prompt and reads its answer. Call `answer` or `ids` once. `sent` and `received` count bytes."""
 
     def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
         """Prepares a stream. `dtype` is the type of the vectors that `answer` gets."""
@@ -182,7 +188,7 @@ class SplitStream:
 
     @contextmanager
     def _as_unreachable(self, socket: ClientConnection | None = None) -> Iterator[None]:
-        """Raises Unreachable for all that ends a connection."""
+        """Turns every error of a lost connection into Unreachable."""
         from websockets.exceptions import ConnectionClosed
 
         try:

@@ -1,4 +1,4 @@
-"""A stock engine that takes vectors as a prompt: vLLM's OpenAI-compatible server with `--enable-prompt-embeds`.
+"""Uses a stock engine that takes vectors as a prompt: vLLM's OpenAI-compatible server with `--enable-prompt-embeds`.
 
 `POST /v1/completions` gets the prompt's vectors as `prompt_embeds`: base64 of a (t, d) tensor written by `torch.save`.
 The engine has the embedding layer too and embeds the ids that it makes, so only the prompt's vectors are sent, once.
@@ -50,7 +50,7 @@ class PromptEmbedsEngine:
 
     url: str
     model: str
-    token: str | None = field(default=None, repr=False)
+    bearer_token: str | None = field(default=None, repr=False)
     allow_http: bool = False
     authority: Path | None = None
     retry: RetryPolicy = RetryPolicy()
@@ -65,11 +65,11 @@ class PromptEmbedsEngine:
         if self.model not in names:
             listed = ", ".join(names[:5]) or "none"
             raise RemoteError(f"the engine serves no model {self.model!r}", f"it serves {listed}")
-        longest = entries[names.index(self.model)].get("max_model_len")
-        if not is_whole(longest) or not 2 <= longest <= MAX_NUMBER:
+        max_model_length = entries[names.index(self.model)].get("max_model_len")
+        if not is_whole(max_model_length) or not 2 <= max_model_length <= MAX_NUMBER:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
-            self.model, int(description["width"]), int(description["rows"]), longest, longest - 1, 1,
+            self.model, int(description["width"]), int(description["rows"]), max_model_length, max_model_length - 1, 1,
             str(description["table"]), str(description["dtype"]),
         )  # fmt: skip
 
@@ -80,7 +80,9 @@ class PromptEmbedsEngine:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yields a connection. Errors have a hint for this engine."""
-        with closing(Connection(self.url, self.token, self.allow_http, self.authority, retry=self.retry)) as connection:
+        with closing(
+            Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry)
+        ) as connection:
             try:
                 yield connection
             except RemoteError as error:
@@ -118,7 +120,7 @@ class PromptEmbedsStream:
                 f"{len(prompt)} tokens and {sampling.max_tokens} of an answer exceed {info.max_length}",
                 "shorten the prompt, or lower max_tokens",
             )
-        packed = packed_vectors(prompt, info.width)
+        packed = pack_vectors(prompt, info.width)
         self.sent = len(packed)
         seed = {} if sampling.seed is None else {"seed": sampling.seed}
         stop = {"stop_token_ids": list(self._engine.stop_token_ids)} if self._engine.stop_token_ids else {}
@@ -180,7 +182,7 @@ class PromptEmbedsStream:
             raise RemoteError("the engine's answer has no finish_reason", HINT)
 
 
-def packed_vectors(vectors: torch.Tensor, width: int) -> str:
+def pack_vectors(vectors: torch.Tensor, width: int) -> str:
     """Returns valid vectors (t, width) for `prompt_embeds`: base64 of a file of `torch.save`, or raises UsageError."""
     import torch
 
@@ -194,7 +196,7 @@ def packed_vectors(vectors: torch.Tensor, width: int) -> str:
 
 
 def with_engine_hint(error: RemoteError) -> RemoteError:
-    """Returns the error with a hint for this engine, which gives none and which our servers' hints do not fit."""
+    """Returns the error with a hint for this engine, which the hints for Milkglass's servers do not fit."""
     if isinstance(error, Unauthorized):
         hint = "give the engine's --api-key as the token"
     elif "enable-prompt-embeds" in error.message:

@@ -1,7 +1,7 @@
 """The messages of a decoder's stream after the first one: each is one safetensors file, whose every claim is checked.
 
     from the client     "x", bf16, fp16 or fp32 (t, d): vectors of the prompt, then of one token a message
-    from the server     "ids", int64 (2,): the next id, and the place in `REASONS` of why the answer ends with it
+    from the server     "ids", int64 (2,): the next id, and the index in `REASONS` of why the answer ends with it
 
 The sides alternate, vectors first. There is no pickle. The number of tokens of a prompt is not hidden.
 """
@@ -18,7 +18,7 @@ from milkglass.errors import BadUpload, MilkglassError, RemoteError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 REASONS = (None, "stop", "length")  # why an answer ends with a token; None: it goes on
-OVERHEAD_BYTES = 200  # the most bytes of a message besides its numbers
+OVERHEAD_BYTES = 200  # most bytes of a message besides its numbers
 PROTOCOL_HINT = "client and server must be of one version (docs/formats.md)"
 
 

@@ -1,4 +1,4 @@
-"""Decides which enclaves get the provider's table. The client passes two requests on from its enclave.
+"""Decides which enclaves get the provider's table. The client forwards two requests from its enclave.
 
 POST /v1/split/challenge  {}                                                  -> {"nonce": hex}
 POST /v1/split/release    {"nonce", "public", "quote": b64, "collateral": b64} -> the encrypted package
@@ -37,7 +37,7 @@ UNATTESTED_HINT = "start the server with --allow-unattested only where the clien
 
 
 class ReleaseRequest(RequestBody):
-    """What an enclave asks with for the table.
+    """An enclave's request for the table.
 
     Attributes:
         nonce: of a challenge, in hex.
@@ -88,12 +88,12 @@ class Gate:
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
         report_data = release.report_data(public, nonce)
-        self.require_allowed(_decoded(request.quote), report_data, _decoded(request.collateral))
+        self.require_allowed(_decode_base64(request.quote), report_data, _decode_base64(request.collateral))
         return release.encrypt_package(self._encoded, public, nonce)
 
     @cached_property
     def _encoded(self) -> bytes:
-        """Returns the encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
+        """The encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
         return self.package.to_bytes()
 
     def require_allowed(self, quote: bytes, report_data: bytes, collateral: bytes = b"") -> None:
@@ -111,7 +111,7 @@ class Gate:
 
 
 def measurements_of(texts: Collection[str]) -> frozenset[str]:
-    """Reads measurements in hex, and returns them in lower case. Raises UsageError for what is no MRENCLAVE."""
+    """Reads measurements in hex, and returns them in lower case. Raises UsageError for what is not an MRENCLAVE."""
     for text in texts:
         if not re.fullmatch("[0-9a-fA-F]{64}", text):
             raise UsageError(f"the measurement {text!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
@@ -127,7 +127,7 @@ def _software_quote(quote: bytes) -> dict[str, object] | None:
     return document if isinstance(document, dict) and "milkglass_software_quote" in document else None
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     """Decodes base64. Raises EnclaveError."""
     try:
         return base64.b64decode(text, validate=True)

@@ -37,19 +37,19 @@ class SplitSequence(Sequence):
     """A sequence whose tokens arrive as vectors.
 
     Attributes:
-        vectors: (1, d) the newest token's. None: it has not arrived, or was read.
+        vectors: (1, d) the newest token's vector. None: it has not arrived, or was read.
     """
 
     vectors: torch.Tensor | None = None
 
     @property
     def is_due(self) -> bool:
-        """Returns whether the sequence can go on or leave now: its vector has arrived, or it was cancelled."""
+        """Whether the sequence can go on or leave now: its vector has arrived, or it was cancelled."""
         return self.vectors is not None or self.cancelled
 
 
 class SplitGenerator(Engine[SplitSequence]):
-    """The thread that runs a decoder for clients that have its embedding layer.
+    """Runs a decoder, in a thread, for clients that have its embedding layer.
 
     `submit` hands in a prompt, `deliver` each later vector. The rows of all sessions run in one batch, as in
     `server/inference/generator.py`, but a row can go on only when its client's vector has arrived. Rows whose vectors
@@ -76,7 +76,7 @@ class SplitGenerator(Engine[SplitSequence]):
             self._changed.notify()
 
     def is_active(self) -> bool:
-        return any(sequence.is_due for group in self._groups() for sequence in running(group))
+        return any(sequence.is_due for group in self._groups() for sequence in running_sequences(group))
 
     def step(self) -> None:
         """Drops cancelled rows and reads new prompts, or else advances each row whose vector has arrived by a token."""
@@ -95,7 +95,10 @@ class SplitGenerator(Engine[SplitSequence]):
             self._advance()
 
     def drop(self) -> list[SplitSequence]:
-        sequences = [*self._in_prefill, *(sequence for group in self._groups() for sequence in running(group))]
+        sequences = [
+            *self._in_prefill,
+            *(sequence for group in self._groups() for sequence in running_sequences(group)),
+        ]
         self._in_prefill, self._parked = [], []
         self._batch.clear()
         return sequences
@@ -108,15 +111,15 @@ class SplitGenerator(Engine[SplitSequence]):
         """Waits up to GRACE_SECONDS for missing vectors, then parks rows without one and takes back those with one."""
         deadline = time.monotonic() + GRACE_SECONDS
         with self._changed:
-            while not all(sequence.is_due for sequence in running(self._batch)):
+            while not all(sequence.is_due for sequence in running_sequences(self._batch)):
                 seconds_left = deadline - time.monotonic()
                 if seconds_left <= 0 or self._closed:
                     break
                 self._changed.wait(seconds_left)
-        late_rows = [row for row, sequence in enumerate(running(self._batch)) if not sequence.is_due]
+        late_rows = [row for row, sequence in enumerate(running_sequences(self._batch)) if not sequence.is_due]
         if late_rows:
             self._parked += [self._batch.split([row]) for row in reversed(late_rows)]
-        returning = [group for group in self._parked if running(group)[0].is_due]
+        returning = [group for group in self._parked if running_sequences(group)[0].is_due]
         self._parked = [group for group in self._parked if group not in returning]
         for group in returning:
             self._batch.join(group)
@@ -127,13 +130,13 @@ class SplitGenerator(Engine[SplitSequence]):
         rows, vectors = self._batch.rows, []
         if rows is None:
             return
-        for sequence in running(self._batch):
+        for sequence in running_sequences(self._batch):
             vectors.append(sequence.vectors)
             sequence.vectors = None
         self._batch.accept(rows.advance([vector[0] for vector in vectors if vector is not None]))
 
 
-def running(group: Scheduler) -> list[SplitSequence]:
+def running_sequences(group: Scheduler) -> list[SplitSequence]:
     """Returns the running sequences of a group."""
     return group.running  # type: ignore[return-value]  # `submit` takes no other
 
@@ -210,7 +213,7 @@ class SplitSession:
 
 @dataclass
 class SessionTable:
-    """The open sessions of a server.
+    """Opens and closes the sessions of a server.
 
     Attributes:
         info: what the server takes.

@@ -68,7 +68,7 @@ class SplitText:
 
     def prompt(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
         """Sanitizes plain text to continue. Raises CodecError, EnclaveError."""
-        return self.enclave.text(text, instruction, self._max_prompt_tokens(sampling), self.settings)
+        return self.enclave.sanitize_text(text, instruction, self._max_prompt_tokens(sampling), self.settings)
 
     def conversation(
         self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
@@ -77,7 +77,7 @@ class SplitText:
 
         Raises CodecError, EnclaveError.
         """
-        return self.enclave.chat(messages, self._max_prompt_tokens(sampling), self.settings, instruction)
+        return self.enclave.sanitize_chat(messages, self._max_prompt_tokens(sampling), self.settings, instruction)
 
     def _max_prompt_tokens(self, sampling: SplitSampling) -> int:
         """Returns how many tokens a prompt may have. Raises UsageError for an answer that the server does not make."""
