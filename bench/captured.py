@@ -109,7 +109,7 @@ def defences() -> dict[str, Defence]:
 def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
     """Writes what the client sends for each text."""
     if isinstance(client, MaskingClient):
-        sent: Sequence[Any] = client.before(texts)
+        sent: Sequence[Any] = client.prepare(texts)
     else:
         tokens = next(one for one in client.send(texts) if isinstance(one, Tokens))
         sent = [ids.tolist() for ids in tokens.ids]

@@ -110,9 +110,9 @@ def test_invbert_joins_the_states_that_were_sent_and_refuses_others(models: dict
     attack = InvBert(layer=1)
     both = Transcript((Weights(weights), *crossed), VOCAB)
     assert why_not(attack, both, knowledge) is None
-    states, read = attack.observed(both, (), Budget())
+    states, read = attack.client_states(both, (), Budget())
     assert read.all()
-    computed, _ = attack.observed(transcript, batches(transcript.tokens), Budget())
+    computed, _ = attack.client_states(transcript, batches(transcript.tokens), Budget())
     assert torch.allclose(states, computed, atol=1e-5)
     half = Transcript((Weights(weights), *crossed[:3]), VOCAB)
     assert "60 texts" in str(why_not(attack, half, knowledge))

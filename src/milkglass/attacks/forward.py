@@ -57,7 +57,7 @@ def batches_within(
         yield all_batches[number]
 
 
-def stacked(sequences: Sequences, text_numbers: Ids) -> torch.Tensor:
+def stack(sequences: Sequences, text_numbers: Ids) -> torch.Tensor:
     """Returns (b, t) the ids of sequences of one length."""
     return device.tensor(sequences.ids[places(sequences, text_numbers)].reshape(len(text_numbers), -1))
 
@@ -82,7 +82,7 @@ def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -
     return states_of_layers[min(layer, len(states_of_layers) - 1)].float()
 
 
-def sampled(
+def sample_states(
     model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], budget: Budget, layer: int | None = None
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Returns the states of the sequences in `groups` (see `batches_within`).
@@ -93,10 +93,10 @@ def sampled(
     states = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
     was_run = np.zeros(len(sequences), np.bool_)
     for text_numbers in groups:
-        batch_states = state(model, stacked(sequences, text_numbers), layer)
+        batch_states = state(model, stack(sequences, text_numbers), layer)
         states[torch.from_numpy(places(sequences, text_numbers))] = batch_states.flatten(0, 1)
         was_run[text_numbers] = True
-        budget.spend(work.run(model, int(sequences.lengths[text_numbers].sum())))
+        budget.spend(work.forward(model, int(sequences.lengths[text_numbers].sum())))
     return states, was_run
 
 

@@ -24,14 +24,14 @@ def elements(count: float) -> float:
     return count / ELEMENTS
 
 
-def run(model: torch.nn.Module, tokens: int) -> float:
+def forward(model: torch.nn.Module, tokens: int) -> float:
     """Returns the work of so many tokens through a model."""
-    return 10 * CALL + products(float(_multiplied(model)) * tokens)
+    return 10 * CALL + products(float(_multiplied_weights(model)) * tokens)
 
 
 def gradients(model: torch.nn.Module, tokens: int) -> float:
     """Returns the work of so many tokens through a model and back."""
-    return 3 * run(model, tokens)
+    return 3 * forward(model, tokens)
 
 
 def layers(count: int, states: torch.Tensor) -> float:
@@ -39,17 +39,17 @@ def layers(count: int, states: torch.Tensor) -> float:
     return products(12.0 * count * states.shape[-1] * states.numel())
 
 
-def compared(rows: torch.Tensor, table: torch.Tensor) -> float:
+def comparisons(rows: torch.Tensor, table: torch.Tensor) -> float:
     """Returns the work of the nearest rows of a table (n, d) for each of `rows` (m, d)."""
     return products(float(table.numel()) * len(rows)) + elements(len(rows) * len(table) / 4)
 
 
-def trained(model: torch.nn.Module, tokens: int) -> float:
+def training_step(model: torch.nn.Module, tokens: int) -> float:
     """Returns the work of one step of a training."""
     return gradients(model, tokens) + sum(one.numel() for one in model.parameters()) / PARAMETERS
 
 
-def _multiplied(model: torch.nn.Module) -> int:
+def _multiplied_weights(model: torch.nn.Module) -> int:
     """Returns how many weights each token is multiplied by: all but those of tables that are looked up."""
     multiplying = (one for one in model.modules() if not isinstance(one, torch.nn.Embedding))
     return sum(weights.numel() for one in multiplying for weights in one.parameters(recurse=False))

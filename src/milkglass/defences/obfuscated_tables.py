@@ -42,12 +42,12 @@ class TableClient(TokenClient):
     again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)
     """
 
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
-    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         if self.codec.alias_choices is None:
-            return super().encoded(texts, pairs)
+            return super().encode(texts, pairs)
         encoded_texts = [
             self._seeded_codec(text, pair).encode([text], None if pair is None else [pair], truncate=True)
             for text, pair in zip(texts, pairs or repeat(None), strict=False)

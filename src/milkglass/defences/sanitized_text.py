@@ -72,7 +72,7 @@ class ReplacedTextClient(SanitizingClient):
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
         """Returns for each text its parts, which joined are the text, and what each of them is replaced by."""
 
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         return ["".join(after) for _, after in self.parts(texts)]
 
 
@@ -93,12 +93,12 @@ class SanitizedTokensClient(SanitizingClient):
 
     mechanism: Sanitizer = field(repr=False)
 
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
-    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """Returns the replaced ids. A pair's draws depend on both texts."""
-        encoded_words = super().encoded(texts, pairs)
+        encoded_words = super().encode(texts, pairs)
         labels = texts if pairs is None else [json.dumps(both) for both in zip(texts, pairs, strict=True)]
         ids = [
             self.mechanism.sanitize_checked(one.astype(np.int64), self.stream(text))[0].astype(np.int32)

@@ -48,16 +48,16 @@ class TokenClient(Client):
     document: Mapping[str, Any]
 
     @abc.abstractmethod
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         """Returns the texts that are encoded in place of these; abstract, so that no client forgets to disturb."""
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
-        second = None if pairs is None else self.before(pairs)
-        encoded = self.encoded(self.before(texts), second)
+        second = None if pairs is None else self.prepare(pairs)
+        encoded = self.encode(self.prepare(texts), second)
         types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
         return (Tokens(Sequences.of(encoded.ids), types=types),)
 
-    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         return self.codec.encode(texts, pairs, truncate=True)
 
     def save(self, folder: Path) -> None:

@@ -48,7 +48,7 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
         """Returns what is proved for one shared gradient, in words. None: nothing is."""
         return None
 
-    def spent(self, rounds: int) -> str | None:
+    def guarantee_after(self, rounds: int) -> str | None:
         """Returns what is proved for all that a site shares in so many rounds, in words. None: it is not accounted."""
         return None
 

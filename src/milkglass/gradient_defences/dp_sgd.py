@@ -74,7 +74,7 @@ class DPSGD(GradientDefence):
         warning = epsilon_warning(result)
         return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text or label exchanged{warning}"
 
-    def spent(self, rounds: int) -> str | None:
+    def guarantee_after(self, rounds: int) -> str | None:
         """Returns the guarantee after so many rounds, as this many Gaussian mechanisms.
 
         A text is in at most one batch of a round, in FedSGD and in FedAvg. Which texts are in a batch is not assumed to

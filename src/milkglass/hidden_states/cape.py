@@ -45,7 +45,7 @@ from milkglass.sequences import Ids
 COMMONEST_WORDS = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
 
 
-class Reversed(torch.autograd.Function):
+class GradientReversal(torch.autograd.Function):
     """The identity, whose gradient has the opposite sign (Ganin and Lempitsky 2015)."""
 
     @staticmethod
@@ -78,10 +78,10 @@ class WordAdversary(torch.nn.Module):
         return presence
 
     def forward(self, vectors: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
-        return balanced(self.net(vectors), bag)
+        return balanced_loss(self.net(vectors), bag)
 
 
-def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
+def balanced_loss(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
     """Returns the binary cross-entropy of (b, w) scores: half from present words, half from the many absent ones."""
     loss_if_present, loss_if_absent = torch.nn.functional.softplus(-scores), torch.nn.functional.softplus(scores)
     absence = 1 - bag
@@ -89,7 +89,7 @@ def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
     return (present + (loss_if_absent * absence).sum() / absence.sum().clamp_min(1)) / 2
 
 
-def normalised(vector: torch.Tensor) -> torch.Tensor:
+def normalise(vector: torch.Tensor) -> torch.Tensor:
     """Returns (d,) scaled from its least to its greatest value to 0 ... 1; one half if these are equal."""
     low, high = vector.min(), vector.max()
     if float(high.detach()) == float(low.detach()):
@@ -116,7 +116,7 @@ class CAPE(HiddenStateDefence):
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))
 
     name: ClassVar[str] = "cape"
-    later: ClassVar[Mapping[str, Any]] = {**HiddenStateDefence.later, "pooling": "mean"}
+    later_parameters: ClassVar[Mapping[str, Any]] = {**HiddenStateDefence.later_parameters, "pooling": "mean"}
     paper: ClassVar[Paper] = papers.CAPE.but(
         "The adversary names words of the text, commonest ones left out: no private attribute is labelled here.",
         "The adversary's loss weighs words that are there and words that are not alike.",
@@ -148,8 +148,8 @@ class CAPE(HiddenStateDefence):
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """Returns (1, d) the disturbed vector of a text."""
         sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
-        z = normalised(pooled(hidden, self.pooling))
-        return grid.in_place_of(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
+        z = normalise(pooled(hidden, self.pooling))
+        return grid.substitute(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return Head(int(model.config.hidden_size), classes, centre=0.5)  # z lies around one half
@@ -162,7 +162,7 @@ class CAPE(HiddenStateDefence):
 
     def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
         assert isinstance(auxiliary, WordAdversary)
-        return self.w_adv * auxiliary(Reversed.apply(sent[:, 0]), auxiliary.bag(step.ids, step.mask))
+        return self.w_adv * auxiliary(GradientReversal.apply(sent[:, 0]), auxiliary.bag(step.ids, step.mask))
 
 
 def words_present(encoded: TokenizedTexts, size: int, words: int) -> Ids:

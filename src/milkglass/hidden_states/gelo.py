@@ -109,11 +109,11 @@ class OffloadingClient(EncoderClient):
         self._require_answers(answer, sum(sizes), "rows")
         upper, received = self._upper_layers()
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
-        logits = torch.empty(len(lengths), int(self.kept["classes"]))
+        logits = torch.empty(len(lengths), int(self.extra_tensors["classes"]))
         products_sent = torch.from_numpy(answer).split(sizes)
         for text_indices in length_groups(lengths):
             chosen = [self._pending[i] for i in text_indices.tolist()]
-            products = [chosen[at][1].unmixed(products_sent[i]) for at, i in enumerate(text_indices.tolist())]
+            products = [chosen[at][1].unmix(products_sent[i]) for at, i in enumerate(text_indices.tolist())]
             hidden, mask = pad_states([states for states, _ in chosen])
             padded_products = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(matrix.matrix.get_parameter("weight")) for matrix in received]
@@ -125,9 +125,9 @@ class OffloadingClient(EncoderClient):
     def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:
         """Returns the layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
-            config, classes = halves.plain(self.base.config), int(self.kept["classes"])
+            config, classes = halves.plain(self.base.config), int(self.extra_tensors["classes"])
             upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
-            upper.load_state_dict({name: one for name, one in self.kept.items() if name != "classes"})
+            upper.load_state_dict({name: one for name, one in self.extra_tensors.items() if name != "classes"})
             layer = halves.first_layer(upper.eval())
             names = {id(one): name for name, one in layer.named_modules()}
             for one in _readers(upper):
@@ -142,11 +142,11 @@ class OffloadingClient(EncoderClient):
         states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
         pending = []
         for number, ids in enumerate(texts):
-            draws = root.of_text(ids, "send", first + number).bound(states[number])
+            draws = root.of_text(ids, "send", first + number).bind(states[number])
             pending.append((states[number], self.defence.matrix(states[number], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
-        mixed_rows = self._join([matrix.mixed(own) for own, matrix in pending])
+        mixed_rows = self._join([matrix.mix(own) for own, matrix in pending])
         return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
 
 
@@ -201,11 +201,13 @@ class GELO(HiddenStateDefence):
         condition = self.condition if self.mixing == "invertible" else 1.0
         return MixingMatrix(draws, rows, condition, self.shields_of(len(rows)), self.energy)
 
-    def served(self, upper: torch.nn.Module) -> torch.nn.Module:
+    def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
         assert isinstance(upper, Upper)
         return Projections(_readers(upper))
 
-    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def extra_tensors(
+        self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
+    ) -> dict[str, torch.Tensor]:
         """Returns the layers above the cut, which the client runs."""
         assert isinstance(upper, Upper)
         return {**upper.state_dict(), "classes": torch.tensor(int(upper.model.config.num_labels))}

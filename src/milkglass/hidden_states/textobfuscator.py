@@ -147,7 +147,7 @@ class TextObfuscator(HiddenStateDefence):
         bounded = hidden if bound is None else clipping.rows_l1(hidden, bound)
         if self.scale == 0:
             return bounded.to(hidden.dtype)
-        return grid.in_place_of(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
+        return grid.substitute(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
 
     def make_auxiliary(
         self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot

@@ -79,7 +79,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
 
     A unit is what is independent, such as a sentence: tokens of one sentence fall together, and resampling tokens would
     promise too much. More than MAX_UNITS units are dealt into heaps at random, and the sums of heaps are resampled;
-    heaps are as independent as units are. For what can be above 1, such as a loss, use `resampled`.
+    heaps are as independent as units are. For what can be above 1, such as a loss, use `resample`.
     """
     total = float(weights.sum())
     if total == 0:
@@ -122,7 +122,7 @@ def _widened(interval: Interval) -> Interval:
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Interval:
+def resample(statistic: Statistic, units: int, rng: np.random.Generator) -> Interval:
     """Returns any statistic with its interval. `share` and `ratio` are quicker.
 
     Data on which every draw agrees get an interval without width, which is no certainty: look at `units`.

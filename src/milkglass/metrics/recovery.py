@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.metrics import text
-from milkglass.metrics.interval import Interval, ratio, resampled, share
+from milkglass.metrics.interval import Interval, ratio, resample, share
 from milkglass.sequences import Ids, Sequences
 
 RANKS = (1, 3, 10)
@@ -54,7 +54,7 @@ def mean(
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((counts @ sums[nonzero]) / (counts @ weights[nonzero]))
 
-    return resampled(statistic, len(nonzero), rng)
+    return resample(statistic, len(nonzero), rng)
 
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:

@@ -72,7 +72,7 @@ class SeedRow:
         rows, above = _around(self.rough, self._rough_pair(index), self.slack)
         rows, index = rows[self.rough[rows] > OUTSIDE_VALUE], index - above
         if self._coarse:
-            values = self.cosines.measured(self.row, rows)
+            values = self.cosines.measure(self.row, rows)
             near, above = _around(values, _pair(values, index), self.cosines.slack)
             rows, index = rows[near], index - above
         cosines = self._measured(rows)[1]
@@ -109,7 +109,7 @@ class SeedRow:
         rows, values = _best(rows, values, count, self.slack)
         if not self._coarse:
             return rows, values
-        return _best(rows, self.cosines.measured(self.row, rows), count, self.cosines.slack)
+        return _best(rows, self.cosines.measure(self.row, rows), count, self.cosines.slack)
 
     def _rough_pair(self, index: int) -> tuple[float, float]:
         """Returns the rough values of an index and the next, from 0, largest first."""

@@ -81,7 +81,7 @@ class _Substituted(torch.autograd.Function):
         return gradients[0], None
 
 
-def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+def substitute(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
     """Returns the released numbers in x's dtype, with x's gradient."""
     substituted: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
     return substituted

@@ -24,7 +24,7 @@ class NoiseStream:
     def __init__(self, key: bytes | Stream) -> None:
         self.stream = key if isinstance(key, Stream) else Stream(key)
 
-    def bound(self, hidden: torch.Tensor) -> NoiseStream:
+    def bind(self, hidden: torch.Tensor) -> NoiseStream:
         """Returns separate draws for these states (noise/stream.py).
 
         The last bits of states depend on what else was computed beside them, and noise must not repeat where they
@@ -112,11 +112,11 @@ class MixingMatrix:
         self.matrix, self.inverse = (p * stretch) @ q, (q.T / stretch) @ p.T
         self.shields = directions * length
 
-    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+    def mix(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns (t + k, d) U for rows (t, d), in their dtype."""
         return (self.matrix @ torch.cat([rows.double(), self.shields])).to(rows.dtype)
 
-    def unmixed(self, answer: torch.Tensor) -> torch.Tensor:
+    def unmix(self, answer: torch.Tensor) -> torch.Tensor:
         """Returns (t, m) H W for the answer (t + k, m) to U, in its dtype."""
         rows = len(self.matrix) - len(self.shields)
         return (self.inverse[:rows] @ answer.double()).to(answer.dtype)

@@ -55,7 +55,7 @@ def _samples(
         bits = words >> np.uint64(1)
         magnitude, unsure = _round(bits, ratio, inverse)
         for index in np.flatnonzero(unsure).tolist():
-            magnitude[index] = _magnitude_by_bits(int(bits[index]), ratio, int(magnitude[index]), tail, stream.further)
+            magnitude[index] = _magnitude_by_bits(int(bits[index]), ratio, int(magnitude[index]), tail, stream.reserve)
         samples[start : start + len(words)] = np.where(words & np.uint64(1), -magnitude, magnitude)
     return samples
 
@@ -72,7 +72,7 @@ def _round(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats], F
     return magnitude.astype(np.int64), unsure | (tail < SMALL_TAIL)
 
 
-def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:
+def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], reserve: Stream) -> int:
     """Returns the magnitude K with |Z| in [(K - 1/2) / r, (K + 1/2) / r), by as many bits as that takes."""
     import mpmath
 
@@ -84,7 +84,7 @@ def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any]
                 magnitude = _magnitude(mpmath.mpf(bits + 1) / 2**width, ratio, guess, tail)
                 if magnitude == _magnitude(mpmath.mpf(bits) / 2**width, ratio, magnitude, tail):
                     return magnitude
-            bits, width = (bits << 64) | int(further.long_words(1)[0]), width + 64
+            bits, width = (bits << 64) | int(reserve.long_words(1)[0]), width + 64
 
 
 def _magnitude(probability: Any, ratio: float, guess: int, tail: Callable[[Any], Any]) -> int:

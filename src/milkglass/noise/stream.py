@@ -40,7 +40,7 @@ def subkey(root: bytes, model_digest: str, label: str) -> bytes:
 class Stream:
     """A ChaCha20 key stream: the same key gives the same numbers in the same order.
 
-    A key is used for one stream only, so the nonce is fixed, except for `further`.
+    A key is used for one stream only, so the nonce is fixed, except for `reserve`.
     """
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
@@ -48,7 +48,7 @@ class Stream:
             raise ValueError(f"a key of {len(key)} bytes, {KEY_BYTES} are needed")
         self._key, self._nonce = key, nonce
         self._cipher = Cipher(algorithms.ChaCha20(key, nonce.to_bytes(16, "big")), None).encryptor()
-        self._further: Stream | None = None
+        self._reserve: Stream | None = None
 
     @classmethod
     def of_seed(cls, *parts: int | str | bytes) -> Stream:
@@ -63,14 +63,14 @@ class Stream:
         return cls(hasher.digest())
 
     @property
-    def further(self) -> Stream:
+    def reserve(self) -> Stream:
         """Returns a second stream of the same key, under the next nonce.
 
         A draw that needs more bits reads them there, so that this stream keeps its positions.
         """
-        if self._further is None:
-            self._further = Stream(self._key, self._nonce + 1)
-        return self._further
+        if self._reserve is None:
+            self._reserve = Stream(self._key, self._nonce + 1)
+        return self._reserve
 
     def child(self) -> Stream:
         """Returns an independent stream, whose key is the next 32 bytes of this one."""

@@ -23,7 +23,15 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.schemes.covariant import Covariant
-from milkglass.schemes.covariant_keys import KeyDraws, KeyMatrices, LayerShape, Pairs, StreamKeys, uniform, windowed
+from milkglass.schemes.covariant_keys import (
+    KeyDraws,
+    KeyMatrices,
+    LayerShape,
+    Pairs,
+    StreamKeys,
+    permute_windows,
+    uniform,
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ class AloePri(Covariant):
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
         count = shape.head_size // 2
         angles = 2 * math.pi * uniform(count, draws)
-        order = windowed(shape.frequencies, self.window, self.sharpness, draws)
+        order = permute_windows(shape.frequencies, self.window, self.sharpness, draws)
         return Pairs(angles, self.neuron_scales(count, draws), order)
 
     def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:

@@ -44,7 +44,7 @@ class Bands:
         Limit(1, open=True).require(self.factor, "the factor of the bands", "2 joins counts of a factor of two")
 
     @classmethod
-    def counted(cls, counts: NDArray[np.int64], factor: float) -> Bands:
+    def from_counts(cls, counts: NDArray[np.int64], factor: float) -> Bands:
         """Returns bands for counts (n,) of each token in the text that is to be protected, or in one like it."""
         if not counts.any():
             raise UsageError("the text for --bands has no tokens", "give text like the one that will be sent")

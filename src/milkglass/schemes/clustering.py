@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import device
-from milkglass.nearest.products import BLOCK_BYTES, MIN_LENGTH, Cosines, Slack, blocks, threads_each
+from milkglass.nearest.products import BLOCK_BYTES, MIN_LENGTH, Cosines, Slack, blocks, limit_threads
 from milkglass.nearest.seed_row import COSINE_DECIMALS, OUTSIDE_VALUE, SeedRow
-from milkglass.nearest.select import Likely
+from milkglass.nearest.select import LikelyRows
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 
@@ -65,7 +65,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     is_free = rank >= 0  # by row of the table
     quantile_index = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), row_source=table)
+    cosines = replace(Cosines.of(device.moved(table), k=k if len(table) >= MANY_ROWS else 0), row_source=table)
     for row in _rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
         is_free[row.row] = False
         members = row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
@@ -100,7 +100,7 @@ def _rows(
     # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
     all_threads = torch.get_num_threads()
     workers = 1 if cosines.table.shape[1] >= LONG_ROW else min(2, all_threads)
-    with threads_each(all_threads // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
+    with limit_threads(all_threads // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def start_wave() -> list[Future[_Wave]]:
             seeds_of_workers = [seeds for seeds in np.array_split(next_seeds(), workers) if len(seeds)]
@@ -129,14 +129,14 @@ class _Wave:
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
     rank: Ids = field(repr=False)
-    likely: Likely = field(repr=False)
+    likely: LikelyRows = field(repr=False)
 
     @classmethod
     def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
         rough[:, torch.from_numpy(np.flatnonzero(rank < 0))] = OUTSIDE_VALUE
         cosine_array = device.array(rough)
-        return cls(cosines, seeds, cosine_array, slack, rank, Likely.of(cosine_array, *counts))
+        return cls(cosines, seeds, cosine_array, slack, rank, LikelyRows.of(cosine_array, *counts))
 
     def free_ones(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Yields the rows of seeds that are free when their turn comes."""

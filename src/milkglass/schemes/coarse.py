@@ -40,7 +40,7 @@ from milkglass.schemes.symbols import diversity
 from milkglass.schemes.symbols.diversity import DiversityLimits
 from milkglass.schemes.symbols.finder import Evidence, MapFinder
 from milkglass.schemes.symbols.kmeans import KMeans
-from milkglass.schemes.symbols.learnt import Learnt
+from milkglass.schemes.symbols.learnt import LearntMap
 from milkglass.schemes.symbols.symbol_map import HINT, MergedRows, SymbolMap
 
 UNSEEN_COUNT = 0.3  # occurrences that a token which was never counted is taken to have
@@ -67,7 +67,7 @@ class Coarse(Scheme):
     epsilon: float | None = limited(None, above=0, most=30)
     way: Literal["kmeans", "learnt"] = "kmeans"
     kmeans: KMeans = KMeans()
-    learnt: Learnt = Learnt()
+    learnt: LearntMap = LearntMap()
     map: SymbolMap | None = None
 
     name: ClassVar[str] = "coarse"
@@ -125,22 +125,22 @@ class Coarse(Scheme):
                 f"give at most {max(0, remaining // 2)} as --symbols, or fewer --function-words",
             )
 
-    def exempt(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
+    def exempt_ids(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
         """Returns the ids that get their own symbols, ascending: special, pinned, and the most frequent tokens."""
         exempt_ids = np.union1d(special, np.asarray(pinned, np.int64)).astype(np.int64)
         by_frequency = np.argsort(-counts, kind="stable")
         by_frequency = by_frequency[~np.isin(by_frequency, exempt_ids)][: self.function_words]
         return np.union1d(exempt_ids, by_frequency).astype(np.int64)
 
-    def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
+    def fit(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
-        exempt = self.exempt(evidence.counts, evidence.special, evidence.pinned)
+        exempt = self.exempt_ids(evidence.counts, evidence.special, evidence.pinned)
         tokens = np.setdiff1d(np.arange(n), exempt)
         mass = mass_of(evidence.counts)[tokens]
         clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
         token_symbols = np.empty(n, np.int64)
-        token_symbols[tokens] = diversity.joined(clusters, mass, self.limits)
+        token_symbols[tokens] = diversity.join_symbols(clusters, mass, self.limits)
         self._require_company(token_symbols[tokens])
         token_symbols[exempt] = int(token_symbols[tokens].max()) + 1 + np.arange(len(exempt))
         return replace(self, map=SymbolMap.of(_with_pinned(token_symbols, evidence.pinned), evidence.weights))

@@ -58,11 +58,11 @@ class StreamKeys(abc.ABC):
     kappa: float
 
     @abc.abstractmethod
-    def writing(self, draws: KeyDraws) -> Tensor:
+    def write_key(self, draws: KeyDraws) -> Tensor:
         """Returns a P for one tensor that writes."""
 
     @abc.abstractmethod
-    def reading(self, draws: KeyDraws) -> Tensor:
+    def read_key(self, draws: KeyDraws) -> Tensor:
         """Returns a Q for one tensor that reads."""
 
 
@@ -73,10 +73,10 @@ class OrthogonalKeys(StreamKeys):
     matrix: Tensor
     kappa: float = 1.0
 
-    def writing(self, draws: KeyDraws) -> Tensor:
+    def write_key(self, draws: KeyDraws) -> Tensor:
         return self.matrix
 
-    def reading(self, draws: KeyDraws) -> Tensor:
+    def read_key(self, draws: KeyDraws) -> Tensor:
         return self.matrix.T
 
 
@@ -105,12 +105,12 @@ class KeyMatrices(StreamKeys):
         mean_square = (float(self.b.square().sum() + self.e.square().sum()) + (h - rank)) / (d + 2 * h)
         self.kappa = mean_square**0.5
 
-    def writing(self, draws: KeyDraws) -> Tensor:
+    def write_key(self, draws: KeyDraws) -> Tensor:
         d, free = len(self.b), self.beside_f.shape[1]
         c = draws.gaussian(d, free).double() / d**0.5 @ self.beside_f.T
         return torch.cat([self.b, c, self.e], dim=1) @ self.z
 
-    def reading(self, draws: KeyDraws) -> Tensor:
+    def read_key(self, draws: KeyDraws) -> Tensor:
         d, free = len(self.b), self.beside_e.shape[1]
         below = self.beside_e @ draws.gaussian(free, d).double() / d**0.5
         return self.z.T @ torch.cat([self.b_inverse, self.f, below])
@@ -226,7 +226,7 @@ def uniform(count: int, draws: KeyDraws) -> Tensor:
     return torch.special.ndtr(draws.gaussian(count).double())
 
 
-def windowed(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) -> Ids:
+def permute_windows(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) -> Ids:
     """Returns (e/2,) an order of the pairs: consecutive windows, each permuted.
 
     A window at pair t has w of at most `most` pairs, with odds exp(sharpness (frequency of its last pair - frequency of

@@ -33,14 +33,14 @@ class Scheme(abc.ABC):
     Attributes:
         name: as a key file keeps it.
         broken: why nobody should rely on it. None: no such reason is known.
-        hashed: whether the permutation sorts keyed hashes.
+        sorts_hashes: whether the permutation sorts keyed hashes.
         needs_heads: whether heads and neurons are rewritten too, so that the parts of a layer must be known.
     """
 
     name: ClassVar[str]
     paper: ClassVar[Paper]
     broken: ClassVar[str | None] = None
-    hashed: ClassVar[bool] = False
+    sorts_hashes: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Scheme(abc.ABC):
         return 1
 
     @property
-    def copies(self) -> int:
+    def ids_per_token(self) -> int:
         """Returns r, the number of scrambled ids of each ordinary token."""
         return 1
 
@@ -90,16 +90,16 @@ class Scheme(abc.ABC):
         """Returns whether most of the model is unchanged, so that a delta is smaller than the whole."""
         return not self.needs_whole_layers
 
-    def suggested(self, kind: str) -> dict[str, Any]:
+    def suggested_parameters(self, kind: str) -> dict[str, Any]:
         """Returns the parameters that the paper sets for a kind of model, "encoder" or "decoder"."""
         return {}
 
     @property
     def needs_texts(self) -> bool:
-        """Returns whether nothing can be rewritten before `found` has read the client's rows."""
+        """Returns whether nothing can be rewritten before `fit` has read the client's rows."""
         return False
 
-    def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
+    def fit(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
         """Returns the scheme with what it finds in the client's rows. Raises UsageError if it reads none."""
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 

@@ -35,7 +35,7 @@ class SentinelLMs(Scheme):
 
     name: ClassVar[str] = "sentinel"
     broken: ClassVar[str | None] = "SentinelLMs is broken: EDNN reads every token back, whatever the key"
-    hashed: ClassVar[bool] = True
+    sorts_hashes: ClassVar[bool] = True
     paper: ClassVar[Paper] = papers.SENTINEL_LMS.but(
         "The published code derives the permutation from a sum of character codes (10,000 keys) and swaps pairs; "
         "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",

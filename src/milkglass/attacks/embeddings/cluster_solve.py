@@ -335,7 +335,7 @@ class ClusterSolve(Solver):
     ) -> Candidates:
         """Returns a group with weights for each cluster, its order equally likely. Noise may make a weight negative."""
         features = _features(transcript.model, required(knowledge.public_model), self.head)
-        search = ClusterSearch(*features, self, knowledge.aliases, rng)
+        search = ClusterSearch(*features, self, knowledge.alias_count, rng)
         search.take_out_verbatim()
         search.measure_noise()
         budget.spend(work.elements(5.0 * (search.scrambled.numel() + search.public.numel())))
@@ -345,11 +345,12 @@ class ClusterSolve(Solver):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         seen, public = transcript.model, required(knowledge.public_model)
-        if knowledge.shared:
+        if knowledge.has_shared_ids:
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
         ours, theirs = (public.vocab_size, public.width), (seen.vocab_size, seen.width)
         fits = (
-            seen.width == public.width and public.vocab_size <= seen.vocab_size <= knowledge.aliases * public.vocab_size
+            seen.width == public.width
+            and public.vocab_size <= seen.vocab_size <= knowledge.alias_count * public.vocab_size
         )
         return None if fits else f"the public table is {ours}, the one seen {theirs}"
 
@@ -382,11 +383,11 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, 
     if len(rows) * len(unassigned) <= MAX_REST_CELLS:
         yield (
             Group(rows, unassigned),
-            sparse.likelihood(search.rows[torch.from_numpy(rows)] @ tokens.T / REST_TEMPERATURE).numpy(),
+            sparse.log_softmax(search.rows[torch.from_numpy(rows)] @ tokens.T / REST_TEMPERATURE).numpy(),
         )
         return
     for block in np.array_split(rows, 1 + len(rows) // 512):
-        likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
+        likelihood = sparse.log_softmax(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
         best = likelihood.topk(min(REST_TOKENS, len(unassigned)), dim=1)
         for row, nearest_places, log_likelihood in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
             yield Group(np.array([row]), unassigned[nearest_places]), log_likelihood[None]

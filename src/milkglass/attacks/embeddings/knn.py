@@ -75,7 +75,7 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
         if budget is not None:
             if budget.left() <= 0:
                 break
-            budget.spend(work.compared(block, public))
+            budget.spend(work.comparisons(block, public))
         nearest_rows.append(index.top_k(block, k).rows.cpu())
     return torch.cat(nearest_rows) if nearest_rows else torch.empty(0, min(k, len(public)), dtype=torch.long)
 

@@ -73,14 +73,14 @@ class Matching(Solver):
             raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "None estimates it")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return "all rows of a cluster are one: no order is left to be found" if knowledge.shared else None
+        return "all rows of a cluster are one: no order is left to be found" if knowledge.has_shared_ids else None
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Returns the same groups, with the likelihood of their weights added to theirs."""
         candidates, table = required(knowledge.candidates), required(knowledge.public_model).table
-        groups, likelihoods = candidates.groups, list(candidates.likelihood)
+        groups, likelihoods = candidates.groups, list(candidates.log_likelihoods)
         usable = [number for number, group in enumerate(groups) if _usable(group)]
         epsilon = self.epsilon
         if epsilon is None and usable:

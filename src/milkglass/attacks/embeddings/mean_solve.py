@@ -59,7 +59,7 @@ class MeanSolve(Solver):
     assumes = frozenset({"public_model"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not knowledge.shared:
+        if not knowledge.has_shared_ids:
             return "each row is a mixture of its own: cluster-solve finds its tokens"
         if knowledge.symbols is not None:
             return "the map from tokens to ids is known: nothing is left to be solved"
@@ -136,6 +136,6 @@ def _noise(table: Tensor) -> float:
 
 def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, free: np.ndarray) -> tuple[Group, np.ndarray]:
     among = np.flatnonzero(free) if free.any() else np.arange(len(tokens))
-    scores = sparse.likelihood((tokens[torch.from_numpy(among)] @ mean / REST_TEMPERATURE)[None])[0]
+    scores = sparse.log_softmax((tokens[torch.from_numpy(among)] @ mean / REST_TEMPERATURE)[None])[0]
     best = scores.topk(min(REST_TOKENS, len(among)))
     return Group(rows, among[best.indices.numpy()]), np.repeat(best.values.numpy()[None], len(rows), 0)

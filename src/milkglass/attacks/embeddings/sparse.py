@@ -101,7 +101,7 @@ def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.floa
     return (6 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
 
 
-def likelihood(scores: Tensor) -> Tensor:
+def log_softmax(scores: Tensor) -> Tensor:
     """Returns (r, n) the log softmax of each row, in fp64."""
     return torch.log_softmax(scores.double(), 1)
 

@@ -94,10 +94,10 @@ class TunedRows(Solver):
         tables = _tables(transcript)
         assert not isinstance(tables, str)
         movements = normal_scores(movement(*tables))
-        public_counts = normal_scores(required(knowledge.corpus).counts(knowledge.tokens(transcript.size)))
+        public_counts = normal_scores(required(knowledge.corpus).counts(knowledge.token_count(transcript.size)))
         likelihood = tuple(
             prior - (movements[group.rows][:, None] - public_counts[group.members][None]) ** 2 / (2 * self.spread**2)
-            for group, prior in zip(candidates.groups, candidates.likelihood, strict=True)
+            for group, prior in zip(candidates.groups, candidates.log_likelihoods, strict=True)
         )
         return Candidates(candidates.groups, likelihood)
 

@@ -4,7 +4,7 @@
    and its rank is the number of these vectors (`spans`, `dager_layers`).
 2. Every token of the vocabulary is put at every position and compared with that span.
 3. The tokens in the span are combined to texts that are in the span of the second layer's gradients too: prefix by
-   prefix in a decoder (`grown_texts`), position by position in an encoder (`Combiner`).
+   prefix in a decoder (`grow_texts`), position by position in an encoder (`Combiner`).
 4. A causal model with the next-token loss never reads the last token of a text, so the layers' gradients do not show
    it.
    But it is a target. The head's gradient has a row for each target token. It contains minus the state from which
@@ -36,8 +36,8 @@ from milkglass.attacks.gradients.dager_layers import (
     TokenTuple,
     blocks,
     checking_work,
-    chosen_texts,
-    grown_texts,
+    choose_texts,
+    grow_texts,
     largest_distances,
     spans_of,
     states,
@@ -247,7 +247,7 @@ class DAGER(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         token_tuples = self._find_texts(batch, budget, rng)
         if batch.step.task == "next-token" and len(token_tuples) == batch.size:
-            token_tuples = with_last_tokens(batch, token_tuples)
+            token_tuples = append_last_tokens(batch, token_tuples)
         texts = [np.array(one, np.int64) for one in token_tuples]
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
@@ -266,8 +266,8 @@ class DAGER(Inversion):
         if span_tokens is None or not span_tokens.at(0):
             return []
         if batch.step.kind == "decoder":
-            texts = grown_texts(high, second, span_tokens, longest, second_tolerance, self.most, budget)
-            return chosen_texts(high, texts, batch.size, lengths)
+            texts = grow_texts(high, second, span_tokens, longest, second_tolerance, self.most, budget)
+            return choose_texts(high, texts, batch.size, lengths)
         combiner = Combiner(high, second, second_tolerance, self.combinations, self.starts)
         options = _options(span_tokens, lengths)
         expected = lengths if lengths is not None else _possible_lengths(options)
@@ -315,7 +315,7 @@ def _possible_lengths(options: list[tuple[int, ...]]) -> list[int]:
     return [at + 1 for at, tokens in enumerate(options) if set(tokens) & set(options[-1])]
 
 
-def with_last_tokens(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
+def append_last_tokens(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
     """Returns the texts with their last tokens, or unchanged if the head's gradient is not shared."""
     grad = _head_gradient(batch)
     if grad is None or not all(texts):
@@ -350,7 +350,7 @@ def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[Toke
     handle = head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach()))
     try:
         with torch.enable_grad():
-            logits = module(inputs_embeds=batch.step.embedded(ids).detach(), attention_mask=mask).logits
+            logits = module(inputs_embeds=batch.step.embed(ids).detach(), attention_mask=mask).logits
             is_token = mask.bool()
             log_partition = logits.logsumexp(-1)[is_token].sum()
             target_logits = logits[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0][is_token[:, 1:]].sum()

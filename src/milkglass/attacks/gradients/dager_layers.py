@@ -112,7 +112,7 @@ def layers(module: Any) -> nn.ModuleList:
 @torch.no_grad()
 def _embed_two(step: SharedStep) -> None:
     """Runs the model on a text of two tokens, so that hooks see what each module reads."""
-    _run(step, step.embedded(torch.zeros(1, 2, dtype=torch.long)))
+    _run(step, step.embed(torch.zeros(1, 2, dtype=torch.long)))
 
 
 def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matrix:
@@ -207,7 +207,7 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
     size, width = attention_input.step.table.shape
     distances = []
     for ids in torch.arange(size).split(max(1, FLOATS_AT_A_TIME // (t * width))):
-        embeds = attention_input.step.embedded(ids[:, None].expand(-1, t)).detach()
+        embeds = attention_input.step.embed(ids[:, None].expand(-1, t)).detach()
         distances.append(largest_distances(spans, attention_input.read(embeds)))
     return torch.cat(distances)
 
@@ -215,11 +215,11 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
 def depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
     first_ids = torch.arange(min(8, len(attention_input.step.table)))
-    states_there = attention_input.read(attention_input.step.embedded(first_ids[:, None].expand(-1, 2)).detach())
+    states_there = attention_input.read(attention_input.step.embed(first_ids[:, None].expand(-1, 2)).detach())
     return not torch.allclose(states_there[:, 0], states_there[:, 1], rtol=1e-4, atol=1e-6)
 
 
-def grown_texts(
+def grow_texts(
     attention_input: AttentionInput,
     spans: Sequence[Span],
     span_tokens: SpanTokens,
@@ -260,7 +260,7 @@ def grown_texts(
 
 def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tensor:
     """Returns (b, t, d) what enters for texts of one length."""
-    return attention_input.read(attention_input.step.embedded(torch.tensor(texts)).detach())
+    return attention_input.read(attention_input.step.embed(torch.tensor(texts)).detach())
 
 
 def checking_work(attention_input: AttentionInput, spans: Sequence[Span], tokens: int) -> float:
@@ -275,7 +275,7 @@ def blocks(texts: list[TokenTuple]) -> list[list[TokenTuple]]:
     return [texts[start : start + step] for start in range(0, len(texts), step)]
 
 
-def chosen_texts(
+def choose_texts(
     attention_input: AttentionInput, texts: Sequence[TokenTuple], count: int, lengths: Sequence[int] | None
 ) -> list[TokenTuple]:
     """Returns at most `count` texts, each time the one that adds most to the span of the states chosen before.

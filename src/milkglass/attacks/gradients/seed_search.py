@@ -201,11 +201,11 @@ def search(
             blocks = [
                 range(start, min(start + SEEDS_AT_A_TIME, stop)) for start in starts[number : number + 4 * threads]
             ]
-            for passing in pool.map(partial(_passing, tests), blocks):
+            for passing in pool.map(partial(_passing_seeds, tests), blocks):
                 yield from passing
 
 
-def _passing(tests: Sequence[tuple[int, Test]], block: range) -> list[int]:
+def _passing_seeds(tests: Sequence[tuple[int, Test]], block: range) -> list[int]:
     """Returns the seeds of a block whose outputs pass all tests."""
     seeds = np.arange(block.start, block.stop, dtype=np.uint64).astype(np.uint32)
     sieve_index, sieve_test = tests[0]

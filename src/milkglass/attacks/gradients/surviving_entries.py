@@ -80,9 +80,9 @@ class SurvivingEntries(Inversion):
             length = int(batch.lengths[0])
         search = _OrderSearch(batch, tokens, self.evaluations, budget)
         if length > 1:
-            starts = [_filled(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
+            starts = [_fill(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
             if position_grads is not None and len(position_grads) == length:
-                starts.insert(0, matched(grad[torch.from_numpy(tokens)], position_grads, tokens))
+                starts.insert(0, match_tokens(grad[torch.from_numpy(tokens)], position_grads, tokens))
             search.improve(min(starts, key=search.distance), rng)
         return [search.best if length > 1 else tokens[:length]]
 
@@ -101,7 +101,7 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
     return None
 
 
-def matched(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
+def match_tokens(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
     """Returns (t,) the token whose row (k, d) agrees best with each position's (t, d), on entries of both."""
     from scipy.optimize import linear_sum_assignment
 
@@ -118,7 +118,7 @@ def matched(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
     return tokens_by_position.astype(np.int64)
 
 
-def _filled(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
+def _fill(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
     """Returns every token once, or as many as fit, and random ones of them for the rest, in the given order."""
     repeated = rng.choice(tokens, max(0, length - len(tokens)))
     return np.concatenate([rng.permutation(tokens)[:length], repeated])[order].astype(np.int64)

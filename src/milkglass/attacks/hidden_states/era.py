@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import device, papers
-from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
+from milkglass.attacks.forward import batches, body, places, public_head, stack, why_no_head
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -62,7 +62,7 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     states_of_answers = torch.zeros(int(answered.sum()), runner.config.hidden_size, device=device.current())
     is_known = np.zeros(len(states_of_answers), np.bool_)
     for text_numbers in batches(texts):
-        hidden = runner(input_ids=stacked(texts, text_numbers)).last_hidden_state
+        hidden = runner(input_ids=stack(texts, text_numbers)).last_hidden_state
         places_in_texts = places(texts, text_numbers).reshape(len(text_numbers), -1)
         is_answer = answered[places_in_texts]
         is_answer[:, 0] = False

@@ -71,7 +71,7 @@ class ERAPlus(Solver):
         prior, size = self._prior(transcript, knowledge, budget, rng), transcript.size
         previous_states, has_context = states(transcript)
         generated = transcript.outputs.kept(has_context)  # the places of which the model says something
-        tokens = knowledge.tokens(size)
+        tokens = knowledge.token_count(size)
         log_share = (
             np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams(knowledge.corpus, tokens).share)
         )
@@ -82,13 +82,13 @@ class ERAPlus(Solver):
         ids = generated.ids[listed]
         member = table.member[table.line[ids]]
         contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed)]
-        scores = weighed(contexts, public_head(required(knowledge.public_model)), member)
+        scores = option_logits(contexts, public_head(required(knowledge.public_model)), member)
         scores -= log_share[member]
         table.update(ids, scores, MIN_PLACE_CHANCE)
-        posterior, _ = table.weighed(table.evidence(self.damping), table.belief(prior.likelihood))
-        combined = [np.zeros(one.shape) for one in prior.likelihood]
+        posterior, _ = table.believable_evidence(table.evidence(self.damping), table.belief(prior.log_likelihoods))
+        combined = [np.zeros(one.shape) for one in prior.log_likelihoods]
         table.store(posterior, combined, np.zeros(size, np.int64), prior.groups)
-        return Candidates(prior.groups, tuple(a + b for a, b in zip(prior.likelihood, combined, strict=True)))
+        return Candidates(prior.groups, tuple(a + b for a, b in zip(prior.log_likelihoods, combined, strict=True)))
 
     def _prior(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -98,7 +98,7 @@ class ERAPlus(Solver):
         return Decipherment().learn(transcript, knowledge, budget, rng)
 
 
-def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
+def option_logits(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
     """Returns (m, w) the logits of options (m, w) at each place, by states (m, d) and the head (n, d)."""
     weights = [
         device.array(torch.einsum("md,mwd->mw", block, head[ids].float()))

@@ -24,7 +24,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
-from milkglass.attacks.hidden_states.near_hidden import common_ends, embedded, why_no_token_states
+from milkglass.attacks.hidden_states.near_hidden import common_ends, embed_vocabulary, why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -124,7 +124,7 @@ class _Reader:
     def states_at(self, place: int) -> Floats:
         """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
-            states = device.array(embedded(self.runner, self.size, place + self.unused))
+            states = device.array(embed_vocabulary(self.runner, self.size, place + self.unused))
             if self.noise.clip is not None and self.noise.bounded == "row":
                 size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
                 states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))

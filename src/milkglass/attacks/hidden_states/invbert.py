@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, batches_within, body, descend, places, sampled, stacked
+from milkglass.attacks.forward import batches, batches_within, body, descend, places, sample_states, stack
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -78,17 +78,17 @@ def train(
         for number in rng.permutation(len(groups)).tolist():
             if budget.left() <= 0:
                 return
-            expected = stacked(corpus, groups[number])
+            expected = stack(corpus, groups[number])
             inputs = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
             loss = torch.nn.functional.cross_entropy(inverter(inputs).flatten(0, 1), expected.flatten())
             descend(optimiser, loss, clip)
             steps_done += 1
-            budget.spend(work.trained(inverter, expected.numel()))
+            budget.spend(work.training_step(inverter, expected.numel()))
             budget.progress(steps_done / steps)
 
 
 @torch.inference_mode()
-def inverted(
+def invert_states(
     inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int, budget: Budget
 ) -> Ids:
     """Returns (total, k) public ids for the texts in `groups`, and NO_BELIEF for the others."""
@@ -98,7 +98,7 @@ def inverted(
         token_places = places(tokens, text_numbers)
         inputs = states[torch.from_numpy(token_places)].reshape(len(text_numbers), -1, states.shape[1])
         guess[token_places] = device.array(inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1))
-        budget.spend(work.run(inverter, len(token_places)))
+        budget.spend(work.forward(inverter, len(token_places)))
     return guess
 
 
@@ -167,14 +167,14 @@ class InvBert(Attack):
         is_read = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
         sent_groups = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
-        sent_states, reached = self.observed(transcript, sent_groups, budget)
+        sent_states, reached = self.client_states(transcript, sent_groups, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[is_read], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
         reached_texts = np.flatnonzero(reached)
         texts = transcript.tokens.chosen(reached_texts)
         groups = (reached_texts[one] for one in batches_within(texts, budget, third, tokens=TOKENS_AT_A_TIME))
         k = min(self.k, inverter.read.out_features)
-        return Guess(running=inverted(inverter, sent_states, transcript.tokens, groups, k, budget))
+        return Guess(running=invert_states(inverter, sent_states, transcript.tokens, groups, k, budget))
 
     def states(
         self, model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
@@ -183,9 +183,9 @@ class InvBert(Attack):
 
         One more layer is run than needed, so that a decoder's last norm is not applied to the layer that is read.
         """
-        return sampled(body(model, self.layer + 1), texts, groups, budget, self.layer)
+        return sample_states(body(model, self.layer + 1), texts, groups, budget, self.layer)
 
-    def observed(
+    def client_states(
         self, transcript: Transcript, groups: Iterable[Ids], budget: Budget
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""

@@ -22,7 +22,7 @@ import torch
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches
-from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, inverted, train
+from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, invert_states, train
 from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -110,7 +110,7 @@ class InvertHidden(Attack):
         return why_no_token_states(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        states, corpus = self.observed(knowledge, budget.part(OBSERVING_SHARE), rng)
+        states, corpus = self.observe_corpus(knowledge, budget.part(OBSERVING_SHARE), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
         inverter = device.moved(
@@ -121,7 +121,7 @@ class InvertHidden(Attack):
         guesses = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
-    def observed(
+    def observe_corpus(
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> tuple[torch.Tensor, Sequences]:
         """Returns the states of as much public text as time allows, in random order, and that text."""
@@ -146,4 +146,4 @@ class InvertHidden(Attack):
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
         k, hidden = min(self.k, inverter.read.out_features), device.moved(seen.hidden.float())
-        return inverted(inverter, hidden, shape, groups, k, budget)
+        return invert_states(inverter, hidden, shape, groups, k, budget)

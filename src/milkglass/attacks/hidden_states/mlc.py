@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches_within, body, descend, stacked, state
+from milkglass.attacks.forward import batches_within, body, descend, stack, state
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
@@ -45,9 +45,9 @@ def embeddings(
     means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     was_read = np.zeros(len(texts), np.bool_)
     for text_numbers in groups:
-        means[torch.from_numpy(text_numbers)] = state(runner, stacked(texts, text_numbers)).mean(1)
+        means[torch.from_numpy(text_numbers)] = state(runner, stack(texts, text_numbers)).mean(1)
         was_read[text_numbers] = True
-        budget.spend(work.run(runner, int(texts.lengths[text_numbers].sum())))
+        budget.spend(work.forward(runner, int(texts.lengths[text_numbers].sum())))
     return means, was_read
 
 
@@ -102,7 +102,7 @@ class LinearWords(Attack):
                     layer(embedded[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
                 descend(optimiser, loss)
-                budget.spend(work.trained(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
+                budget.spend(work.training_step(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
             budget.progress((epoch + 1) / self.epochs)
         return layer
 

@@ -105,18 +105,18 @@ class NearHidden(Attack):
             if budget.left() <= 0:
                 break
             rows = np.flatnonzero(within == position)
-            table = embedded(runner, size, position + unused)
+            table = embed_vocabulary(runner, size, position + unused)
             budget.spend(work.elements(3 * table.numel()))
             guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)], table, budget)
         return guess
 
     def _nearest(self, rows: torch.Tensor, table: torch.Tensor, budget: Budget) -> Ids:
-        budget.spend(work.compared(rows, table))
+        budget.spend(work.comparisons(rows, table))
         return nearest(rows, table, self.k).numpy()
 
 
 @torch.inference_mode()
-def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
+def embed_vocabulary(runner: Any, size: int, position: int) -> torch.Tensor:
     """Returns (n, d) the output of the embeddings for every token at this place."""
     embeddings = []
     for ids in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):

@@ -74,22 +74,22 @@ class NeuronReader:
 
 def correlations(neurons: Tensor) -> Tensor:
     """Returns (f, f) the correlations over the ids. A neuron that never changes correlates with none."""
-    unit = _standardised(neurons)
+    unit = _standardise(neurons)
     return unit.T @ unit / (len(unit) - 1)
 
 
-def aligned(seen: Tensor, public: Tensor, rounds: int) -> Ids:
+def align(seen: Tensor, public: Tensor, rounds: int) -> Ids:
     """Returns (f,) for each neuron of `seen` the matching one of `public`, from the correlations (f, f) of both."""
-    order = _matched(seen.sort(dim=1).values, public.sort(dim=1).values)
+    order = _match(seen.sort(dim=1).values, public.sort(dim=1).values)
     for _ in range(rounds):
-        better = _matched(seen, public[:, torch.from_numpy(order)])
+        better = _match(seen, public[:, torch.from_numpy(order)])
         if np.array_equal(better, order):
             break
         order = better
     return order
 
 
-def _matched(first: Tensor, second: Tensor) -> Ids:
+def _match(first: Tensor, second: Tensor) -> Ids:
     """Returns (f,) the row of `second` for each row of `first`, none twice, at the least total distance."""
     from scipy.optimize import linear_sum_assignment
 
@@ -142,7 +142,7 @@ class NeuronAlignment(NearestRows):
     undoes = True  # it needs no candidates, and reads nearly all ids where solvers spend a budget on rotated rows
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if knowledge.shared:
+        if knowledge.has_shared_ids:
             return "an id stands for several tokens, so that no neuron sees a token alone"
         models = transcript.model, required(knowledge.public_model)
         seen, public = (_neuron_weights(one, self.layer) for one in models)
@@ -169,12 +169,12 @@ class NeuronAlignment(NearestRows):
 
         noisy = read(sample_ids, min(self.noise, key=unlikeness) * noise)
         seen_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
-        order = torch.from_numpy(aligned(seen_correlations, correlations(noisy), self.rounds))
+        order = torch.from_numpy(align(seen_correlations, correlations(noisy), self.rounds))
         public_neurons = read(torch.arange(public.vocab_size, device=device.current()))
         projection = whitening(public_neurons[sample_ids][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(
-            (_standardised(neurons) * scale) @ projection,
+            (_standardise(neurons) * scale) @ projection,
             (public_neurons - public_neurons.mean(0))[:, order] @ projection,
             "cosine",
         )
@@ -191,5 +191,5 @@ def _neuron_weights(model: Model, layer: int) -> Tensor | None:
     return next((model.tensors[one] for one in model.tensors if name.search(one)), None)
 
 
-def _standardised(neurons: Tensor) -> Tensor:
+def _standardise(neurons: Tensor) -> Tensor:
     return (neurons - neurons.mean(0)) / neurons.std(0).clamp_min(1e-12)

@@ -10,7 +10,7 @@ hidden_states/gelo.py). Whether a public vector lies in that span can be tested 
 2. If positions are added (BERT, GPT-2), each place has its own tokens, and the text is read in order. Rotary positions
    enter later: then only the *set* of tokens is read. Fewer directions than rows show that some are repeated.
 3. If the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
-   span or not, whatever follows (DAGER's `grown_texts`).
+   span or not, whatever follows (DAGER's `grow_texts`).
 
 A shield adds one direction, which changes nothing while rows and shields are fewer than dimensions. With as many, the
 span is everything, and the attack refuses. Noise on U as large as the distance between two tokens ends the attack;
@@ -30,9 +30,9 @@ from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.dager_layers import (
     AttentionInput,
     SpanTokens,
-    chosen_texts,
+    choose_texts,
     depends_on_position,
-    grown_texts,
+    grow_texts,
     tokens_in_spans,
 )
 from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, sent_rows
@@ -167,8 +167,8 @@ class SpanReader:
         if span is None or not spanned.at(0):
             return read_tokens
         high, attack = AttentionInput(self.step, 1), self.attack
-        texts = grown_texts(high, [span], spanned, length, attack.tolerance, attack.most, budget)
-        likeliest_texts = chosen_texts(high, texts, 1, [length])
+        texts = grow_texts(high, [span], spanned, length, attack.tolerance, attack.most, budget)
+        likeliest_texts = choose_texts(high, texts, 1, [length])
         if likeliest_texts and len(likeliest_texts[0]) == length:
             read_tokens[:, 0] = likeliest_texts[0]
         return read_tokens

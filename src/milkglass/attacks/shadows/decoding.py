@@ -78,7 +78,7 @@ class ShadowDecoding(Attack):
         originals[:, 1:] = NO_BELIEF
         likelihood = np.zeros(originals.shape)
         likelihood[:, 0] = 1.0
-        for group, evenly in zip(candidates.groups, candidates.likelihood, strict=True):
+        for group, evenly in zip(candidates.groups, candidates.log_likelihoods, strict=True):
             for row, even in zip(group.rows.tolist(), evenly, strict=True):
                 hits = looked_up(keys, counts, row * size + group.members)
                 of_members = (hits + self.prior * np.exp(even)) / (token_counts[group.members] + self.prior)

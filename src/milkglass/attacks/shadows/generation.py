@@ -22,7 +22,7 @@ from torch import Tensor
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, descend, places, stacked
+from milkglass.attacks.forward import batches, descend, places, stack
 from milkglass.attacks.token_ids.channel import rehearse_corpus
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
@@ -78,8 +78,8 @@ class ShadowGeneration(Attack):
         for text_numbers in batches(tokens, BATCH_TOKENS):
             if budget.left() <= 0:
                 break
-            shadows = stacked(tokens, text_numbers)
-            budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
+            shadows = stack(tokens, text_numbers)
+            budget.spend(work.forward(model, int(1.5 * shadows.shape[1] * shadows.numel())))
             guess[places(tokens, text_numbers), 0] = (
                 _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
             )
@@ -119,11 +119,11 @@ class ShadowGeneration(Attack):
             for number, chosen in enumerate(rng.permutation(len(groups)).tolist()):
                 if budget.left() < least_left:
                     return
-                shadows, originals = stacked(own_shadows, groups[chosen]), stacked(corpus, groups[chosen])
+                shadows, originals = stack(own_shadows, groups[chosen]), stack(corpus, groups[chosen])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
                 descend(optimiser, loss)
-                budget.spend(work.trained(model, 2 * shadows.numel()))
+                budget.spend(work.training_step(model, 2 * shadows.numel()))
                 budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 
     def _allowed(self, knowledge: Knowledge) -> dict[int, Ids]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalised, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalise, sum_by_index
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -85,7 +85,7 @@ class Neighbours:
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
         pairs, self.share, self.mix = Bigrams(texts, size), share, mix
         self.keys, self.count = pairs.left * size + pairs.right, pairs.count
-        self.left_counts = summed(pairs.left, pairs.count, size)
+        self.left_counts = sum_by_index(pairs.left, pairs.count, size)
 
     def transitions(self, left_ids: Ids, right_ids: Ids) -> Floats:
         """Returns (a, b) p(right | left), which is never zero."""
@@ -106,12 +106,12 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
     transitions = [neighbours.transitions(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
     forward = [likelihoods[0] * (channel.share[candidates[0]] + 1e-9)]
     for transition, likelihood in zip(transitions, likelihoods[1:], strict=True):
-        forward.append(normalised(forward[-1]) @ transition * likelihood)
+        forward.append(normalise(forward[-1]) @ transition * likelihood)
     backward = [np.ones(len(candidates[-1]))]
     for transition, likelihood in zip(reversed(transitions), reversed(likelihoods[1:]), strict=True):
-        backward.append(normalised(transition @ (backward[-1] * likelihood)))
+        backward.append(normalise(transition @ (backward[-1] * likelihood)))
     beliefs = zip(candidates, forward, reversed(backward), strict=True)
-    return [(originals, normalised(a * b)) for originals, a, b in beliefs]
+    return [(originals, normalise(a * b)) for originals, a, b in beliefs]
 
 
 def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:

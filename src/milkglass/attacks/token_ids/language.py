@@ -40,7 +40,7 @@ from milkglass import papers
 from milkglass.attacks.assignment import Solver, ranked
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
-from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restricted
+from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restrict
 from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, ReadBatch, why_no_reader
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
@@ -95,8 +95,8 @@ class LanguageModel(Solver):
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
             return settled
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
-        share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
-        prior = restricted(required(knowledge.candidates), first_candidates.groups, transcript.size)
+        share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.token_count(transcript.size)).share)
+        prior = restrict(required(knowledge.candidates), first_candidates.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]
         places_seen = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
@@ -107,7 +107,7 @@ class LanguageModel(Solver):
             table.store(table.evidence(self.patience), stored, places_seen, first_candidates.groups)
             budget.progress((number + 1) / self.rounds)
             if budget.left() <= elapsed:  # no time to settle again
-                return _plus(first_candidates.groups, first_candidates.likelihood, stored)
+                return _plus(first_candidates.groups, first_candidates.log_likelihoods, stored)
             stronger = replace(knowledge, candidates=_plus(first_candidates.groups, prior, stored))
             settled = self.first.learn(transcript, stronger, budget.part(1), rng)
         return settled
@@ -124,9 +124,9 @@ class LanguageModel(Solver):
         """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
         reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
-        queue, common = table.urgent(texts, rng), None
+        queue, common = table.urgent_texts(texts, rng), None
         while len(queue) and budget.left() > 0:
-            text_numbers, queue = table.needed(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
+            text_numbers, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
             batches_read: list[ReadBatch] = []
             for batch in reader.reads(reading, text_numbers):
                 batches_read.append(batch)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest, same_width
-from milkglass.attacks.forward import batches, body, descend, stacked
+from milkglass.attacks.forward import batches, body, descend, stack
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -151,7 +151,7 @@ class SDA(Attack):
                 if step == self.steps or seconds_left - budget.left() >= training_seconds:
                     return scorer.eval()
                 step += 1
-                real = stacked(corpus, text_groups[number])
+                real = stack(corpus, text_groups[number])
                 choices = rng.integers(self.candidates, size=real.shape)
                 # sections 5.2 and C.4: every token replaced by one of its own K_A nearest
                 replaced = device.tensor(neighbours[device.array(real), choices])
@@ -159,7 +159,7 @@ class SDA(Attack):
                 expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(replaced))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)
                 descend(optimiser, loss)
-                budget.spend(work.trained(scorer, 2 * real.numel()))
+                budget.spend(work.training_step(scorer, 2 * real.numel()))
         return scorer.eval()
 
     @torch.inference_mode()
@@ -172,7 +172,7 @@ class SDA(Attack):
             # sections 5.2 and C.4: each beam with each of the K_A candidates, scored as a prefix
             extended = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
             extended_priors = np.repeat(beam_priors, len(options)) + np.tile(option_priors, len(beams))
-            budget.spend(work.run(scorer, extended.size))
+            budget.spend(work.forward(scorer, extended.size))
             scores = device.array(scorer(device.tensor(extended))) + extended_priors
             best = np.argsort(-scores, kind="stable")[: self.beam]
             beams, beam_priors = extended[best], extended_priors[best]

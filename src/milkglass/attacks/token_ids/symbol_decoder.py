@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, body, descend, places, stacked
+from milkglass.attacks.forward import batches, body, descend, places, stack
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
-from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
+from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, PlaceOptions
 from milkglass.attacks.token_ids.text_in_context import Chain
 from milkglass.models.view import Model
 from milkglass.noise.responses import RandomisedResponse
@@ -100,13 +100,13 @@ class Symbols:
         starts = [int(position[one[0]]) if len(one) else 0 for one in tokens_of_symbols]
         return [slice(start, start + len(one)) for start, one in zip(starts, tokens_of_symbols, strict=True)]
 
-    def sent(self, tokens: Ids, rng: np.random.Generator) -> Ids:
+    def send(self, tokens: Ids, rng: np.random.Generator) -> Ids:
         """Returns the symbols of public tokens as they would be sent, exchanged by the attacker's own draws."""
         symbols = self.of_token[tokens]
         m = len(self.exchanged)
         if self.responses is None or m < 2:
             return symbols
-        is_replaced = np.isin(symbols, self.exchanged) & (rng.random(symbols.shape) >= self.responses.kept)
+        is_replaced = np.isin(symbols, self.exchanged) & (rng.random(symbols.shape) >= self.responses.keep_probability)
         index = np.searchsorted(self.exchanged, symbols[is_replaced])
         symbols[is_replaced] = self.exchanged[(index + rng.integers(1, m, len(index))) % m]
         return symbols
@@ -181,8 +181,8 @@ class SymbolReader(torch.nn.Module):
         members = sum(one.stop - one.start for one in (self.spans[i] for i in symbols.flatten().tolist()))
         scored = work.products(float(members) * self.table.shape[1]) + work.elements(members)
         if training:
-            return 3 * scored + work.trained(self, symbols.numel())
-        return scored + work.run(self, symbols.numel())
+            return 3 * scored + work.training_step(self, symbols.numel())
+        return scored + work.forward(self, symbols.numel())
 
     def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns the mean -log P of the true tokens, both (b, t). None: no place has several members."""
@@ -203,7 +203,7 @@ class Beliefs:
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
         for text_numbers in batches(texts, TOKENS_AT_A_TIME):
-            inputs = stacked(texts, text_numbers)
+            inputs = stack(texts, text_numbers)
             self.budget.spend(self.reader.work(inputs) + sum(self.chain.work(row) for row in device.array(inputs)))
             with torch.inference_mode():
                 by_place = {
@@ -234,7 +234,9 @@ class Beliefs:
             surprise += np.logaddexp.reduce(log_weighed, axis=1) - log_weighed[:, is_true].sum(1)
         return np.asarray(WEIGHTS[surprise.argmin()])
 
-    def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]) -> Listed:
+    def list_options(
+        self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]
+    ) -> PlaceOptions:
         """Returns the k likeliest members of each place of texts of symbols, with weights v, w.
 
         The probability of the other members is divided among them by `share` (n,).
@@ -248,7 +250,7 @@ class Beliefs:
             listed_tokens[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
             unlisted_share = share[members].sum() - share[members[best]].sum()
             chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_SHARE)
-        return Listed(listed_tokens, chances)
+        return PlaceOptions(listed_tokens, chances)
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ class SymbolDecoder(Attack):
     min_seconds = 60.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not knowledge.shared:
+        if not knowledge.has_shared_ids:
             return "an id is the same token wherever it occurs: decipherment uses that"
         corpus = required(knowledge.corpus)
         if not len(corpus.ids):
@@ -305,17 +307,17 @@ class SymbolDecoder(Attack):
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
         is_counted = np.ones(public.vocab_size, np.bool_)
         is_counted[np.argsort(-corpus.counts(public.vocab_size), kind="stable")[: self.commonest]] = False
-        weights = beliefs.best_weights(replace(held_out, ids=symbols.sent(held_out.ids, rng)), held_out.ids, is_counted)
+        weights = beliefs.best_weights(replace(held_out, ids=symbols.send(held_out.ids, rng)), held_out.ids, is_counted)
         sent_symbols = transcript.tokens.mapped(symbols.of_id)
         smoothed_counts = corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT
-        listed = beliefs.listed(sent_symbols, weights, self.k, smoothed_counts)
+        listed = beliefs.list_options(sent_symbols, weights, self.k, smoothed_counts)
         if self.reader is not None and budget.left() > 0:
             held_out = held_out.chosen(np.arange(len(held_out))[:HELD_OUT])
-            held_out_symbols = replace(held_out, ids=symbols.sent(held_out.ids, rng))
-            held_out_lists = beliefs.listed(held_out_symbols, weights, self.k, smoothed_counts)
+            held_out_symbols = replace(held_out, ids=symbols.send(held_out.ids, rng))
+            held_out_lists = beliefs.list_options(held_out_symbols, weights, self.k, smoothed_counts)
             causal = CausalReader.of(public, self.reader, corpus, budget)
             choosing = budget.part(CHOOSING_SHARE)
-            language = LanguageReader.chosen(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
+            language = LanguageReader.fit(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
             listed = language.read(sent_symbols, listed, budget)
         return Guess(running=listed.tokens, chances=listed.chances, weights=smoothed_counts)
 
@@ -334,8 +336,8 @@ class SymbolDecoder(Attack):
                 return
             for group in optimiser.param_groups:
                 group["lr"] = self.learning_rate * min(1 - spent, (step + 1) / (0.06 * len(order) + 1))
-            tokens = stacked(corpus, groups[number])
-            symbols_sent = device.tensor(symbols.sent(device.array(tokens), rng))
+            tokens = stack(corpus, groups[number])
+            symbols_sent = device.tensor(symbols.send(device.array(tokens), rng))
             loss = reader.surprise(symbols_sent, tokens)
             if loss is None:
                 continue

@@ -145,7 +145,7 @@ class Beam:
         offsets = torch.arange(width, device=device.current())
         self.mask = torch.cat([self.mask, (offsets < lengths[:, None]).long()], dim=1)
         positions = (self.length[:, None] + offsets).clamp(max=self.longest - 1)
-        self.reader.budget.spend(work.run(self.reader.model, ids.numel()))
+        self.reader.budget.spend(work.forward(self.reader.model, ids.numel()))
         output = self.reader.model(
             input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )
@@ -155,7 +155,7 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Listed:
+class PlaceOptions:
     """The options of each place.
 
     Attributes:
@@ -174,7 +174,7 @@ class Listed:
         log_chances[log_chances.max(1) == -np.inf, 0] = 0
         return log_chances
 
-    def weighed(self, gains: Floats, weights: tuple[float, float]) -> Floats:
+    def reweigh(self, gains: Floats, weights: tuple[float, float]) -> Floats:
         """Returns (total, k) the probabilities combined with what the reader says (total, k), by weights a, u'."""
         log_weights = weights[0] * self.scores + weights[1] * gains
         shares = np.exp(log_weights - np.logaddexp.reduce(log_weights, axis=1, keepdims=True))
@@ -199,12 +199,12 @@ class LanguageReader:
     whole: bool = True
 
     @classmethod
-    def chosen(
+    def fit(
         cls,
         reader: CausalReader,
         width: int,
         texts: Sequences,
-        listed: Listed,
+        listed: PlaceOptions,
         counted: NDArray[np.bool_],
         budget: Budget,
         rng: np.random.Generator,
@@ -231,30 +231,30 @@ class LanguageReader:
         number = int(np.argmax(right_counts))
         gains = plain.gains(Sequences(readings[number], texts.lengths), listed.tokens)
         true = listed.tokens == texts.ids[:, None]
-        weighed = [listed.weighed(gains, (a, u)) for a, u in WEIGHTS]
+        weighed = [listed.reweigh(gains, (a, u)) for a, u in WEIGHTS]
         least = int(np.argmin([-np.log(one[true] + 1e-30).sum() for one in weighed]))
         likeliest = np.take_along_axis(listed.tokens, weighed[least].argmax(1)[:, None], 1)[:, 0]
         (a, u), takes_whole = WEIGHTS[least], right_counts[number] >= int((likeliest == texts.ids)[is_counted].sum())
         return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=takes_whole)
 
-    def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
+    def read(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:
         """Returns the lists in a new order with new probabilities, unchanged for texts that time does not reach."""
         tokens, chances = listed.tokens.copy(), listed.chances.copy()
         for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
             if budget.left() <= 0:
                 break
             places = np.flatnonzero(np.isin(texts.owner, text_numbers))
-            options = Listed(listed.tokens[places], listed.chances[places])
+            options = PlaceOptions(listed.tokens[places], listed.chances[places])
             lengths = texts.lengths[np.sort(text_numbers)]
             best = self.best(Sequences(texts.ids[places], lengths), options)
-            weighed = options.weighed(self.gains(Sequences(best, lengths), options.tokens), self.weights)
+            weighed = options.reweigh(self.gains(Sequences(best, lengths), options.tokens), self.weights)
             first = 2 * (options.tokens == best[:, None]) if self.whole else 0
             order = np.argsort(-(weighed + first), axis=1, kind="stable")
             tokens[places] = np.take_along_axis(options.tokens, order, 1)
             chances[places, :-1] = np.take_along_axis(weighed, order, 1)
-        return Listed(tokens, chances)
+        return PlaceOptions(tokens, chances)
 
-    def best(self, texts: Sequences, listed: Listed) -> Ids:
+    def best(self, texts: Sequences, listed: PlaceOptions) -> Ids:
         """Returns (total,) the best reading of each text. Only the lengths of `texts` matter."""
         read_tokens = listed.tokens[:, 0].copy()
         if not self.strength:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, normalised
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, normalise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -47,7 +47,7 @@ class TextInContext(Attack):
     assumes = frozenset({"candidates", "corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not knowledge.shared:
+        if not knowledge.has_shared_ids:
             return "an id is the same token wherever it occurs: decipherment uses that"
         return None
 
@@ -58,7 +58,7 @@ class TextInContext(Attack):
             candidates if responses is None else candidates.for_exchanged_ids(responses),
             required(knowledge.corpus),
             transcript.size,
-            knowledge.tokens(transcript.size),
+            knowledge.token_count(transcript.size),
             are_exchanged=responses is not None,
         )
         texts = transcript.tokens
@@ -101,7 +101,7 @@ class Chain:
         self.candidates, self.group = candidates, np.full(id_count, -1, np.int64)
         for number, group in enumerate(candidates.groups):
             self.group[group.rows] = number
-        exchanged_groups = zip(candidates.groups, candidates.likelihood, strict=True) if are_exchanged else ()
+        exchanged_groups = zip(candidates.groups, candidates.log_likelihoods, strict=True) if are_exchanged else ()
         self.emitted = {
             row: row_likelihood
             for group, likelihood in exchanged_groups
@@ -160,17 +160,17 @@ class Chain:
         for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
             emitted_belief = backward[-1] * self.emission(after)
             if self.group[before] >= 0 and self.group[after] >= 0:
-                backward.append(normalised(self.backward(before, after, emitted_belief)))
+                backward.append(normalise(self.backward(before, after, emitted_belief)))
             else:
                 backward.append(np.ones(len(self.members(before))))
         return [one * other for one, other in zip(forward, backward[::-1], strict=True)]
 
     def _forward_beliefs(self, text: Ids, own_beliefs: list[Floats]) -> list[Floats]:
         """Returns, for each place, (m,) the belief in each member by the text up to it."""
-        beliefs = [normalised(own_beliefs[0])]
+        beliefs = [normalise(own_beliefs[0])]
         for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
             belief = own_beliefs[place]
             if self.group[before] >= 0 and self.group[after] >= 0:
                 belief = self.forward(before, after, beliefs[-1]) * self.emission(after)
-            beliefs.append(normalised(belief))
+            beliefs.append(normalise(belief))
         return beliefs

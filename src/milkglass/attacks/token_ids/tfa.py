@@ -68,17 +68,17 @@ class TFA(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         sent_counts = transcript.tokens.counts(transcript.size)
-        public_counts = corpus.counts(knowledge.tokens(transcript.size))
+        public_counts = corpus.counts(knowledge.token_count(transcript.size))
         crib_pairs = np.empty((0, 2), np.int64)
         if self.places:
             crib_pairs = cribs.consistent(cribs.placed(transcript.tokens, corpus))
             sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides
-        sent_ids, public_ids = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.aliases)
+        sent_ids, public_ids = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.alias_count)
         if len(public_ids):
             table[sent_ids] = (
-                by_nearest(sent_counts * knowledge.aliases, public_counts, sent_ids, self.k, int(sent_counts.sum()))
+                by_nearest(sent_counts * knowledge.alias_count, public_counts, sent_ids, self.k, int(sent_counts.sum()))
                 if self.match == "nearest"
                 else self.around(sent_ids, public_ids)
             )

@@ -93,11 +93,11 @@ class CovariantKeys:
 
     def writing(self, name: str) -> torch.Tensor:
         """Returns P (d, D) of the tensor that writes."""
-        return self.stream.writing(self.draws(f"P/{name}"))
+        return self.stream.write_key(self.draws(f"P/{name}"))
 
     def reading(self, name: str) -> torch.Tensor:
         """Returns Q (D, d) of the tensor that reads, times kappa."""
-        return self.stream.kappa * self.stream.reading(self.draws(f"Q/{name}"))
+        return self.stream.kappa * self.stream.read_key(self.draws(f"Q/{name}"))
 
     def layer(self, number: int) -> LayerKeys:
         return self.scheme.layer_keys(self.shape, self.draws(f"layer/{number}"))

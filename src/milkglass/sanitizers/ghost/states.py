@@ -28,7 +28,7 @@ from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.torch_model import body
-from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
+from milkglass.nearest.products import has_fast_bf16, multiply_by_onednn
 
 FORWARD_TOKENS = 2048  # more don't make a processor faster
 GPU_FORWARD_TOKENS = 32768
@@ -84,7 +84,7 @@ class Encoder:
     model: Any
     layers: tuple[Any, ...]
     causal: bool
-    quick: bool = field(default_factory=quick_in_bf16)
+    quick: bool = field(default_factory=has_fast_bf16)
 
     @classmethod
     def open(cls, folder: Path) -> Encoder:
@@ -100,8 +100,8 @@ class Encoder:
         lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
-        multiply_by_onednn(model.eval(), quick_in_bf16())
-        return cls(model, tuple(lists[0]), causal, quick_in_bf16() and model.device.type == "cpu")
+        multiply_by_onednn(model.eval(), has_fast_bf16())
+        return cls(model, tuple(lists[0]), causal, has_fast_bf16() and model.device.type == "cpu")
 
     @property
     def tokens(self) -> int:

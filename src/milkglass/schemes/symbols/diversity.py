@@ -30,7 +30,7 @@ class DiversityLimits:
     least_bits: float
     most_share: float
 
-    def broken(self, bits: Masses, share: Masses) -> NDArray[np.bool_]:
+    def are_broken_by(self, bits: Masses, share: Masses) -> NDArray[np.bool_]:
         return (bits < self.least_bits - ROUNDING_SLACK) | (share > self.most_share + ROUNDING_SLACK)
 
 
@@ -39,7 +39,7 @@ def bits_and_shares(symbol_of_token: Ids, mass: Masses, symbols: int) -> tuple[M
     return _measures(*_sums(symbol_of_token, mass, symbols))
 
 
-def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
+def join_symbols(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
     """Returns (c,) the symbol of each token, from 0 without gaps, after symbols that break a limit joined others."""
     _, symbol_of_token = np.unique(clusters.symbol_of_token, return_inverse=True)
     symbols = int(symbol_of_token.max()) + 1
@@ -52,14 +52,14 @@ def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids
     is_hopeless = heaviest > limits.most_share * mass.sum()  # no company is large enough
     for _ in range(symbols // 2):
         bits, share = _measures(total, entropy, heaviest)
-        is_broken = is_live & limits.broken(bits, share) & ~is_hopeless
+        is_broken = is_live & limits.are_broken_by(bits, share) & ~is_hopeless
         if not is_broken.any():
             break
         weakest = int(np.flatnonzero(is_broken)[bits[is_broken].argmin()])
         centre_means = centres / centre_weight[:, None]
         distance = ((centre_means - centre_means[weakest]) ** 2).sum(1)
         union = total + total[weakest], entropy + entropy[weakest], np.maximum(heaviest, heaviest[weakest])
-        is_possible = is_live & ~limits.broken(*_measures(*union))
+        is_possible = is_live & ~limits.are_broken_by(*_measures(*union))
         is_allowed = is_possible if is_possible[np.arange(symbols) != weakest].any() else is_live.copy()
         is_allowed[weakest] = False
         partner = int(np.where(is_allowed, distance, np.inf).argmin())

@@ -47,7 +47,7 @@ SETTLE_ROUNDS = 25  # rounds of k-means when the symbols are first found
 
 
 @dataclass(frozen=True)
-class Learnt(MapFinder):
+class LearntMap(MapFinder):
     """The learnt way.
 
     Attributes:
@@ -95,7 +95,7 @@ class SmallReader(torch.nn.Module):
     clustered: Tensor
     vectors: Tensor
 
-    def __init__(self, vectors: Floats, tokens: Ids, task: TaskTexts, settings: Learnt) -> None:
+    def __init__(self, vectors: Floats, tokens: Ids, task: TaskTexts, settings: LearntMap) -> None:
         super().__init__()
         clustered = torch.zeros(len(vectors), dtype=torch.bool)
         clustered[torch.from_numpy(tokens)] = True
@@ -139,7 +139,7 @@ class SmallReader(torch.nn.Module):
 class Training:
     """The training of one network on one client's rows."""
 
-    settings: Learnt
+    settings: LearntMap
     network: SmallReader
     task: TaskTexts
     clusters: Clusters

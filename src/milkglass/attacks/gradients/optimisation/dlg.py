@@ -18,15 +18,15 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.optimisation.descent import AdamSchedule, Descent, OptimisationAttack
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
 
 @dataclass(frozen=True)
-class NearestGradient(Optimising):
+class NearestGradient(OptimisationAttack):
     """The base of DLG and TAG: one descent from noise, then the nearest tokens."""
 
     steps: int = 2500
@@ -35,7 +35,7 @@ class NearestGradient(Optimising):
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance("squares", self.l1), frame)  # DLG, equation 4; TAG, equation 7
-        embeddings = Descent(problem, problem.noise(rng), AdamSchedule(self.steps, self.rate)).run(budget)
+        embeddings = Descent(problem, problem.random_embeddings(rng), AdamSchedule(self.steps, self.rate)).run(budget)
         return problem.texts(problem.nearest(embeddings))
 
 

@@ -19,16 +19,16 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch, require_positive
+from milkglass.attacks.gradients.optimisation.descent import AdamSchedule, Descent, OptimisationAttack
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.lamp import best_start, scaled
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
+from milkglass.attacks.gradients.optimisation.lamp import best_start, scale_to_mean_norm
 from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
 
 
 @dataclass(frozen=True)
-class GRAB(Optimising):
+class GRAB(OptimisationAttack):
     """The GRAB attack.
 
     Attributes:
@@ -67,18 +67,18 @@ class GRAB(Optimising):
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None
         problem = Problem(batch, Distance("norms", self.l1), frame, masks)
-        x = scaled(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
+        x = scale_to_mean_norm(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
         tokens_met: Counter[int] = Counter()
         ids = problem.nearest(x)
         for number in range(self.rounds):
             turn = budget.part(1 / (self.rounds - number))
-            x, tokens_met = self.descended(problem, x, tokens_met, turn.part(0.6))
+            x, tokens_met = self.descend(problem, x, tokens_met, turn.part(0.6))
             pool = [one for one, _ in tokens_met.most_common(self.pool)]
-            ids = self.searched(problem, problem.nearest(x), pool, turn)
+            ids = self.search(problem, problem.nearest(x), pool, turn)
             x = problem.embeddings[torch.from_numpy(ids)]
         return problem.texts(ids)
 
-    def descended(
+    def descend(
         self, problem: Problem, start: torch.Tensor, tokens_met: Counter[int], budget: Budget
     ) -> tuple[torch.Tensor, Counter[int]]:
         """Returns the best embeddings, and how often each token was nearest at a free place, added to `tokens_met`."""
@@ -92,26 +92,26 @@ class GRAB(Optimising):
         counts.update(_tokens_at_free_places(problem, problem.nearest(embeddings)))
         return embeddings, counts
 
-    def searched(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
+    def search(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
         """Returns (b, t) the best of the beam after all sweeps, or when the time is over."""
-        judged = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
+        distances_by_text = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
         beam = [ids]
         for _ in range(self.sweeps):
             previous_best = beam[0].tobytes()
             for row in range(len(ids)):
                 for place in problem.places(row).tolist():
-                    beam = self.widened(problem, beam, (row, place), pool, judged, budget)
+                    beam = self.extend_beam(problem, beam, (row, place), pool, distances_by_text, budget)
             if beam[0].tobytes() == previous_best or budget.left() <= 0:
                 break
         return beam[0]
 
-    def widened(
+    def extend_beam(
         self,
         problem: Problem,
         beam: list[Ids],
         row_and_place: tuple[int, int],
         pool: list[int],
-        judged: dict[bytes, float],
+        distances_by_text: dict[bytes, float],
         budget: Budget,
     ) -> list[Ids]:
         """Returns the beam after trying other tokens at one place, best first."""
@@ -119,14 +119,14 @@ class GRAB(Optimising):
         for text in beam:
             for neighbour in neighbours(text, row_and_place, problem.places(row_and_place[0]), pool):
                 candidates[neighbour.tobytes()] = neighbour
-        for keys in batched([key for key in candidates if key not in judged], problem.guesses_at_once):
+        for keys in batched([key for key in candidates if key not in distances_by_text], problem.guesses_at_once):
             if budget.left() <= 0:
                 break
             budget.spend(problem.work(len(keys)))
             distances = problem.distances_of_ids(np.stack([candidates[key] for key in keys]))
-            judged.update(zip(keys, distances.tolist(), strict=True))
-        judged_texts = [one for key, one in candidates.items() if key in judged]
-        return sorted(judged_texts, key=lambda one: judged[one.tobytes()])[: self.beam]
+            distances_by_text.update(zip(keys, distances.tolist(), strict=True))
+        judged_texts = [one for key, one in candidates.items() if key in distances_by_text]
+        return sorted(judged_texts, key=lambda one: distances_by_text[one.tobytes()])[: self.beam]
 
 
 def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool: list[int]) -> Iterator[Ids]:

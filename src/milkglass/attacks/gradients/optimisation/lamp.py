@@ -21,8 +21,14 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.optimisation.descent import (
+    AdamSchedule,
+    Descent,
+    OptimisationAttack,
+    judge,
+    nearest_guess,
+)
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, nearest_guess
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences, looked_up
@@ -114,7 +120,7 @@ def _ngrams(texts: Sequences, length: int, vocabulary: int) -> Ids:
 
 
 @dataclass(frozen=True)
-class LAMP(Optimising):
+class LAMP(OptimisationAttack):
     """The LAMP attack.
 
     Attributes:
@@ -158,7 +164,7 @@ class LAMP(Optimising):
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
-        start = scaled(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
+        start = scale_to_mean_norm(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
         schedule = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
         def reorder_when_due(descent: Descent) -> None:
@@ -177,15 +183,15 @@ class LAMP(Optimising):
             for free_order in proposals(len(places), self.proposals, rng):
                 orders.append(orders[0].copy())
                 orders[-1][places] = places[free_order]
-            guesses = (_reordered(descent.x.detach(), row, order) for order in orders)
-            costs = [distance for _, distance in judged(problem, guesses, budget)]
+            guesses = (_reorder(descent.x.detach(), row, order) for order in orders)
+            costs = [distance for _, distance in judge(problem, guesses, budget)]
             if prior is not None:
                 language_costs = [prior.cost(token_ids[order][:length]) for order in orders[: len(costs)]]
                 costs = (np.array(costs) + LANGUAGE[self.kind] * np.array(language_costs)).tolist()
             descent.reorder(row, orders[int(np.argmin(costs))])
 
 
-def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
+def _reorder(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
     """Returns the embeddings with one text's places in another order."""
     reordered = x.clone()
     reordered[row] = x[row, torch.from_numpy(order)]
@@ -194,12 +200,12 @@ def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 
 def best_start(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
     """Returns the best of `starts` draws of all texts together, or of `orders` random orders of its places."""
-    best = nearest_guess(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
+    best = nearest_guess(problem, (problem.random_embeddings(rng) for _ in range(starts)), budget.part(0.5))
     free_places = [problem.places(row) for row in range(len(best))]
-    return nearest_guess(problem, [best, *(_shuffled(best, free_places, rng) for _ in range(orders))], budget)
+    return nearest_guess(problem, [best, *(_shuffle(best, free_places, rng) for _ in range(orders))], budget)
 
 
-def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
+def _shuffle(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
     """Returns the embeddings with the places of every text in a random order."""
     shuffled = x.clone()
     for row, places_of_text in enumerate(free_places):
@@ -207,12 +213,12 @@ def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator)
     return shuffled
 
 
-def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+def scale_to_mean_norm(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     """Returns the embeddings with every place at the mean length of the table's embeddings."""
-    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.mean_length
+    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.mean_norm
 
 
-def swapped(count: int, rng: np.random.Generator) -> Ids:
+def swap_two(count: int, rng: np.random.Generator) -> Ids:
     """Returns (count,) the order with two places exchanged."""
     order = np.arange(count)
     i, j = rng.choice(count, 2, replace=False)
@@ -220,7 +226,7 @@ def swapped(count: int, rng: np.random.Generator) -> Ids:
     return order
 
 
-def span_moved(count: int, rng: np.random.Generator, longest: int | None = None) -> Ids:
+def move_span(count: int, rng: np.random.Generator, longest: int | None = None) -> Ids:
     """Returns (count,) the order with a span of at most `longest` places, and fewer than all, moved elsewhere."""
     width = int(rng.integers(1, min(count - 1, longest or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
@@ -229,13 +235,13 @@ def span_moved(count: int, rng: np.random.Generator, longest: int | None = None)
     return np.insert(remaining, target, np.arange(start, start + width))
 
 
-def rotated(count: int, rng: np.random.Generator) -> Ids:
+def rotate(count: int, rng: np.random.Generator) -> Ids:
     """Returns (count,) the order with a prefix put at the end."""
     return np.roll(np.arange(count), -int(rng.integers(1, count)))
 
 
-token_moved = partial(span_moved, longest=1)  # one place put elsewhere
-MOVES = (swapped, token_moved, span_moved, rotated)
+move_token = partial(move_span, longest=1)  # one place put elsewhere
+MOVES = (swap_two, move_token, move_span, rotate)
 
 
 def proposals(count: int, draws: int, rng: np.random.Generator) -> list[Ids]:

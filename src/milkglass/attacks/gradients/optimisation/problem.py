@@ -118,7 +118,7 @@ class Frame:
     def ids(self) -> tuple[int, ...]:
         return tuple(one for one in (self.first, self.last) if one is not None)
 
-    def free(self, length: int) -> Ids:
+    def free_places(self, length: int) -> Ids:
         """Returns (f,) the places to be found in a text of `length` tokens."""
         stop = length - (self.last is not None)
         return np.arange(min(int(self.first is not None), stop), stop, dtype=np.int64)
@@ -137,14 +137,14 @@ class Problem:
 
     Attributes:
         names: the parameters that are compared.
-        seen: their shared gradients.
+        shared: their shared gradients.
         squares: the squared norms of these.
         mask: (b, t) 1 for tokens, 0 for padding.
         labels: (b,) the classes. None: the next-token loss.
         embeddings: (v, d) as the model reads them.
         unit: `embeddings`, each of length 1.
         barred: special and padding ids, which stand in no free place.
-        mean_length: of an embedding.
+        mean_norm: of an embedding.
     """
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
@@ -152,13 +152,13 @@ class Problem:
         self.step = step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
         self.distance, self.frame, self.masks = distance, frame, masks
         with torch.no_grad():
-            self.embeddings = step.embedded(torch.arange(len(step.table)))
+            self.embeddings = step.embed(torch.arange(len(step.table)))
             norms = self.embeddings.norm(dim=1, keepdim=True)
-        self.unit, self.mean_length = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
+        self.unit, self.mean_norm = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
         tensors = batch.tensors
-        self.names = comparable(step, tensors)
-        self.seen = {name: tensors[name].float() for name in self.names}
-        self.squares = {name: float(one.double().square().sum()) for name, one in self.seen.items()}
+        self.names = comparable_names(step, tensors)
+        self.shared = {name: tensors[name].float() for name in self.names}
+        self.squares = {name: float(one.double().square().sum()) for name, one in self.shared.items()}
         self.layers = linear_layers(step.module, self.names)
         layered = {name for one in self.layers for name in (one.weight, one.bias)}
         self._unlayered = [name for name in self.names if name not in layered]
@@ -179,14 +179,14 @@ class Problem:
 
     def places(self, row: int) -> Ids:
         """Returns (f,) the places to be found in text number `row`."""
-        return self.frame.free(self.lengths[row])
+        return self.frame.free_places(self.lengths[row])
 
-    def noise(self, rng: np.random.Generator) -> torch.Tensor:
+    def random_embeddings(self, rng: np.random.Generator) -> torch.Tensor:
         """Returns (b, t, d) standard normal draws, with the special tokens in their places."""
         shape = (*self.mask.shape, self.embeddings.shape[1])
-        return self.pinned(self._to_device(rng.standard_normal(shape, dtype=np.float32)))
+        return self.pin(self._to_device(rng.standard_normal(shape, dtype=np.float32)))
 
-    def pinned(self, x: torch.Tensor) -> torch.Tensor:
+    def pin(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings with special tokens in their places, and zeros after each text."""
         x = x * self.mask[:, :, None]
         for row, length in enumerate(self.lengths):
@@ -228,9 +228,9 @@ class Problem:
             loss = self.step.loss(x, self.mask, targets)
         variables = [one.outputs for one in runs] + [self._parameters[name] for name in self._unlayered]
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
-        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.seen, 1)
+        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.shared, 1)
         for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
-            inner_products[name] = gradient_product(gradient, self.seen[name])
+            inner_products[name] = gradient_product(gradient, self.shared[name])
         return self.distance.from_products(inner_products, self.squares)[0]
 
     def distances(self, guesses: torch.Tensor) -> Floats:
@@ -263,13 +263,13 @@ class Problem:
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
             deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
         with torch.no_grad():
-            inner_products = layer_products(self.layers, runs, deltas, self.seen, count)
+            inner_products = layer_products(self.layers, runs, deltas, self.shared, count)
             return device.array(self.distance.from_products(inner_products, self.squares).double())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._run():
-            dummy = self.step.dummy(x, self.mask, targets, self.names)
-        return self.distance(dummy, [self.seen[name] for name in self.names])
+            dummy = self.step.dummy_gradients(x, self.mask, targets, self.names)
+        return self.distance(dummy, [self.shared[name] for name in self.names])
 
     def _targets(self, x: torch.Tensor, guess_count: int = 1) -> torch.Tensor:
         if self.labels is not None:
@@ -281,7 +281,7 @@ class Problem:
         return nullcontext() if self.masks is None else self.masks
 
 
-def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
+def comparable_names(step: SharedStep, tensors: Any) -> tuple[str, ...]:
     """Returns the parameters among those shared whose gradients depend on the embeddings."""
     shared = [name for name in step.names if name in tensors and name != step.table_name]
     norms = {name: float(tensors[name].float().norm()) for name in shared}
@@ -289,7 +289,7 @@ def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
     return tuple(name for name in shared if norms[name] > MIN_NORM_SHARE * largest)
 
 
-def misfit(step: SharedStep, tensors: Any) -> str | None:
+def why_incomparable(step: SharedStep, tensors: Any) -> str | None:
     """Returns why the gradients cannot be compared with this model's, or None."""
     expected = dict(step.module.named_parameters())
     for name in step.names:
@@ -297,4 +297,4 @@ def misfit(step: SharedStep, tensors: Any) -> str | None:
             return f"the shared gradient of {name} is of another shape than in the attacker's model"
         if name in tensors and not bool(torch.isfinite(tensors[name]).all()):
             return f"the shared gradient of {name} is not finite"
-    return None if comparable(step, tensors) else "nothing was shared but the embeddings' own gradient"
+    return None if comparable_names(step, tensors) else "nothing was shared but the embeddings' own gradient"

@@ -19,12 +19,12 @@ WINDOW_IDS = 250  # ids to either side among which an unseen token takes its est
 MIN_COUNT = 0.003  # what an unseen token counts at the very least
 
 
-def summed(indices: Ids, values: Floats, size: int) -> Floats:
+def sum_by_index(indices: Ids, values: Floats, size: int) -> Floats:
     """Returns (size,) the sum of the values at each place."""
     return np.bincount(indices, values, size).astype(np.float64, copy=False)
 
 
-def normalised(weights: Floats) -> Floats:
+def normalise(weights: Floats) -> Floats:
     """Returns the weights divided by their sum, zeros if all are zero."""
     return np.asarray(weights / max(float(weights.sum()), 1e-300))
 
@@ -40,7 +40,7 @@ class Bigrams:
         self.left, self.right, self.count = keys // size, keys % size, counts.astype(np.float64)
 
 
-def unseen(counts: Floats) -> Floats:
+def unseen_counts(counts: Floats) -> Floats:
     """Returns (n,) the expected count in a second text of the same length, for ids that the first lacks.
 
     Good and Turing: the tokens seen once have as much mass as all unseen ones. Vocabularies are ordered, by frequency
@@ -60,7 +60,7 @@ class PublicBigrams:
 
     def __init__(self, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> None:
         self.counts = corpus.counts(size).astype(np.float64)
-        smooth = self.counts + unseen(self.counts)
+        smooth = self.counts + unseen_counts(self.counts)
         self.share = smooth / smooth.sum()
         self.bigrams = {d: Bigrams(corpus, size, d) for d in distances}
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, sum_by_index
 from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Candidates
 
@@ -62,13 +62,13 @@ class BlockAssignment:
 
     def per_row(self, values: Floats) -> Floats:
         """Returns (R,) the sum of each row's cells."""
-        return summed(self.row, values, len(self.rows))
+        return sum_by_index(self.row, values, len(self.rows))
 
     def log_softmax(self, scores: Floats) -> Floats:
         shifted = scores - np.maximum.reduceat(scores, self.starts)[self.row]
         return shifted - np.log(self.per_row(np.exp(shifted)))[self.row]
 
-    def balanced(self, scores: Floats, temperature: float) -> Floats:
+    def balance(self, scores: Floats, temperature: float) -> Floats:
         """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity."""
         if not len(scores):
             return scores
@@ -185,7 +185,7 @@ class Profiles:
     def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
         """Returns (groups,) the class of each group."""
         groups = len(blocks.first_column)
-        mass = summed(blocks.column_group, public.share[blocks.column_member], groups)
+        mass = sum_by_index(blocks.column_group, public.share[blocks.column_member], groups)
         order = np.argsort(-mass, kind="stable")
         classes = np.empty(groups, np.int64)
         alone, grouped = order[: self.alone], order[self.alone :]
@@ -234,7 +234,7 @@ def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids,
     in_classes = class_of_token[neighbour] >= 0
     width = int(classes.max()) + 1
     keys = token[in_classes] * width + class_of_token[neighbour[in_classes]]
-    return summed(keys, bigrams.count[in_classes], size * width).reshape(size, width)
+    return sum_by_index(keys, bigrams.count[in_classes], size * width).reshape(size, width)
 
 
 def _k_means(vectors: Floats, k: int) -> Ids:

@@ -80,7 +80,7 @@ def pinned(candidates: Candidates, pairs: Ids, aliases: int = 1) -> Candidates:
     spent = paired_tokens[times >= aliases]
     groups = [Group(pair[:1], pair[1:]) for pair in pairs]
     likelihoods = [np.zeros((1, 1)) for _ in pairs]
-    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+    for group, likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
         rows, members = ~np.isin(group.rows, pairs[:, 0]), ~np.isin(group.members, spent)
         if rows.any() and members.any():
             weights = None if group.weights is None else group.weights[np.ix_(rows, members)]

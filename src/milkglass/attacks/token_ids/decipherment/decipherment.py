@@ -102,7 +102,7 @@ class Decipherment(Solver):
     uses = frozenset({"candidates", "public_model", "pairs"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if knowledge.shared:
+        if knowledge.has_shared_ids:
             return "an id names a cluster and no token: text-in-context reads place by place"
         return None
 
@@ -112,7 +112,7 @@ class Decipherment(Solver):
         """Returns for each scrambled id its candidates, with their log posteriors given the corpus. Draws nothing."""
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
-        public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))
+        public = PublicBigrams(required(knowledge.corpus), knowledge.token_count(size))
         seen = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
 
         def step(share: float, spent: float) -> bool:
@@ -122,8 +122,8 @@ class Decipherment(Solver):
 
         counts = texts.counts(size).astype(np.float64)
         if knowledge.candidates is None:
-            return self._without(counts, seen, public, pins, step, knowledge.aliases)
-        candidates = cribs.pinned(knowledge.candidates, pins, knowledge.aliases)
+            return self._without(counts, seen, public, pins, step, knowledge.alias_count)
+        candidates = cribs.pinned(knowledge.candidates, pins, knowledge.alias_count)
         blocks = BlockAssignment(candidates, size)
         if not len(blocks.row):
             return candidates
@@ -133,8 +133,8 @@ class Decipherment(Solver):
             ratios = self.profiles.ratios(model.table, blocks, public)
         weights = {1: 1.0, 2: self.second}
         messages = messages_of(blocks, seen, public, self.alpha, weights, ratios)
-        before = np.concatenate([np.maximum(one, UNLIKELIEST).ravel() for one in candidates.likelihood])
-        prior = before + self._frequencies(counts, public, blocks, knowledge.aliases)
+        before = np.concatenate([np.maximum(one, UNLIKELIEST).ravel() for one in candidates.log_likelihoods])
+        prior = before + self._frequencies(counts, public, blocks, knowledge.alias_count)
         patience = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, messages, patience, schedule, step)
@@ -142,7 +142,7 @@ class Decipherment(Solver):
 
     def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """Returns (p, 2) what is known for certain: leaked pairs, then places that do not contradict them."""
-        leaked, r = np.empty((0, 2), np.int64), knowledge.aliases
+        leaked, r = np.empty((0, 2), np.int64), knowledge.alias_count
         if knowledge.pairs is not None:
             leaked = cribs.consistent(knowledge.pairs, aliases=r)
         placed = cribs.consistent(
@@ -196,16 +196,18 @@ def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
 
 def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
     """Returns the candidates with these cells, in one row after the other, as their likelihood."""
-    group_ends = np.cumsum([values.size for values in candidates.likelihood])
+    group_ends = np.cumsum([values.size for values in candidates.log_likelihoods])
     cells_of_groups = np.split(cells, group_ends[:-1])
-    shapes = [values.shape for values in candidates.likelihood]
-    return replace(candidates, likelihood=tuple(p.reshape(s) for p, s in zip(cells_of_groups, shapes, strict=True)))
+    shapes = [values.shape for values in candidates.log_likelihoods]
+    return replace(
+        candidates, log_likelihoods=tuple(p.reshape(s) for p, s in zip(cells_of_groups, shapes, strict=True))
+    )
 
 
 def confidence(candidates: Candidates, size: int) -> Floats:
     """Returns (n,) the probability of each id's likeliest reading, from the result of `learn`; 0 if there is none."""
     sure = np.zeros(size)
-    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+    for group, likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
         shifted = np.exp(likelihood - likelihood.max(1, keepdims=True))
         sure[group.rows] = 1 / shifted.sum(1)
     return sure

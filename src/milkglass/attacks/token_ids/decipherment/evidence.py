@@ -65,7 +65,7 @@ class EvidenceTable:
         for line, ((number, row), width) in enumerate(zip(open_rows, widths, strict=True)):
             group = candidates.groups[number]
             self.line[group.rows[row]] = line
-            column[line, :width] = np.argsort(-candidates.likelihood[number][row], kind="stable")[:width]
+            column[line, :width] = np.argsort(-candidates.log_likelihoods[number][row], kind="stable")[:width]
             member[line] = group.members[column[line, 0]]  # fills what is left over; its prior forbids it
             member[line, :width] = group.members[column[line, :width]]
             prior[line, :width] = share[member[line, :width]]
@@ -74,14 +74,14 @@ class EvidenceTable:
         self.group, self.row = np.array(open_rows, np.int64).reshape(-1, 2).T
         self.contexts, self.total, self.seen = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
 
-    def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
+    def urgent_texts(self, texts: Sequences, rng: np.random.Generator) -> Ids:
         """Returns the numbers of the texts with uncertain ids, those first that may correct most for their length."""
         gain = np.bincount(texts.owner, self.weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
         order = rng.permutation(len(texts))
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
 
-    def needed(self, texts: Sequences, text_numbers: Ids) -> Ids:
+    def unfinished_texts(self, texts: Sequences, text_numbers: Ids) -> Ids:
         """Returns the texts among `text_numbers` that have an id not yet looked at often enough."""
         hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
         return text_numbers[hits[text_numbers] > 0]
@@ -106,7 +106,7 @@ class EvidenceTable:
         """Returns (lines, w) the damped evidence, as logarithms of ratios."""
         return patience / (patience + self.seen[:, None]) * self.total
 
-    def weighed(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
+    def believable_evidence(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
         """Returns the evidence as far as it can be believed, and rho, the share of ids about which it says nothing.
 
         An id's ratio, averaged over its belief, is taken as a draw from rho * 1 + (1 - rho) * ratio, and rho is found
@@ -148,7 +148,7 @@ class EvidenceTable:
             places_seen[scrambled] = self.seen[line]
 
 
-def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
+def restrict(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
     """Returns the candidates' likelihood for `groups`, each a part of one of theirs; 0 for other groups."""
     group_of_id, row_of_id = np.full(size, -1), np.zeros(size, np.int64)
     for number, group in enumerate(candidates.groups):
@@ -162,6 +162,6 @@ def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> 
             continue
         order = np.argsort(members, kind="stable")
         columns = order[np.searchsorted(members, part_group.members, sorter=order)]
-        likelihood = candidates.likelihood[number][np.ix_(row_of_id[part_group.rows], columns)]
+        likelihood = candidates.log_likelihoods[number][np.ix_(row_of_id[part_group.rows], columns)]
         likelihoods.append(np.maximum(likelihood, UNLIKELIEST).astype(np.float64))
     return likelihoods

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, sum_by_index
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
 from milkglass.sequences import Ids
 
@@ -44,7 +44,7 @@ class Schedule:
     inertia: float
 
 
-def interpolated(pair: AnnealedRange, share: float) -> float:
+def interpolate(pair: AnnealedRange, share: float) -> float:
     return float(pair[0] * (pair[1] / pair[0]) ** share)
 
 
@@ -87,23 +87,23 @@ class Message:
         """
         if device.on_gpu():
             return self._on_gpu(belief, doubt)
-        ratio = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
+        ratio = sum_by_index(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
         ratio += self.floor
         ratio *= self.base
         ratio *= 1 - doubt
         ratio += doubt
         evidence = np.log(ratio, out=ratio)
         evidence *= self.counted
-        return summed(self.cell, evidence, len(belief))
+        return sum_by_index(self.cell, evidence, len(belief))
 
     @cached_property
-    def _placed(self) -> tuple[torch.Tensor, ...]:
+    def _device_arrays(self) -> tuple[torch.Tensor, ...]:
         arrays = (self.slot, self.neighbour, self.strength, self.cell, self.counted, self.base, np.asarray(self.floor))
         return tuple(device.tensor(one) for one in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
         """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
-        slot, neighbour, strength, cell, counted, base, floor = self._placed
+        slot, neighbour, strength, cell, counted, base, floor = self._device_arrays
         beliefs = device.tensor(belief)
         ratio = beliefs.new_zeros(len(cell)).index_add_(0, slot, beliefs[neighbour] * strength)
         evidence = ratio.add_(floor).mul_(base).mul_(1 - doubt).add_(doubt).log_().mul_(counted)
@@ -145,15 +145,15 @@ def settle(
     """
     scores = prior
     cells = 3 * SINKHORN_ROUNDS * len(prior) + sum(3 * len(one.slot) + 6 * len(one.cell) for one in messages)
-    belief = blocks.balanced(prior, schedule.temperature[0])
+    belief = blocks.balance(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
         share = sweep / max(schedule.sweeps - 1, 1)
-        doubt = interpolated(schedule.doubt, share)
+        doubt = interpolate(schedule.doubt, share)
         evidence = np.zeros(len(prior))
         for message in messages:
             evidence += message.evidence(belief, doubt)
         scores = prior + patience * evidence
-        fresh = blocks.balanced(scores, interpolated(schedule.temperature, share))
+        fresh = blocks.balance(scores, interpolate(schedule.temperature, share))
         belief = schedule.inertia * belief + (1 - schedule.inertia) * fresh
         if not step((sweep + 1) / schedule.sweeps, work.elements(cells)):
             break
@@ -222,12 +222,12 @@ class _Channel:
         return self.edges @ np.ascontiguousarray(np.log(ratio))
 
     @cached_property
-    def _placed(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _device_arrays(self) -> tuple[torch.Tensor, torch.Tensor]:
         return device.tensor(self.edges.toarray()), device.tensor(self.votes.toarray())
 
     def _on_gpu(self, belief: Soft, base: Soft, doubt: float) -> Soft:
         """Returns the same on the GPU, which multiplies these matrices sooner than it skips their zeros."""
-        edges, votes = self._placed
+        edges, votes = self._device_arrays
         ratio = (device.tensor(belief) @ votes.T).add_(1).mul_((1 - doubt) * device.tensor(base)).add_(doubt)
         return device.array(edges @ ratio.log_())
 
@@ -270,7 +270,7 @@ def settle_all(
         rows = by_count[:k]
         columns = by_share[: int(k * growth.spare / aliases) + growth.margin]
         channels = field.channels(texts, rows, columns, pins)
-        state = field.taken_in(state, rows, columns, sweeps_done / max(total - 1, 1))
+        state = field.take_in(state, rows, columns, sweeps_done / max(total - 1, 1))
         for _ in range(sweeps):
             state = field.sweep(state, channels, sweeps_done / max(total - 1, 1))
             sweeps_done += 1
@@ -301,9 +301,9 @@ class _Field:
                 channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight))
         return channels
 
-    def taken_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+    def take_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
         """Returns the beliefs of these rows and columns, those of `previous` unchanged."""
-        belief = self.balanced(self.prior(rows, columns, share), self.growth.temperature[0])
+        belief = self.balance(self.prior(rows, columns, share), self.growth.temperature[0])
         if previous is not None:  # ids are taken in by rank, so the old ones come first
             belief[: len(previous.rows)] = 0
             belief[: len(previous.rows), : len(previous.columns)] = previous.belief
@@ -316,15 +316,15 @@ class _Field:
         belief = np.zeros((rows + known_count, columns + known_count), np.float32)
         belief[:rows, :columns] = state.belief
         belief[rows:, columns:] = np.eye(known_count, dtype=np.float32)
-        doubt = interpolated(growth.doubt, share)
+        doubt = interpolate(growth.doubt, share)
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)
         for channel in channels:
             evidence += channel.weight * channel.evidence(belief, base, doubt)
-        patience = interpolated(growth.patience, share)
+        patience = interpolate(growth.patience, share)
         weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
         scores = self.prior(state.rows, state.columns, share) + evidence * weight
-        fresh = self.balanced(scores, interpolated(growth.temperature, share))
+        fresh = self.balance(scores, interpolate(growth.temperature, share))
         belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
         return MeanFieldState(state.rows, state.columns, belief)
 
@@ -336,10 +336,10 @@ class _Field:
         return work.elements(sums / 8 + dense)
 
     def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
-        tau = interpolated(self.growth.tau, share)
+        tau = interpolate(self.growth.tau, share)
         return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
 
-    def balanced(self, scores: Soft, temperature: float) -> Soft:
+    def balance(self, scores: Soft, temperature: float) -> Soft:
         """Returns Sinkhorn and Knopp's assignment: rows sum to 1, columns to at most `aliases`."""
         belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
         for _ in range(SINKHORN_ROUNDS):

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from milkglass import device
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
+from milkglass.attacks.forward import batches, body, places, public_head, stack, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
 from milkglass.models.resolve import EMBEDDED, is_here, resolve
@@ -62,14 +62,14 @@ class Spelling:
     silent: NDArray[np.bool_]
 
     @classmethod
-    def itself(cls, size: int) -> Spelling:
+    def identity(cls, size: int) -> Spelling:
         """Returns the spelling in which each of n = `size` public ids is the reader's own id."""
         rows = list(np.arange(size, dtype=np.int64)[:, None])
         no = np.zeros(size, np.bool_)
         return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), no, no, no)
 
     @classmethod
-    def between(cls, tokenizer: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
+    def from_tokenizers(cls, tokenizer: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
         """Returns the spelling of one tokenizer's ids by another.
 
         `anchor` is a public id that is a word. The text that another id adds after it shows how that id is written.
@@ -155,12 +155,12 @@ class CausalReader:
         """
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
-            return cls(public, Spelling.itself(size), budget)
+            return cls(public, Spelling.identity(size), budget)
         folder = resolve(name)
         own_tokenizer = tokenizer_of(required(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
         anchor = next((one for one in common if own_tokenizer.decode([one]).isalpha()), common[0])
-        spelling = Spelling.between(own_tokenizer, tokenizer_of(folder), size, anchor)
+        spelling = Spelling.from_tokenizers(own_tokenizer, tokenizer_of(folder), size, anchor)
         return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
@@ -182,8 +182,8 @@ class CausalReader:
         all_places = np.concatenate([np.empty(0, np.int64), *public_places])
         all_joined = np.concatenate([np.empty(0, np.bool_), *joined])
         for line_numbers in batches(line_texts, IDS_AT_A_TIME):
-            hidden = self.model(input_ids=stacked(line_texts, line_numbers)).last_hidden_state
-            self.budget.spend(work.run(self.model, int(line_texts.lengths[line_numbers].sum())))
+            hidden = self.model(input_ids=stack(line_texts, line_numbers)).last_hidden_state
+            self.budget.spend(work.forward(self.model, int(line_texts.lengths[line_numbers].sum())))
             rows = np.repeat(np.arange(len(line_numbers)), requested.lengths[line_numbers])
             if not len(rows):
                 continue
@@ -194,14 +194,14 @@ class CausalReader:
     @torch.inference_mode()
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
         """Returns (V,) the logarithm of each id's mean probability."""
-        self.budget.spend(work.compared(states, self.head))
+        self.budget.spend(work.comparisons(states, self.head))
         total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), self.head.new_zeros(1))
         return np.log(device.array(total.double()) / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
         """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
-        self.budget.spend(work.compared(states, self.head))
+        self.budget.spend(work.comparisons(states, self.head))
         log_sums = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
         return device.array(torch.cat([states.new_zeros(0), *log_sums]).double())
 

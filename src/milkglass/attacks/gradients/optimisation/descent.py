@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, misfit
+from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, why_incomparable
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
@@ -49,13 +49,13 @@ class Descent:
     Attributes:
         x: (b, t, d) the current embeddings.
         best: those with the smallest distance and regulariser so far.
-        least: that sum.
+        least_error: that sum.
     """
 
     def __init__(self, problem: Problem, start: torch.Tensor, schedule: AdamSchedule) -> None:
         self.problem, self.schedule = problem, schedule
-        self.x = problem.pinned(start.clone()).requires_grad_()
-        self.best, self.least, self.steps_done = self.x.detach().clone(), float("inf"), 0
+        self.x = problem.pin(start.clone()).requires_grad_()
+        self.best, self.least_error, self.steps_done = self.x.detach().clone(), float("inf"), 0
         self._adam = torch.optim.Adam([self.x], lr=schedule.rate)
 
     def step(self) -> None:
@@ -63,9 +63,9 @@ class Descent:
         error = self.problem.loss(self.x)
         if self.schedule.pull:
             inside = self.problem.mask.bool()
-            error = error + self.schedule.pull * (self.x[inside].norm(dim=1).mean() - self.problem.mean_length).square()
-        if (distance := float(error.detach())) <= self.least:
-            self.least, self.best = distance, self.x.detach().clone()
+            error = error + self.schedule.pull * (self.x[inside].norm(dim=1).mean() - self.problem.mean_norm).square()
+        if (distance := float(error.detach())) <= self.least_error:
+            self.least_error, self.best = distance, self.x.detach().clone()
         masks = [] if self.problem.masks is None else self.problem.masks.values
         if masks and len(self._adam.param_groups) == 1:  # they are made in the first run
             self._adam.add_param_group({"params": masks})
@@ -76,7 +76,7 @@ class Descent:
             group["lr"] = self.schedule.rate * self.schedule.decay ** (self.steps_done // self.schedule.every)
         self._adam.step()
         with torch.no_grad():
-            self.x.copy_(self.problem.pinned(self.x.detach().clone()))
+            self.x.copy_(self.problem.pin(self.x.detach().clone()))
         if self.problem.masks is not None:
             self.problem.masks.clamp()
         self.steps_done += 1
@@ -99,7 +99,7 @@ class Descent:
         return self.best
 
 
-def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
+def judge(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
     """Yields each guess (b, t, d) with its distance while there is time; the first batch of guesses in any case."""
     for guesses_together in batched(guesses, problem.guesses_at_once):
         budget.spend(problem.work(len(guesses_together)))
@@ -110,11 +110,11 @@ def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) ->
 
 def nearest_guess(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> torch.Tensor:
     """Returns the guess with the smallest distance, of those for which there is time."""
-    return min(judged(problem, guesses, budget), key=lambda pair: pair[1])[0]
+    return min(judge(problem, guesses, budget), key=lambda pair: pair[1])[0]
 
 
 @dataclass(frozen=True)
-class Optimising(Inversion):
+class OptimisationAttack(Inversion):
     """An attack that moves embeddings until their gradients equal the shared ones. Subclasses write `solve`.
 
     Attributes:
@@ -145,6 +145,6 @@ class Optimising(Inversion):
         if step.task == "next-token" and len(lengths) and int(lengths.max()) < 2:
             return "no text has a second token, so that none is predicted"
         for gradients in transcript.all(Gradients):
-            if reason := misfit(step, gradients.tensors):
+            if reason := why_incomparable(step, gradients.tensors):
                 return reason
         return None
