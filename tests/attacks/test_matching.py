@@ -46,7 +46,7 @@ def test_the_integral_is_exact(count: int, scale: float) -> None:
     slow = sum(
         quad(density, low, high, epsabs=0)[0] for low, high in zip(ends[:-1], ends[1:], strict=True) if low < high
     )
-    assert matching._integral(a, np.array(scale)) == pytest.approx(np.log(slow), abs=1e-6)
+    assert matching._log_integral(a, np.array(scale)) == pytest.approx(np.log(slow), abs=1e-6)
 
 
 @pytest.mark.parametrize(("epsilon", "least"), [(0.1, 1.1 / 5.5), (1.0, 1.3 / 5.5), (3.0, 0.45)])
@@ -94,7 +94,7 @@ def test_epsilon_is_estimated(epsilon: float) -> None:
     usable = [number for number, group in enumerate(groups) if group.weights is not None]
     assert it.knowledge.public_model is not None
     batches = matching._cluster_batches(groups, usable, it.knowledge.public_model.table, 1e-5)
-    assert matching.estimate(batches) == pytest.approx(epsilon, rel=0.3)
+    assert matching.estimate_epsilon(batches) == pytest.approx(epsilon, rel=0.3)
 
 
 def test_groups_without_weights_keep_what_they_came_with() -> None:

@@ -44,7 +44,7 @@ def test_hidden_states_are_those_of_the_library(models: dict[str, Model], tmp_pa
 
 def test_batches_hold_one_length_and_every_text_once() -> None:
     texts = Sequences.of([[1, 2], [3], [4, 5], [], [6, 7], [8]])
-    seen = list(batches(texts, tokens=4))
+    seen = list(batches(texts, max_tokens=4))
     assert [np.unique(texts.lengths[one]).size for one in seen] == [1] * len(seen)
     assert sorted(np.concatenate(seen).tolist()) == [0, 1, 2, 4, 5]
     assert max(len(one) for one in seen) == 2

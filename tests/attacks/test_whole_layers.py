@@ -119,7 +119,7 @@ def test_known_weight_brings_nearest_neighbours_back_to_what_they_read_without_i
 def test_the_fit_says_which_matrices_were_multiplied_and_which_norm_was_folded() -> None:
     known = public("llama-untied")
     _, after, _ = uploads(known, "the paper's, norms folded", 7)
-    found = {one.name: one for one in fitted_stacks(known, after) if one.fit.unexplained < 1e-3}
+    found = {one.name: one for one in fitted_stacks(known, after) if one.fit.unexplained_share < 1e-3}
     inputs, outputs = "model.layers.*.input_layernorm.weight", "model.layers.*.post_attention_layernorm.weight"
     assert found["model.layers.*.self_attn.q_proj.weight"].gain == inputs
     assert found["model.layers.*.mlp.up_proj.weight"].gain == outputs

@@ -118,7 +118,7 @@ def test_the_adversary_weighs_words_as_the_literal_one_does() -> None:
 def test_the_adversarys_gradient_turns_round_before_the_encoder() -> None:
     vector = states(3, 8).requires_grad_()
     weight = states(8, 1, seed=2).requires_grad_()
-    (cape.Reversed.apply(vector) @ weight).sum().backward()
+    (cape.GradientReversal.apply(vector) @ weight).sum().backward()
     reversed_, kept = vector.grad.clone(), weight.grad.clone()
     vector.grad = weight.grad = None
     (vector @ weight).sum().backward()

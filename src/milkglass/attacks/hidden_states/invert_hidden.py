@@ -2,7 +2,7 @@
 
 The attacker runs public text through the same client half with its own draws (Kerckhoffs: `Knowledge.observe`) and
 learns to map the disturbed states to the tokens behind them. Each of `copies` passes over the public text draws new
-noise, so the attacker can learn from as much noise as it likes.
+noise, so the attacker can learn from as many draws as it likes.
 
     scores (b, t, n) = table . (x + depth transformer layers of x),      x: the states, standardised, through one matrix
 
@@ -32,8 +32,8 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
-OBSERVING_SHARE, TRAINING_SHARE = 0.2, 0.8  # of the budget: on the attacker's own states; of the rest, on training
-TEXTS_AT_A_TIME = 256  # that are observed
+OBSERVING_SHARE, TRAINING_SHARE = 0.2, 0.8  # of the budget for the attacker's own states; of the rest for training
+TEXTS_AT_A_TIME = 256  # texts observed at a time
 
 
 class StateInverter(torch.nn.Module):
@@ -80,11 +80,13 @@ class StateInverter(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvertHidden(Attack):
-    """The invert-hidden attack.
+    """Trains a model on the attacker's own disturbed states to turn states into tokens.
 
     Attributes:
-        depth: transformer layers of the inversion model, 0 for a linear one.
+        depth: how many transformer layers the inversion model has; with 0 it is linear.
         copies: how often the public text is observed, each time with other draws.
+        batch_size: the most texts of a batch.
+        k: the number of ranks of the guess.
     """
 
     depth: int = 1

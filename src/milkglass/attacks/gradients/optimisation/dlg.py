@@ -7,7 +7,7 @@ since squares hardly count the many small differences of a transformer's gradien
 
 Settings are those of the baselines in LAMP's code: Adam 0.1, 2,500 steps, one start from N(0, 1); TAG's L1 at 0.01 for
 all layers alike. This learning rate suits embeddings with entries near 0.1. With smaller ones, as in the tables of
-sentence encoders (about 0.05), the attack reads little; we keep the published setting.
+sentence encoders (about 0.05), the attack reads little; the published setting is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from milkglass.threat.budget import Budget
 
 @dataclass(frozen=True)
 class NearestGradient(OptimisationAttack):
-    """The base of DLG and TAG: one descent from noise, then the nearest tokens."""
+    """The base of DLG and TAG: one descent from noise, then the nearest tokens.
+
+    Attributes:
+        steps, rate: of Adam.
+        l1: the weight of the sum of absolute differences.
+    """
 
     steps: int = 2500
     rate: float = 0.1
