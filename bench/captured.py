@@ -68,7 +68,7 @@ class Cipher(Defence):
         files.private_dir(folder)
         return CipherClient(load_tokenizer(base.folder), len(Model.open(base.folder).table)), CipherServer(folder)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Any, Any]:
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Any, Any]:
         raise NotImplementedError
 
 

@@ -113,7 +113,7 @@ def test_without_knowing_of_aliases_decipherment_reads_less(aliased: Scene) -> N
 
     given = knowledge(aliased)
     expected = read(aliased, Decipherment()(aliased.transcript, given, Budget(), NOTHING))
-    untold = read(aliased, Decipherment()(aliased.transcript, replace(given, aliases=1), Budget(), NOTHING))
+    untold = read(aliased, Decipherment()(aliased.transcript, replace(given, alias_count=1), Budget(), NOTHING))
     assert expected > untold
 
 

@@ -94,8 +94,8 @@ class Plain(Defence):
         copy_base(base, folder)
         return self._client(base, secret), TokenServer(folder)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
-        return self._client(base, read_saved(client)[0]), TokenServer(server)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[TableClient, TokenServer]:
+        return self._client(base, read_saved(client_folder)[0]), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
         return TableClient(public_codec(base, secret), secret, self.document())
@@ -166,10 +166,10 @@ class TableDefence(Defence):
         counts = np.bincount(np.concatenate(ids), minlength=architecture_of(base).vocab_size)
         return self.scheme.with_counts(counts, self.bands)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
-        secret, document = read_saved(client)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[TableClient, TokenServer]:
+        secret, document = read_saved(client_folder)
         scheme = scheme_named(document["name"], {name: value for name, value in document.items() if name != "name"})
-        return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server)
+        return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
         return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).document())

@@ -158,12 +158,14 @@ class SanitizerDefence(Defence):
         ids = public_codec(base).encode(texts, truncate=True).ids
         return Sequences.of(ids).counts(len(table))
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizingClient, TokenServer]:
-        secret, document = read_saved(client)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[SanitizingClient, TokenServer]:
+        secret, document = read_saved(client_folder)
         if document != self.document():
-            raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
-        counts = load_file(client / COUNTS)["counts"] if self.method.needs_counts else None
-        return self._client(base, self._table(base), counts, secret), TokenServer(server)
+            raise KeyFileError(
+                f"{client_folder} is of another defence than this one", "give the parameters that made it"
+            )
+        counts = load_file(client_folder / COUNTS)["counts"] if self.method.needs_counts else None
+        return self._client(base, self._table(base), counts, secret), TokenServer(server_folder)
 
     def _table(self, base: Checkpoint) -> WordVectors:
         if self.by == "tokens":

@@ -3,7 +3,7 @@
 Plant et al. 2021, arXiv:2108.12318, section 3:
 
     z    = (x - min x) / (max x - min x)         x (d,): one vector a text, see below; min and max of this text
-    sent = z + Laplace(1 / epsilon)              drawn anew for each text, exactly and on a grid (noise/grid.py)
+    sent = z + Laplace(1 / epsilon)              drawn again for each text, exactly and on a grid (noise/grid.py)
     loss = cross-entropy + w_adv * adversary(reversed gradient(sent))
 
 The client runs all layers, the server a small head. The adversary's gradient reaches the encoder with its sign
@@ -42,11 +42,11 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Ids
 
-COMMONEST_WORDS = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
+COMMONEST_WORDS = 150  # ids that are left out: function words and marks, as in `truth.content_tokens`
 
 
 class GradientReversal(torch.autograd.Function):
-    """The identity, whose gradient has the opposite sign (Ganin and Lempitsky 2015)."""
+    """The identity, with a gradient of the opposite sign (Ganin and Lempitsky 2015)."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def balanced_loss(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
 
 
 def normalise(vector: torch.Tensor) -> torch.Tensor:
-    """Returns (d,) scaled from its least to its greatest value to 0 ... 1; one half if these are equal."""
+    """Returns (d,) scaled so that its smallest entry is 0 and its largest 1; all are one half if these are equal."""
     low, high = vector.min(), vector.max()
     if float(high.detach()) == float(low.detach()):
         return torch.full_like(vector, 0.5)
@@ -99,12 +99,14 @@ def normalise(vector: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CAPE(HiddenStateDefence):
-    """The CAPE method.
+    """Sends one noisy vector a text, from an encoder that is trained against an adversary.
 
     Attributes:
         epsilon: of the noise, see the module.
         w_adv: the adversary's weight.
         words: how many words the adversary names.
+        calibration: "strict" if epsilon is to hold for a text, "paper" if for one coordinate.
+        pooling: the mean of a text's states, or the first of them.
     """
 
     layer: int | None = None
@@ -165,9 +167,12 @@ class CAPE(HiddenStateDefence):
         return self.w_adv * auxiliary(GradientReversal.apply(sent[:, 0]), auxiliary.bag(step.ids, step.mask))
 
 
-def words_present(encoded: TokenizedTexts, size: int, words: int) -> Ids:
-    """Returns at most `words` public ids that most texts have, without the most frequent 150 or half of all."""
+def words_present(encoded: TokenizedTexts, size: int, max_count: int) -> Ids:
+    """Returns the `max_count` public ids that most texts have, after the commonest 150, or after half of all ids.
+
+    There are fewer if fewer ids occur.
+    """
     pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
-    return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:words]).astype(np.int64)
+    return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:max_count]).astype(np.int64)

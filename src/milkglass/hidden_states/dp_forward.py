@@ -38,14 +38,14 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class DPForward(HiddenStateDefence):
-    """The DP-Forward method.
+    """Clips the states of a text as one matrix, and adds Gaussian noise.
 
     Attributes:
         epsilon, delta: of one text, each time that it is sent.
         clip: C, the largest Frobenius norm of a text's hidden states.
         where: "local" or "central", whether the client or the party that trains adds the noise.
         sensitivity: "replace", 2 C, which holds for any other text; or "paper", 1.
-        redraw: whether noise is drawn anew in every epoch, as in the paper, which spends the budget each time; else
+        redraw: whether noise is drawn again in every epoch, as in the paper, which spends the budget each time; else
             there is one draw for each training text.
     """
 

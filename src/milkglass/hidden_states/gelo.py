@@ -84,7 +84,7 @@ def _readers(upper: Upper) -> list[torch.nn.Module]:
 
 
 class ProjectionServer(EncoderServer):
-    """The server half, which multiplies rows."""
+    """The server half, which only multiplies rows by public weights."""
 
     takes_mixtures = True
 
@@ -100,7 +100,7 @@ class OffloadingClient(EncoderClient):
     _upper: Upper | None = None
 
     def rows(self, lengths: Ids) -> Ids:
-        return np.array([one + self.defence.shields_of(one) for one in lengths.tolist()], np.int64)
+        return np.array([one + self.defence.shield_count(one) for one in lengths.tolist()], np.int64)
 
     @torch.inference_mode()
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -138,7 +138,7 @@ class OffloadingClient(EncoderClient):
 
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        # Matrices are made in fp64 on the processor, where their draws are
+        # Matrices are made in fp64 on the CPU, where their draws are
         states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
         pending = []
         for number, ids in enumerate(texts):
@@ -152,12 +152,13 @@ class OffloadingClient(EncoderClient):
 
 @dataclass(frozen=True)
 class GELO(HiddenStateDefence):
-    """The GELO method.
+    """Mixes the rows of each text by a fresh secret matrix before the server multiplies them.
 
     Attributes:
+        mixing: whether A is "invertible" or "orthogonal", see the module.
         condition: the greatest condition number of A if it is "invertible".
-        shields: per token of a text, at least one row, if A is orthogonal.
-        energy: squared length of a shield, relative to the text's mean.
+        shields: rows for each token of a text, if A is "orthogonal": at least one row unless this is 0.
+        energy: squared norm of a shield, relative to the mean of the text's rows.
     """
 
     mixing: Literal["invertible", "orthogonal"] = "invertible"
@@ -192,14 +193,14 @@ class GELO(HiddenStateDefence):
         """Returns the states unchanged, since mixing does not change the answer in training."""
         return hidden
 
-    def shields_of(self, tokens: int) -> int:
-        """Returns how many shields are mixed into a text, which is public."""
-        return max(1, round(self.shields * tokens)) if self.mixing == "orthogonal" and self.shields else 0
+    def shield_count(self, token_count: int) -> int:
+        """Returns how many shields are mixed into a text of so many tokens, which is public."""
+        return max(1, round(self.shields * token_count)) if self.mixing == "orthogonal" and self.shields else 0
 
     def matrix(self, rows: torch.Tensor, draws: NoiseStream) -> MixingMatrix:
         """Returns a fresh matrix for rows (t, d)."""
         condition = self.condition if self.mixing == "invertible" else 1.0
-        return MixingMatrix(draws, rows, condition, self.shields_of(len(rows)), self.energy)
+        return MixingMatrix(draws, rows, condition, self.shield_count(len(rows)), self.energy)
 
     def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
         assert isinstance(upper, Upper)

@@ -44,7 +44,7 @@ KEPT_TEXTS = 512  # texts that a client keeps to mix with
 
 
 class MixedUpper(Upper):
-    """Answers for `places` texts at once: maps (b, t, d) to (b, places x classes)."""
+    """Answers for several texts at once, one a place: maps (b, t, d) to (b, places x classes)."""
 
     def __init__(self, model: Any, layer: int, places: int, classes: int) -> None:
         super().__init__(model, layer)
@@ -117,7 +117,7 @@ class MixingClient(EncoderClient):
 
 @dataclass(frozen=True)
 class TextMixer(HiddenStateDefence):
-    """The TextMixer method.
+    """Sends mixtures of a text's states with those of other texts.
 
     Attributes:
         inputs: N, including the client's own text.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 BOOTSTRAP_DRAWS = 1000
 CONFIDENCE_LEVEL = 0.95
 MAX_WEIGHTS = 4_000_000  # resampling weights held at a time
-MAX_UNITS = 2000  # sums that many units are dealt into, which moves an interval's width less than 1,000 draws do
+MAX_UNITS = 2000  # more units are dealt into so many heaps, which changes an interval less than the draws do
 
 
 @dataclass(frozen=True, slots=True)

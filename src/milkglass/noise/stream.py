@@ -26,13 +26,7 @@ KEY_BYTES = 32
 
 
 def subkey(root: bytes, model_digest: str, label: str) -> bytes:
-    """Returns the sub-key (KEY_BYTES) for one purpose.
-
-    Args:
-        root: the secret.
-        model_digest: the digest of the base model.
-        label: names the purpose.
-    """
+    """Returns the sub-key (KEY_BYTES) of the secret `root` for one purpose, which the label names."""
     salt = model_digest.encode()
     return HKDF(hashes.SHA256(), KEY_BYTES, salt, b"milkglass/1 " + label.encode()).derive(root)
 
@@ -138,10 +132,10 @@ class Stream:
 
 
 # --- streams that depend on the data which their noise covers, so that no noise is ever used for two inputs -----------
-# A stream that follows from a secret and a question alone would give two inputs the same noise, and their difference
-# would be released without noise. Even one input is two if a gradient is computed with other threads, processors or
-# libraries: its last bits differ, and they identify the tokens that were read. So the key of noise is an HMAC over the
-# very numbers that the noise is added to.
+# A stream that follows from a secret and a label alone would give two inputs the same noise, and their difference would
+# be released without noise. Even one input is two if a gradient is computed with other threads, CPUs or libraries: its
+# last bits differ, and they identify the tokens that were read. So the key of noise is an HMAC over the very numbers to
+# which the noise is added.
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -1,4 +1,4 @@
-"""A coarse vocabulary: many tokens share one symbol, so that at most log2(m) bits a token cross. Ours.
+"""A coarse vocabulary: many tokens share one symbol, so that at most log2(m) bits a token cross. Not from a paper.
 
 The n tokens are mapped to m symbols, m far below n, and the server's model has a row for each symbol. No key has to be
 secret for that: anyone with the map, the permutation and any amount of text still receives one of m numbers for each
@@ -48,16 +48,17 @@ UNSEEN_COUNT = 0.3  # occurrences that a token which was never counted is taken 
 
 @dataclass(frozen=True)
 class Coarse(Scheme):
-    """The coarse vocabulary scheme.
+    """Maps all tokens to a few symbols, and sends these.
 
     Attributes:
-        symbols: m, without symbols of single tokens; fewer if limits joined some.
+        symbols: m, without symbols of single tokens; there are fewer if limits joined some.
         function_words: how many of the most frequent tokens keep their own symbols.
         least_bits: h, the least entropy of the tokens of a symbol, in bits.
         most_share: p_max, the largest share of one token in the mass of its symbol.
-        epsilon: of the exchange of symbols at each occurrence. None: they are sent unchanged.
+        epsilon: of the exchange of symbols at each occurrence. None if they are sent unchanged.
         way: how the map is found: by "kmeans" from vectors and label scores, or "learnt" with the task.
-        map: the map. None: it is not found yet.
+        kmeans, learnt: the parameters of these ways.
+        map: the map. None if it is not found yet.
     """
 
     symbols: int = limited(16, least=2)
@@ -117,8 +118,8 @@ class Coarse(Scheme):
             raise UsageError("coarse has no map from tokens to symbols yet", "give --data: it is found from your rows")
         return self.map
 
-    def require_tokens(self, tokens: int, special: int) -> None:
-        remaining = tokens - special - self.function_words
+    def require_tokens(self, token_count: int, special_count: int) -> None:
+        remaining = token_count - special_count - self.function_words
         if remaining < 2 * self.symbols:
             raise UsageError(
                 f"{remaining} tokens are left for {self.symbols} symbols; at least twice as many are needed",
@@ -147,10 +148,11 @@ class Coarse(Scheme):
 
     def _require_company(self, symbols_of_tokens: Ids) -> None:
         """Raises UsageError if a token without company would be sent unchanged despite an epsilon."""
-        single = int((np.bincount(symbols_of_tokens) == 1).sum())
-        if self.epsilon is not None and single:
+        single_count = int((np.bincount(symbols_of_tokens) == 1).sum())
+        if self.epsilon is not None and single_count:
             raise UsageError(
-                f"{single} of the symbols would stand for one token each, which epsilon = {self.epsilon:g} cannot hide",
+                f"{single_count} of the symbols would stand for one token each, which epsilon = {self.epsilon:g} "
+                "cannot hide",
                 "give fewer --symbols, or a larger least_bits",
             )
 
@@ -170,9 +172,9 @@ def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts.astype(np.float64) + UNSEEN_COUNT
 
 
-def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:
-    """Returns the numbers, exchanged so that each pinned token's symbol has the token's id as its number."""
-    exchanged = numbers.copy()
+def _with_pinned(symbols: Ids, pinned: tuple[int, ...]) -> Ids:
+    """Returns the tokens' symbols, renumbered so that each pinned token's symbol has the token's id as its number."""
+    exchanged = symbols.copy()
     for token in pinned:
         if token > int(exchanged.max()):
             raise UsageError(

@@ -32,8 +32,8 @@ class Scheme(abc.ABC):
 
     Attributes:
         name: as a key file keeps it.
-        broken: why nobody should rely on it. None: no such reason is known.
-        sorts_hashes: whether the permutation sorts keyed hashes.
+        broken: why nobody should rely on it. None if no reason is known.
+        sorts_hashes: whether ids are permuted by sorting keyed hashes of them; else by a stream of the key.
         needs_heads: whether heads and neurons are rewritten too, so that the parts of a layer must be known.
     """
 
@@ -48,7 +48,7 @@ class Scheme(abc.ABC):
 
     @property
     def k(self) -> int:
-        """Returns among how many tokens each is meant to hide. 1 promises nothing."""
+        """Returns among how many tokens each is meant to hide; 1 promises nothing."""
         return 1
 
     @property
@@ -58,7 +58,7 @@ class Scheme(abc.ABC):
 
     @property
     def shares(self) -> bool:
-        """Returns whether all rows of a cluster are equal, so that an id names a cluster and no token."""
+        """Returns whether all rows of a cluster are equal, so that an id names a cluster, not a token."""
         return False
 
     @property
@@ -68,12 +68,12 @@ class Scheme(abc.ABC):
 
     @property
     def token_symbols(self) -> Ids | None:
-        """Returns (n,) the number of each token's symbol, if many tokens have one id. None: no two tokens do."""
+        """Returns (n,) the number of each token's symbol if many tokens have one id, or None if no two tokens do."""
         return None
 
     @property
     def plus(self) -> Plus | None:
-        """Returns how the dimensions of every layer are mixed. None: they are not."""
+        """Returns how the dimensions of every layer are mixed, or None if they are not."""
         return None
 
     @property
@@ -81,8 +81,8 @@ class Scheme(abc.ABC):
         """Returns whether tensors of every layer are rewritten, so that the model's layout must be known."""
         return self.plus is not None
 
-    def stream_width(self, width: int, heads: int) -> int:
-        """Returns D, the dimensions of the new residual stream for d = `width`; `heads` must divide D."""
+    def stream_width(self, width: int, head_count: int) -> int:
+        """Returns D, the dimensions of the new residual stream for d = `width`, which so many heads must divide."""
         return width
 
     @property
@@ -103,7 +103,7 @@ class Scheme(abc.ABC):
         """Returns the scheme with what it finds in the client's rows. Raises UsageError if it reads none."""
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 
-    def require_tokens(self, tokens: int, special: int) -> None:  # noqa: B027 - most schemes take any number
+    def require_tokens(self, token_count: int, special_count: int) -> None:  # noqa: B027 - most schemes take any number
         """Raises UsageError if a vocabulary of so many tokens, of which some are special, is too small."""
 
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> Scheme:
@@ -121,10 +121,12 @@ class Scheme(abc.ABC):
         """Returns how the rows of a table are mixed.
 
         Args:
-            order: (n,) rows in the order of their scrambled ids.
+            table: (n, d) by public id.
+            order: (n,) the rows in the order in which clusters are begun.
+            special: the ids of special tokens.
             draws: gives a stream of the key for each label.
-            slots: number the rows of the result; without aliases there is one for each token.
-            groups: the clusters that the key keeps. None: they are computed.
+            slots: the rows of the result; without aliases there is one for each token.
+            groups: the clusters that the key keeps. If None, they are computed.
         """
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:

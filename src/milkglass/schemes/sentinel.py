@@ -25,7 +25,7 @@ from milkglass.schemes.scheme import Scheme
 
 @dataclass(frozen=True)
 class SentinelLMs(Scheme):
-    """The SentinelLMs scheme.
+    """Permutes the vocabulary and moves all rows by the same glide-reflections.
 
     Attributes:
         reflections: how many glide-reflections are applied, 10 in the papers.

@@ -6,8 +6,8 @@ The attacker puts a reference corpus through the defence and trains on texts of 
 
 Then it completes what was sent greedily, one original for each shadow. Positions restart after the separator, so that
 an original has the position of its shadow. The model is any causal model with the texts' vocabulary: one from a folder,
-or a small new one, which a processor trains in minutes. With `restricted` a place holds only what its shadow can stand
-for.
+or a small new one, which a CPU trains in minutes. With `restricted` only such tokens are written as the shadow at a
+place can stand for.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ BATCH_TOKENS = 1024  # shadows in a batch
 
 @dataclass(frozen=True)
 class ShadowGeneration(Attack):
-    """The LLM generation attack.
+    """Trains a causal model to write the originals after their shadows, and lets it complete what was sent.
 
     Attributes:
-        base: the folder of a causal model. None: a new one of `width` and `layers`.
+        base: the folder of a causal model. If it is None, a new one of `width` and `layers` is made.
+        rate: the learning rate.
         restricted: whether only candidates are written; if none are known, anything is.
     """
 

@@ -47,13 +47,13 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-START_SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
+START_SCALE = 0.3  # of A at the start, since embeddings' products are larger than the members' logits
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING_SHARE = 0.8  # of the budget
-# Where a language model reads after the training: of the budget, of what is left
+# If a language model reads after the training: of the budget for the training; of the rest to choose its weights
 TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = 0.5, 0.5
-UNSEEN_COUNT = 0.05  # occurrences of a token that the public text lacks
-MIN_SHARE = 1e-6  # of what is left of the shares, when all members are listed
+UNSEEN_COUNT = 0.05  # added to each token's occurrences in the public text
+MIN_SHARE = 1e-6  # the least share of the members that are not listed
 TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
@@ -74,19 +74,20 @@ class Symbols:
     ) -> None:
         """Numbers the symbols of n' = `id_count` ids and n = `token_count` tokens.
 
-        With `responses` each group has one row.
+        With `responses` each group must have one row.
         """
         unlisted = len(candidates.groups)
         self.of_id, self.of_token = np.full(id_count, unlisted, np.int64), np.full(token_count, unlisted, np.int64)
-        for number, group in enumerate(candidates.groups):
-            self.of_id[group.rows], self.of_token[group.members] = number, number
-        self.tokens_of_symbol = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
+        for symbol, group in enumerate(candidates.groups):
+            self.of_id[group.rows], self.of_token[group.members] = symbol, symbol
+        unlisted_tokens = np.flatnonzero(self.of_token == unlisted)
+        self.tokens_of_symbol = (*(group.members for group in candidates.groups), unlisted_tokens)
         self.responses = responses
         self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
         unexchanged = np.setdiff1d(np.arange(len(self.tokens_of_symbol)), self.exchanged)
         self.order = np.concatenate([self.tokens_of_symbol[i] for i in (*self.exchanged, *unexchanged)])
         shared = self.order[: sum(len(self.tokens_of_symbol[i]) for i in self.exchanged)]
-        self.members = tuple(shared if i in {*self.exchanged} else one for i, one in enumerate(self.tokens_of_symbol))
+        self.members = tuple(shared if i in {*self.exchanged} else own for i, own in enumerate(self.tokens_of_symbol))
 
     @property
     def advantage(self) -> float:
@@ -97,8 +98,8 @@ class Symbols:
         """Returns the slices of `order` that hold each symbol's tokens, for `tokens_of_symbol` or `members`."""
         position = np.empty(len(self.of_token), np.int64)
         position[self.order] = np.arange(len(self.order))
-        starts = [int(position[one[0]]) if len(one) else 0 for one in tokens_of_symbols]
-        return [slice(start, start + len(one)) for start, one in zip(starts, tokens_of_symbols, strict=True)]
+        starts = [int(position[tokens[0]]) if len(tokens) else 0 for tokens in tokens_of_symbols]
+        return [slice(start, start + len(tokens)) for start, tokens in zip(starts, tokens_of_symbols, strict=True)]
 
     def send(self, tokens: Ids, rng: np.random.Generator) -> Ids:
         """Returns the symbols of public tokens as they would be sent, exchanged by the attacker's own draws."""
@@ -112,9 +113,9 @@ class Symbols:
         return symbols
 
     def chain(self, corpus: Sequences) -> Chain:
-        """Returns a hidden Markov chain over symbols in place of ids."""
-        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.tokens_of_symbol) if len(one))
-        uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
+        """Returns the hidden Markov chain that reads symbols in place of ids, fitted to the corpus."""
+        groups = tuple(Group(np.array([i]), tokens) for i, tokens in enumerate(self.tokens_of_symbol) if len(tokens))
+        uniform = Candidates(groups, tuple(np.zeros((1, len(group.members))) for group in groups))
         if self.responses is not None:
             uniform = uniform.for_exchanged_ids(RandomisedResponse(self.exchanged, self.responses.epsilon))
         return Chain(uniform, corpus, len(self.tokens_of_symbol), len(self.of_token), self.responses is not None)
@@ -130,8 +131,8 @@ class SymbolReader(torch.nn.Module):
     are more likely by the mechanism's advantage.
 
     Attributes:
-        has_several: (s,) whether a symbol has more than one member.
-        start: (s,) where its members begin in `Symbols.order`.
+        has_several: (symbols,) whether a symbol has more than one member.
+        start: (symbols,) where its members begin in `Symbols.order`.
         position: (n,) each token's place in that order.
         table: (n, d) the public rows in that order.
         bias: (n,) in that order.
@@ -176,16 +177,16 @@ class SymbolReader(torch.nn.Module):
                 bias = bias + own_advantage[span]
             yield its_places, torch.log_softmax(its_states @ self.table[span].T + bias, dim=1)
 
-    def work(self, symbols: torch.Tensor, training: bool = False) -> float:
-        """Returns the work of these symbols, or of a step of training on them."""
-        members = sum(one.stop - one.start for one in (self.spans[i] for i in symbols.flatten().tolist()))
-        scored = work.products(float(members) * self.table.shape[1]) + work.elements(members)
-        if training:
-            return 3 * scored + work.training_step(self, symbols.numel())
-        return scored + work.forward(self, symbols.numel())
+    def work(self, symbols: torch.Tensor, is_training: bool = False) -> float:
+        """Returns the work of reading these symbols, or of a step of training on them."""
+        member_count = sum(span.stop - span.start for span in (self.spans[i] for i in symbols.flatten().tolist()))
+        scoring = work.products(float(member_count) * self.table.shape[1]) + work.elements(member_count)
+        if is_training:
+            return 3 * scoring + work.training_step(self, symbols.numel())
+        return scoring + work.forward(self, symbols.numel())
 
     def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Returns the mean -log P of the true tokens, both (b, t). None: no place has several members."""
+        """Returns the mean -log P of the true tokens, for symbols and tokens (b, t); None if no symbol has several."""
         column = self.position[tokens.flatten()] - self.start[symbols.flatten()]
         log_probabilities = [scores.gather(1, column[there][:, None])[:, 0] for there, scores in self(symbols)]
         return -torch.cat(log_probabilities).mean() if log_probabilities else None
@@ -193,7 +194,7 @@ class SymbolReader(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Beliefs:
-    """The probabilities of each symbol's members at each place, by the transformer and the chain."""
+    """Reads texts of symbols by the transformer and the chain together."""
 
     reader: SymbolReader
     chain: Chain
@@ -220,14 +221,14 @@ class Beliefs:
                 elif len(members):
                     yield place, members, np.zeros(1), np.zeros(1)
 
-    def best_weights(self, texts: Sequences, tokens: Ids, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def best_weights(self, texts: Sequences, tokens: Ids, counts_token: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Returns the row of WEIGHTS under which the true tokens (total,) of texts of symbols are least surprising.
 
-        `counted` (n,) says which public tokens count.
+        `counts_token` (n,) says which public tokens count.
         """
         surprise = np.zeros(len(WEIGHTS))
         for place, members, network, chain in self.read(texts):
-            if not counted[tokens[place]]:
+            if not counts_token[tokens[place]]:
                 continue
             log_weighed = WEIGHTS @ np.stack([network, chain])
             is_true = np.flatnonzero(members == tokens[place])
@@ -255,13 +256,15 @@ class Beliefs:
 
 @dataclass(frozen=True)
 class SymbolDecoder(Attack):
-    """The symbol decoder attack.
+    """Trains the public model to turn symbols back into tokens, and reads the ids sent with it and a chain.
 
     Attributes:
+        batch_tokens: tokens of a training step.
         epochs: over the public text; fewer if the budget ends.
         held_out: the share of the public text on which the weights are chosen.
+        k: the number of ranks of the guess.
         reader: a causal model, embedded or in a folder, that weighs the members if the public model is an encoder; a
-            causal public model weighs them itself. None: none does.
+            causal public model weighs them itself. If it is None, no language model weighs them.
         width: how many readings of a text the beam search keeps.
         commonest: how many of the most frequent public tokens do not count when weights are chosen. 0 reads the most
             tokens; 150 reads the most content tokens.
@@ -328,19 +331,19 @@ class SymbolDecoder(Attack):
         trained_parameters = [one for one in reader.parameters() if one.requires_grad]
         optimiser = torch.optim.AdamW(trained_parameters, lr=self.learning_rate, fused=True)
         groups, seconds = list(batches(corpus, self.batch_tokens)), budget.left()
-        order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
+        order = [index for _ in range(self.epochs) for index in rng.permutation(len(groups)).tolist()]
         reader.train()
-        for step, number in enumerate(order):
-            spent = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
-            if spent >= 1:
+        for step, index in enumerate(order):
+            done = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
+            if done >= 1:
                 return
             for group in optimiser.param_groups:
-                group["lr"] = self.learning_rate * min(1 - spent, (step + 1) / (0.06 * len(order) + 1))
-            tokens = stack(corpus, groups[number])
+                group["lr"] = self.learning_rate * min(1 - done, (step + 1) / (0.06 * len(order) + 1))
+            tokens = stack(corpus, groups[index])
             symbols_sent = device.tensor(symbols.send(device.array(tokens), rng))
             loss = reader.surprise(symbols_sent, tokens)
             if loss is None:
                 continue
             descend(optimiser, loss, clip=1.0)
             budget.spend(reader.work(symbols_sent, True))
-            budget.progress(spent)
+            budget.progress(done)
