@@ -245,7 +245,7 @@ def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) 
     tokens = np.tile(np.array([6, 7, TOKENS + 1]), (5000, 1))
     sent = symbols.send(tokens, np.random.default_rng(1))
     kept = float((sent[:, :2] == 3).mean())
-    assert kept == pytest.approx(EXCHANGED.kept, abs=0.02)
+    assert kept == pytest.approx(EXCHANGED.keep_probability, abs=0.02)
     assert (sent[:, 2] == PAIRS + 1).all()
     others = np.bincount(sent[:, :2].ravel(), minlength=PAIRS)[np.arange(PAIRS) != 3]
     assert others.min() > 0.7 * others.mean()
