@@ -29,6 +29,8 @@ def keep_mask(stream: Stream, like: torch.Tensor, probability: float) -> torch.T
 
 
 class _Drawing(TorchDispatchMode):
+    """Replaces PyTorch's random operators by draws from a stream while it is entered."""
+
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream

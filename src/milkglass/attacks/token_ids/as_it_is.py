@@ -19,6 +19,8 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class AsItIs(Attack):
+    """Reads each id as the public model's own."""
+
     name = "as-it-is"
     title = "What was sent, read as it is"
     cost = Cost(0.1, tokens=1)

@@ -46,6 +46,8 @@ class NearestGradient(OptimisationAttack):
 
 @dataclass(frozen=True)
 class DLG(NearestGradient):
+    """Matches gradients by the sum of squared differences."""
+
     name = "dlg"
     title = "Deep leakage from gradients"
     paper = papers.DLG.but(
@@ -58,6 +60,8 @@ class DLG(NearestGradient):
 
 @dataclass(frozen=True)
 class TAG(NearestGradient):
+    """Matches gradients by squared and absolute differences."""
+
     l1: float = 0.01
 
     name = "tag"
