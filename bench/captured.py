@@ -68,7 +68,7 @@ class Cipher(Defence):
         files.private_dir(folder)
         return CipherClient(load_tokenizer(base.folder), len(Model.open(base.folder).table)), CipherServer(folder)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Any, Any]:
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Any, Any]:
         raise NotImplementedError
 
 
@@ -109,7 +109,7 @@ def defences() -> dict[str, Defence]:
 def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
     """Writes what the client sends for each text."""
     if isinstance(client, MaskingClient):
-        sent: Sequence[Any] = client.before(texts)
+        sent: Sequence[Any] = client.prepare(texts)
     else:
         tokens = next(one for one in client.send(texts) if isinstance(one, Tokens))
         sent = [ids.tolist() for ids in tokens.ids]

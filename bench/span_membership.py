@@ -122,7 +122,7 @@ def crossed(rows: torch.Tensor, setting: Setting, key: int) -> tuple[torch.Tenso
     draws, shields = NoiseStream(key.to_bytes(32, "big")), round(setting.shields * len(rows))
     matrix = MixingMatrix(draws, rows, setting.condition, shields, setting.energy)
     size = setting.noise * float(rows.square().mean().sqrt())
-    mixed = matrix.mixed(rows)
+    mixed = matrix.mix(rows)
     drawn = torch.from_numpy(np.random.default_rng(key).normal(size=mixed.shape)).float()
     return (mixed + size * drawn).to(DTYPES[setting.dtype]), matrix, size
 
@@ -168,7 +168,7 @@ def sets(victim: Victim, reader: SpanReader, rows: int, count: int, settings: Se
         for setting, tally in tallies.items():
             sent, matrix, size = crossed(entering, setting, number)
             reader.attack = replace(reader.attack, noise=size)
-            away = matrix.unmixed(sent.double() @ weight.double().T) - product
+            away = matrix.unmix(sent.double() @ weight.double().T) - product
             tally.add(reader.read_bag(sent, places), batch, 100 * float(away.norm() / product.norm()))
         print(f"{rows} rows: batch {number + 1} of {count}", file=sys.stderr, flush=True)
     figures = dict[str, Figure]()

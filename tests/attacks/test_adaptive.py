@@ -52,7 +52,8 @@ def test_the_inverse_has_every_pair_once() -> None:
     pairs = {(int(one.rows[0]), t) for one in found.groups for t in one.members.tolist()}
     assert pairs == {(s, t) for t, some in enumerate(SHADOWS) for s in some}
     behind = {
-        int(one.rows[0]): (one.members.tolist(), p[0]) for one, p in zip(found.groups, found.likelihood, strict=True)
+        int(one.rows[0]): (one.members.tolist(), p[0])
+        for one, p in zip(found.groups, found.log_likelihoods, strict=True)
     }
     assert behind[5][0] == [1, 2, 3, 4]
     assert np.exp(behind[5][1]) == pytest.approx([1, 1, 0.5, 0.5])

@@ -75,7 +75,7 @@ def covered(found: Candidates, size: int) -> None:
     rows = np.concatenate([group.rows for group in found.groups])
     assert sorted(rows.tolist()) == list(range(size))
     assert all(len(group.members) for group in found.groups)
-    assert all(np.isfinite(values).all() for values in found.likelihood)
+    assert all(np.isfinite(values).all() for values in found.log_likelihoods)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
@@ -88,7 +88,7 @@ def test_all_clusters_and_weights_are_exact(epsilon: float) -> None:
     assert sum(len(group.rows) for group in solved) == N - SPECIAL
     for group in solved:
         assert np.abs(group.weights - case.weights(group)).max() < 1e-6
-    assert all((values == 0).all() for values in found.likelihood)
+    assert all((values == 0).all() for values in found.log_likelihoods)
 
 
 def test_special_rows_are_read_off() -> None:
@@ -157,7 +157,7 @@ def test_the_rest_is_ranked_by_cosine() -> None:
 
 
 def _both(found: Candidates) -> tuple[tuple[Group, ...], tuple[Ids, ...]]:
-    return found.groups, found.likelihood
+    return found.groups, found.log_likelihoods
 
 
 def test_a_spent_budget_returns_what_there_is() -> None:

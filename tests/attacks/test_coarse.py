@@ -43,7 +43,7 @@ def test_exchanged_ids_cross_as_often_as_the_mechanism_says_and_special_ones_as_
     special = truth.original.ids < 4
     assert np.array_equal(expected[special], crossed[special])
     assert len(knowledge.responses.values) == SYMBOLS
-    assert (expected == crossed)[~special].mean() == pytest.approx(knowledge.responses.kept, abs=0.03)
+    assert (expected == crossed)[~special].mean() == pytest.approx(knowledge.responses.keep_probability, abs=0.03)
 
 
 def test_what_crosses_is_the_map_of_what_was_written(coarse: Scene) -> None:
@@ -58,7 +58,7 @@ def test_candidates_of_a_map_are_the_tokens_of_each_symbol() -> None:
     assert [(one.rows.tolist(), one.members.tolist()) for one in found.groups] == [
         ([0], [1, 4]), ([2], [0, 2, 5]), ([5], [3])
     ]  # fmt: skip
-    assert [one.shape for one in found.likelihood] == [(1, 2), (1, 3), (1, 1)]
+    assert [one.shape for one in found.log_likelihoods] == [(1, 2), (1, 3), (1, 1)]
 
 
 @pytest.mark.parametrize("which", ["coarse", "exchanged"])

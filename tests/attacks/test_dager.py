@@ -140,10 +140,10 @@ def test_the_span_is_that_of_what_entered_by_least_squares(name: str) -> None:
     grads = scene.transcript.all(Gradients)[0].tensors
     rows = [grads[m.name].T if m.transposed else grads[m.name] for m in low.matrices]
     span = spans.row_space(rows)
-    entered = low.read(one.embedded(torch.tensor([[1, 17, 203, 44, 9, 2]])).detach())[0].double()
+    entered = low.read(one.embed(torch.tensor([[1, 17, 203, 44, 9, 2]])).detach())[0].double()
     assert span.rank == 6
     assert float(span.distances(entered).max()) < 1e-4
-    every = low.read(one.embedded(torch.arange(300)[:, None]).detach())[:, 0].double()
+    every = low.read(one.embed(torch.arange(300)[:, None]).detach())[:, 0].double()
     best = torch.linalg.lstsq(entered.T, every.T).solution
     oracle = (every - best.T @ entered).norm(dim=1) / every.norm(dim=1)
     assert torch.allclose(span.distances(every), oracle, atol=1e-2)

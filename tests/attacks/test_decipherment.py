@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkglass.attacks.token_ids.decipherment import cribs
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, unseen
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, unseen_counts
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment, confidence
 from milkglass.attacks.token_ids.decipherment.mean_field import GrowthSchedule
@@ -184,7 +184,7 @@ def test_meetings_are_what_a_loop_finds() -> None:
 def test_a_soft_assignment_gives_no_public_id_twice() -> None:
     groups = (Group(np.arange(4), np.arange(4)), Group(np.array([4, 5]), np.arange(4, 9)))
     blocks = BlockAssignment(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
-    belief = blocks.balanced(np.random.default_rng(0).normal(size=26), 1.0)
+    belief = blocks.balance(np.random.default_rng(0).normal(size=26), 1.0)
     assert np.allclose(np.bincount(blocks.row, belief), 1)
     assert np.bincount(blocks.column, belief).max() < 1.05
 
@@ -194,7 +194,7 @@ def test_bigrams_stay_within_a_text_and_the_unseen_are_judged_by_their_neighbour
     assert (pairs.left.tolist(), pairs.right.tolist(), pairs.count.tolist()) == ([1, 2, 2], [2, 1, 3], [2, 1, 1])
     assert Bigrams(Sequences.of([[1, 2, 3], [4, 0]]), 5, 2).right.tolist() == [3]
     counts = np.concatenate([np.zeros(1000), np.tile([1.0, 1.0, 0.0], 400)])
-    expected = unseen(counts)
+    expected = unseen_counts(counts)
     assert expected[100] < 0.01  # a block of reserved ids
     assert expected[-100] > 0.9  # where half of what was seen was seen once
 

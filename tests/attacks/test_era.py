@@ -65,9 +65,9 @@ def test_era_plus_starts_from_what_the_corpus_tells(models: dict[str, Model]) ->
 
     def prior(seen: Transcript, knowledge: Knowledge) -> list[float]:
         found = deaf.learn(seen, knowledge, Budget(), np.random.default_rng(0))
-        return np.concatenate([one.ravel() for one in found.likelihood]).tolist()
+        return np.concatenate([one.ravel() for one in found.log_likelihoods]).tolist()
 
-    expected = np.concatenate([one.ravel() for one in reference.likelihood]).tolist()
+    expected = np.concatenate([one.ravel() for one in reference.log_likelihoods]).tolist()
     assert prior(transcript, known) == pytest.approx(expected, abs=1e-9)
     assert max(map(abs, prior(transcript, bare))) < 1e-9
     assert max(map(abs, prior(answered, known))) < 1e-9
@@ -116,7 +116,7 @@ def test_where_nothing_precedes_an_id_nothing_is_read(models: dict[str, Model]) 
     assert (running == NO_BELIEF).all()
     assert knowledge.candidates is not None
     after = ERAPlus().learn(bare, knowledge, Budget(), np.random.default_rng(0))
-    for one, other in zip(after.likelihood, knowledge.candidates.likelihood, strict=True):
+    for one, other in zip(after.log_likelihoods, knowledge.candidates.log_likelihoods, strict=True):
         assert np.array_equal(one, other)
     both = Outputs(Sequences.of([truth.sent.ids[:3], first, truth.sent.ids[5:8]]), Sequences.of([[1], [], []]))
     found, known = states(Transcript((weights, both), VOCAB))

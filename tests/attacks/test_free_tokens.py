@@ -11,7 +11,7 @@ import torch
 from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.free_tokens import FreeTokens, read_tokens
 from milkglass.attacks.gradients.inversion import batches
-from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, matched, position_rows
+from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, match_tokens, position_rows
 from milkglass.threat.attack import Attack, why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
@@ -126,7 +126,7 @@ def test_positions_have_the_rows_of_their_tokens() -> None:
     assert places is not None
     assert len(places) == 6
     ids = np.array([1, 2, 9, 17, 44, 203])
-    assert matched(table(scene)[ids], places, ids).tolist() == [1, 17, 203, 44, 9, 2]
+    assert match_tokens(table(scene)[ids], places, ids).tolist() == [1, 17, 203, 44, 9, 2]
 
 
 def test_roberta_s_positions_begin_behind_its_padding() -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
+from milkglass.attacks.gradients.optimisation.descent import AdamSchedule, Descent, OptimisationAttack
 from milkglass.attacks.gradients.optimisation.distance import Distance, Kind, gradient_product
 from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG
 from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
@@ -21,14 +22,13 @@ from milkglass.attacks.gradients.optimisation.lamp import (
     LAMP,
     MOVES,
     Prior,
+    move_span,
+    move_token,
     proposals,
-    rotated,
-    span_moved,
-    swapped,
-    token_moved,
+    rotate,
+    swap_two,
 )
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
-from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem, comparable
+from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem, comparable_names
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
@@ -53,7 +53,7 @@ CASES: list[tuple[str, Task]] = [
     ("llama-tied", "next-token"),
     ("gpt2", "next-token"),
 ]
-QUICK: dict[type[Optimising], Any] = {  # settings for tiny models of one layer
+QUICK: dict[type[OptimisationAttack], Any] = {  # settings for tiny models of one layer
     DLG: DLG(FIRST, LAST, steps=120, rate=0.05),
     TAG: TAG(FIRST, LAST, steps=120, rate=0.05),
     LAMP: LAMP(FIRST, LAST, starts=30, steps=80, rate=0.05, every=20, proposals=20),
@@ -131,9 +131,9 @@ def test_factors_are_the_gradients_written_out(name: str, task: Task, kind: Kind
     tiny = step(name, task)
     problem = Problem(seen(tiny, PAIR), Distance(kind), FRAME)
     assert problem.layers
-    x = (0.05 * problem.noise(np.random.default_rng(0))).requires_grad_()
-    made = problem.step.dummy(x, problem.mask, problem._targets(x), problem.names)
-    plain = problem.distance(made, [problem.seen[one] for one in problem.names])
+    x = (0.05 * problem.random_embeddings(np.random.default_rng(0))).requires_grad_()
+    made = problem.step.dummy_gradients(x, problem.mask, problem._targets(x), problem.names)
+    plain = problem.distance(made, [problem.shared[one] for one in problem.names])
     quick = problem.loss(x)
     assert float(quick.detach()) == pytest.approx(float(plain.detach()), rel=2e-4)
     (slope,), (other,) = torch.autograd.grad(plain, [x]), torch.autograd.grad(quick, [x])
@@ -144,12 +144,12 @@ def test_factors_are_the_gradients_written_out(name: str, task: Task, kind: Kind
 def test_many_guesses_at_once_are_judged_as_each_alone(name: str, task: Task) -> None:
     problem = Problem(seen(step(name, task), PAIR), Distance("cosine"), FRAME)
     rng = np.random.default_rng(0)
-    guesses = torch.stack([0.05 * problem.noise(rng) for _ in range(3)])
+    guesses = torch.stack([0.05 * problem.random_embeddings(rng) for _ in range(3)])
     alone = [float(problem.distances(one[None])[0]) for one in guesses]
     assert problem.distances(guesses) == pytest.approx(alone, rel=1e-3)
     layers = {part for one in problem.layers for part in (one.weight, one.bias) if part}
-    made = problem.step.dummy(guesses[0], problem.mask, problem._targets(guesses[0]), sorted(layers))
-    plain = problem.distance(made, [problem.seen[one] for one in sorted(layers)])
+    made = problem.step.dummy_gradients(guesses[0], problem.mask, problem._targets(guesses[0]), sorted(layers))
+    plain = problem.distance(made, [problem.shared[one] for one in sorted(layers)])
     assert alone[0] == pytest.approx(float(plain.detach()), rel=1e-3)
 
 
@@ -169,7 +169,7 @@ def test_what_is_compared() -> None:
     tiny = step("bert")
     tensors = dict(shared(tiny, [TEXT])[0].all(Gradients)[0].tensors)
     tensors.pop("classifier.bias")
-    names = comparable(tiny, tensors)
+    names = comparable_names(tiny, tensors)
     assert set(tiny.names) - set(names) == {
         "classifier.bias",
         "bert.embeddings.word_embeddings.weight",
@@ -200,11 +200,11 @@ def test_a_move_keeps_every_place_once_and_changes_something(move: object, count
 def test_each_move_reaches_all_that_it_should() -> None:
     rng = np.random.default_rng(1)
     drawn = {move: {tuple(move(4, rng).tolist()) for _ in range(1500)} for move in MOVES}
-    assert len(drawn[swapped]) == 6
-    assert drawn[rotated] == {(1, 2, 3, 0), (2, 3, 0, 1), (3, 0, 1, 2)}
-    assert len(drawn[token_moved]) == 9  # 4 x 3, of which 3 swaps of neighbours come about twice
-    assert drawn[token_moved] <= drawn[span_moved]
-    assert drawn[rotated] <= drawn[span_moved]
+    assert len(drawn[swap_two]) == 6
+    assert drawn[rotate] == {(1, 2, 3, 0), (2, 3, 0, 1), (3, 0, 1, 2)}
+    assert len(drawn[move_token]) == 9  # 4 x 3, of which 3 swaps of neighbours come about twice
+    assert drawn[move_token] <= drawn[move_span]
+    assert drawn[rotate] <= drawn[move_span]
 
 
 def test_proposals_are_different_and_no_more_than_wanted() -> None:
@@ -215,7 +215,7 @@ def test_proposals_are_different_and_no_more_than_wanted() -> None:
 
 def test_an_order_moves_what_adam_remembers_and_leaves_specials_and_padding() -> None:
     problem = Problem(seen(step("bert"), PAIR), Distance("cosine"), FRAME)
-    descent = Descent(problem, problem.noise(np.random.default_rng(0)), AdamSchedule(3, 0.01))
+    descent = Descent(problem, problem.random_embeddings(np.random.default_rng(0)), AdamSchedule(3, 0.01))
     descent.step()
     before = descent.x.detach().clone()
     moments = {name: descent._adam.state[descent.x][name].clone() for name in ("exp_avg", "exp_avg_sq")}
@@ -288,10 +288,10 @@ def test_special_tokens_are_seen_in_public_text() -> None:
 
 
 def test_free_places() -> None:
-    assert FRAME.free(5).tolist() == [1, 2, 3]
-    assert Frame(FIRST).free(3).tolist() == [1, 2]
-    assert Frame().free(2).tolist() == [0, 1]
-    assert FRAME.free(1).tolist() == []
+    assert FRAME.free_places(5).tolist() == [1, 2, 3]
+    assert Frame(FIRST).free_places(3).tolist() == [1, 2]
+    assert Frame().free_places(2).tolist() == [0, 1]
+    assert FRAME.free_places(1).tolist() == []
 
 
 def test_no_special_token_stands_in_a_free_place() -> None:
@@ -337,7 +337,7 @@ def test_with_the_true_masks_the_true_text_is_no_distance_away() -> None:
             one.bernoulli_(0.9)
     with draws:
         grads = client.gradient(torch.tensor([TEXT]), problem.mask, problem.labels)
-    problem.seen, problem.squares = grads, {name: float(one.double().square().sum()) for name, one in grads.items()}
+    problem.shared, problem.squares = grads, {name: float(one.double().square().sum()) for name, one in grads.items()}
     right = problem.distances_of_ids(np.array([[TEXT]]))[0]
     with torch.no_grad():
         draws.values[1].fill_(0.9)
@@ -351,9 +351,9 @@ def test_masks_are_found_along_with_the_text_and_stay_between_0_and_1() -> None:
     problem = Problem(seen(tiny, [TEXT]), Distance("norms"), FRAME, masks)
     descent = Descent(problem, problem.embeddings[torch.tensor([TEXT])], AdamSchedule(25, 0.05))
     descent.step()
-    first = descent.least
+    first = descent.least_error
     descent.run(Budget())
-    assert descent.least < 0.9 * first
+    assert descent.least_error < 0.9 * first
     values = [one.detach() for one in masks.values]
     assert all(bool(((one >= 0) & (one <= 1)).all()) for one in values)
     assert any(float(one.std()) > 0.05 for one in values)
@@ -371,7 +371,9 @@ def test_the_best_on_the_way_is_kept() -> None:
 
 def test_the_rate_falls_by_the_schedule() -> None:
     problem = Problem(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
-    descent = Descent(problem, problem.noise(np.random.default_rng(0)), AdamSchedule(5, 0.1, decay=0.5, every=2))
+    descent = Descent(
+        problem, problem.random_embeddings(np.random.default_rng(0)), AdamSchedule(5, 0.1, decay=0.5, every=2)
+    )
     rates: list[float] = []
     descent.run(Budget(), lambda one: rates.append(one._adam.param_groups[0]["lr"]))
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025])
@@ -379,15 +381,15 @@ def test_the_rate_falls_by_the_schedule() -> None:
 
 def test_a_pull_brings_embeddings_to_the_tables_length() -> None:
     problem = Problem(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
-    descent = Descent(problem, problem.noise(np.random.default_rng(0)), AdamSchedule(15, 0.05, pull=10.0))
+    descent = Descent(problem, problem.random_embeddings(np.random.default_rng(0)), AdamSchedule(15, 0.05, pull=10.0))
     before = float(descent.x.detach().norm(dim=2).mean())
     descent.run(Budget())
     after = float(descent.x.detach().norm(dim=2).mean())
-    assert abs(after - problem.mean_length) < 0.9 * (before - problem.mean_length)
+    assert abs(after - problem.mean_norm) < 0.9 * (before - problem.mean_norm)
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_spent_budget_gives_the_best_so_far(kind: type[Optimising]) -> None:
+def test_a_spent_budget_gives_the_best_so_far(kind: type[OptimisationAttack]) -> None:
     transcript, knowledge = shared(step("bert"), PAIR)
     guess = kind(FIRST, LAST)(transcript, knowledge, Budget(stopped=lambda: True), np.random.default_rng(0))
     assert guess.texts is not None
@@ -411,7 +413,7 @@ def test_a_spent_budget_gives_the_best_so_far(kind: type[Optimising]) -> None:
     ],
 )
 def test_an_attack_reads_a_decoders_gradient(
-    kind: type[Optimising], name: str, task: Task, texts: list[list[int]], least: float
+    kind: type[OptimisationAttack], name: str, task: Task, texts: list[list[int]], least: float
 ) -> None:
     """In the middle one of three models of random weights. Chance is 4 in 300."""
     shares = [found(attacked(QUICK[kind], shallow(name, task, seed), texts), texts) for seed in range(3)]
@@ -420,7 +422,7 @@ def test_an_attack_reads_a_decoders_gradient(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [LAMP, GRAB])
-def test_an_attack_reads_an_encoders_gradient(kind: type[Optimising]) -> None:
+def test_an_attack_reads_an_encoders_gradient(kind: type[OptimisationAttack]) -> None:
     quick = replace(QUICK[kind], steps=120, rate=0.03)
     assert found(attacked(quick, step("bert"), [TEXT]), [TEXT]) >= 0.5
 
@@ -436,7 +438,7 @@ def test_a_client_that_drops_is_attacked_with_masks_and_the_step_is_left_as_it_w
     quick = replace(QUICK[GRAB], steps=4, starts=3, permutations=2, sweeps=1)
     first = attacked(quick, dropping, PAIR)
     assert [(one[0], one[-1], len(one)) for one in first] == [(FIRST, LAST, 6), (FIRST, LAST, 4)]
-    hidden = dropping.embedded(torch.tensor([TEXT])).detach()
+    hidden = dropping.embed(torch.tensor([TEXT])).detach()
     mask = torch.ones(1, 6, dtype=torch.long)
     draws = [dropping.logits(hidden, mask) for _ in range(2)]
     assert not torch.equal(*draws)  # it draws again
@@ -447,8 +449,8 @@ def test_the_search_puts_a_text_right_from_tokens_that_were_met() -> None:
     problem = Problem(seen(step("bert"), [TEXT]), Distance("norms"), FRAME)
     wrong = np.array([[FIRST, 57, 90, 44, 203, LAST]])
     grab = GRAB(beam=4, sweeps=2)
-    assert grab.searched(problem, wrong, [57, 203, 118, 90, 7, 44], Budget())[0].tolist() == TEXT
-    assert grab.searched(problem, wrong, [57, 203, 118, 90], Budget(stopped=lambda: True)).tolist() == wrong.tolist()
+    assert grab.search(problem, wrong, [57, 203, 118, 90, 7, 44], Budget())[0].tolist() == TEXT
+    assert grab.search(problem, wrong, [57, 203, 118, 90], Budget(stopped=lambda: True)).tolist() == wrong.tolist()
 
 
 def test_the_same_seed_gives_the_same_text() -> None:
@@ -460,7 +462,7 @@ def test_the_same_seed_gives_the_same_text() -> None:
 
 # --- what they refuse -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", EVERY)
-def test_what_an_attack_refuses(kind: type[Optimising]) -> None:
+def test_what_an_attack_refuses(kind: type[OptimisationAttack]) -> None:
     tiny = step("bert")
     transcript, known = shared(tiny, [TEXT])
     attack = kind()
@@ -516,7 +518,7 @@ def test_texts_beside_a_text() -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_an_attack_says_where_it_departs_from_its_paper(kind: type[Optimising]) -> None:
+def test_an_attack_says_where_it_departs_from_its_paper(kind: type[OptimisationAttack]) -> None:
     assert isinstance(kind.paper, Paper)
     assert kind.paper.deviations
     assert all(one.endswith(".") for one in kind.paper.deviations)

@@ -121,7 +121,7 @@ def test_inversion_draws_nothing_but_from_its_own_generator(publics: dict[str, M
 
 def test_more_copies_are_other_noise_on_the_same_text(publics: dict[str, Model]) -> None:
     at = scene(publics["bert"], 0, 0.5)
-    states, texts = InvertHidden(copies=2).observed(at[1], Budget(), np.random.default_rng(0))
+    states, texts = InvertHidden(copies=2).observe_corpus(at[1], Budget(), np.random.default_rng(0))
     assert len(texts) == 300
     assert len(states) == len(texts.ids)
     assert len(np.unique(states.numpy(), axis=0)) == len(states)

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from milkglass.attacks.assignment import ranked
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
-from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restricted
+from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restrict
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, Spelling
 from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.models.view import Model
@@ -91,7 +91,7 @@ def test_it_tells_what_decipherment_cannot(llama: LlamaForCausalLM, corpus: Sequ
     assert it.share(before) < 0.6  # the floor is 0.25
     assert it.share(after) > 0.9
     again = LanguageModel(rounds=2).learn(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
-    assert all((a == b).all() for a, b in zip(after.likelihood, again.likelihood, strict=True))
+    assert all((a == b).all() for a, b in zip(after.log_likelihoods, again.log_likelihoods, strict=True))
 
 
 def test_another_model_reads_for_an_encoder(encoder: Model, reader: Path, corpus: Sequences) -> None:
@@ -131,7 +131,7 @@ def test_without_time_decipherment_is_what_it_has(llama: LlamaForCausalLM, corpu
         one.learn(it.transcript, it.knowledge, Budget(1e-9), np.random.default_rng(0))
         for one in (Decipherment(), LanguageModel())
     )
-    assert all((a == b).all() for a, b in zip(alone.likelihood, cut.likelihood, strict=True))
+    assert all((a == b).all() for a, b in zip(alone.log_likelihoods, cut.log_likelihoods, strict=True))
 
 
 @pytest.mark.parametrize("sent", [[], [[]], [[5]], [[5], [], [70, 71]]])
@@ -146,7 +146,7 @@ def test_hardly_any_text_is_no_obstacle(sent: list[list[int]], llama: LlamaForCa
 
 def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> None:
     """In parts as long as the model reads at once, and not where nothing is believed."""
-    reader = CausalReader(view(llama), Spelling.itself(N), Budget())
+    reader = CausalReader(view(llama), Spelling.identity(N), Budget())
     rng = np.random.default_rng(0)
     texts = Sequences.of([rng.integers(2, N, 9), [], [5, NO_BELIEF, 7], rng.integers(2, N, 100)])
     read = list(reader.reads(texts, np.arange(4)))
@@ -165,7 +165,7 @@ def test_ids_are_spelled_as_text_is() -> None:
     own.add_special_tokens(["[CLS]"])
     letters = {letter: i for i, letter in enumerate(" undog.(")}
     reader = Tokenizer(models.BPE(letters, [], byte_fallback=False))
-    spelling = Spelling.between(own, reader, 6, 3)
+    spelling = Spelling.from_tokenizers(own, reader, 6, 3)
     line, at, joined = spelling.spell(np.array([0, 1, 2, 5, 3, 4]), 7)
     inverse = {i: letter for letter, i in letters.items()}
     assert "".join(inverse[i] for i in line[1:].tolist()) == "undo (dog."
@@ -179,13 +179,13 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     found = Candidates(groups, (np.log([[0.6, 0.4], [0.5, 0.5]]), np.zeros((1, 1))))
     texts = Sequences.of([[3, 0], [1, 3, 3], [0, 0]])
     board = EvidenceTable(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2, size=4)
-    assert board.urgent(texts, np.random.default_rng(0)).tolist() == [1, 0]  # the last has nothing uncertain
+    assert board.urgent_texts(texts, np.random.default_rng(0)).tolist() == [1, 0]  # the last has nothing uncertain
     assert board.open_at(np.array([0, 1, 3])).tolist() == [False, True, True]
     line = board.line[3]
     columns = board.column[line].tolist()
     board.update(np.array([3, 3]), np.tile([100.0, -100.0], (2, 1)), doubt=0.1)
     assert board.open_at(np.array([3])).tolist() == [False]
-    assert board.needed(texts, np.array([0, 1])).tolist() == [1]
+    assert board.unfinished_texts(texts, np.array([0, 1])).tolist() == [1]
     stored, places = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
     board.store(board.evidence(6.0), stored, places, groups)
     expected = (
@@ -199,7 +199,7 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
 def test_parts_of_groups_keep_what_was_known_of_them() -> None:
     whole = Candidates((Group(np.array([4, 2, 0]), np.array([7, 3, 5])),), (np.arange(9.0).reshape(3, 3),))
     parts = (Group(np.array([2]), np.array([9])), Group(np.array([0, 4]), np.array([5, 7])))
-    found = restricted(whole, parts, 10)
+    found = restrict(whole, parts, 10)
     assert found[0].tolist() == [[0.0]]
     assert found[1].tolist() == [[8.0, 6.0], [2.0, 0.0]]
 
@@ -210,4 +210,4 @@ def test_groups_that_no_candidate_is_of_have_nothing_said_against_them() -> None
         Candidates((), ()),
         Candidates((Group(np.array([0]), np.array([5])),), (np.full((1, 1), -2.0),)),
     ):
-        assert [one.tolist() for one in restricted(candidates, pinned, 8)] == [[[0.0]]]
+        assert [one.tolist() for one in restrict(candidates, pinned, 8)] == [[[0.0]]]

@@ -46,7 +46,7 @@ def test_the_integral_is_exact(count: int, scale: float) -> None:
     slow = sum(
         quad(density, low, high, epsabs=0)[0] for low, high in zip(ends[:-1], ends[1:], strict=True) if low < high
     )
-    assert matching._integral(a, np.array(scale)) == pytest.approx(np.log(slow), abs=1e-6)
+    assert matching._log_integral(a, np.array(scale)) == pytest.approx(np.log(slow), abs=1e-6)
 
 
 @pytest.mark.parametrize(("epsilon", "least"), [(0.1, 1.1 / 5.5), (1.0, 1.3 / 5.5), (3.0, 0.45)])
@@ -60,7 +60,7 @@ def test_the_true_order_is_likelier_than_others() -> None:
     found = Matching(1.0).learn(it.transcript, knowing(it, candidates(it)), Budget(), np.random.default_rng(0))
     rng = np.random.default_rng(4)
     gains = []
-    for group, values in zip(found.groups, found.likelihood, strict=True):
+    for group, values in zip(found.groups, found.log_likelihoods, strict=True):
         if group.weights is None:
             continue
         places = np.array([np.flatnonzero(group.members == it.truth.inverse[row])[0] for row in group.rows])
@@ -74,7 +74,7 @@ def test_the_likelihood_is_calibrated() -> None:
     it = scene(obfuslm(5, 2.0), n=N, d=64)
     found = Matching(2.0).learn(it.transcript, knowing(it, candidates(it)), Budget(), np.random.default_rng(0))
     chances, true = [], []
-    for group, values in zip(found.groups, found.likelihood, strict=True):
+    for group, values in zip(found.groups, found.log_likelihoods, strict=True):
         if group.weights is None:
             continue
         chance = np.exp(values - values.max(1, keepdims=True))
@@ -94,7 +94,7 @@ def test_epsilon_is_estimated(epsilon: float) -> None:
     usable = [number for number, group in enumerate(groups) if group.weights is not None]
     assert it.knowledge.public_model is not None
     batches = matching._cluster_batches(groups, usable, it.knowledge.public_model.table, 1e-5)
-    assert matching.estimate(batches) == pytest.approx(epsilon, rel=0.3)
+    assert matching.estimate_epsilon(batches) == pytest.approx(epsilon, rel=0.3)
 
 
 def test_groups_without_weights_keep_what_they_came_with() -> None:
@@ -103,14 +103,14 @@ def test_groups_without_weights_keep_what_they_came_with() -> None:
     values = np.random.default_rng(0).normal(size=(100, 100))
     given = Candidates((Group(ids, ids),), (values,))
     found = Matching().learn(it.transcript, knowing(it, given), Budget(), np.random.default_rng(0))
-    assert (found.likelihood[0] == values).all()
+    assert (found.log_likelihoods[0] == values).all()
 
 
 def test_a_spent_budget_changes_nothing() -> None:
     it = scene(obfuslm(5, 1.0), n=200, d=64)
     given = candidates(it)
     found = Matching(1.0).learn(it.transcript, knowing(it, given), Budget(1e-9), np.random.default_rng(0))
-    assert all((a == b).all() for a, b in zip(found.likelihood, given.likelihood, strict=True))
+    assert all((a == b).all() for a, b in zip(found.log_likelihoods, given.log_likelihoods, strict=True))
 
 
 def test_it_needs_candidates() -> None:

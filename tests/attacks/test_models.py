@@ -44,7 +44,7 @@ def test_hidden_states_are_those_of_the_library(models: dict[str, Model], tmp_pa
 
 def test_batches_hold_one_length_and_every_text_once() -> None:
     texts = Sequences.of([[1, 2], [3], [4, 5], [], [6, 7], [8]])
-    seen = list(batches(texts, tokens=4))
+    seen = list(batches(texts, max_tokens=4))
     assert [np.unique(texts.lengths[one]).size for one in seen] == [1] * len(seen)
     assert sorted(np.concatenate(seen).tolist()) == [0, 1, 2, 4, 5]
     assert max(len(one) for one in seen) == 2
@@ -110,9 +110,9 @@ def test_invbert_joins_the_states_that_were_sent_and_refuses_others(models: dict
     attack = InvBert(layer=1)
     both = Transcript((Weights(weights), *crossed), VOCAB)
     assert why_not(attack, both, knowledge) is None
-    states, read = attack.observed(both, (), Budget())
+    states, read = attack.client_states(both, (), Budget())
     assert read.all()
-    computed, _ = attack.observed(transcript, batches(transcript.tokens), Budget())
+    computed, _ = attack.client_states(transcript, batches(transcript.tokens), Budget())
     assert torch.allclose(states, computed, atol=1e-5)
     half = Transcript((Weights(weights), *crossed[:3]), VOCAB)
     assert "60 texts" in str(why_not(attack, half, knowledge))
@@ -157,12 +157,12 @@ def test_a_short_budget_runs_little_text_through_the_models(
 def test_batches_within_a_budget_are_a_sample_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, rng = Sequences.of([[i] * (1 + i % 7) for i in range(40)]), np.random.default_rng(0)
     every = sorted(
-        np.concatenate(list(forward.batches_within(texts, Budget(), rng, floor=float("inf"), tokens=20))).tolist()
+        np.concatenate(list(forward.batches_within(texts, Budget(), rng, floor=float("inf"), max_tokens=20))).tolist()
     )
     assert every == list(range(40))
     ticks = iter([5.0, 4.0, 3.0, 2.0, 1.0])
     monkeypatch.setattr(Budget, "left", lambda self: next(ticks))
-    some = list(forward.batches_within(texts, Budget(), rng, floor=2.5, tokens=20))
+    some = list(forward.batches_within(texts, Budget(), rng, floor=2.5, max_tokens=20))
     assert len(some) == 4
     assert len({len(texts.ids[texts.owner == one[0]]) for one in some}) > 1
 

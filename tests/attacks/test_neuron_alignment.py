@@ -14,7 +14,7 @@ from milkglass.attacks.forward import body, state
 from milkglass.attacks.hidden_states.neuron_alignment import (
     NeuronAlignment,
     NeuronReader,
-    aligned,
+    align,
     correlations,
     whitening,
 )
@@ -154,7 +154,7 @@ def test_the_order_of_neurons_is_found_from_correlations_alone(tmp_path: Path) -
     order = RNG.permutation(neurons.shape[1])
     scaled = neurons[:, torch.from_numpy(order)] * torch.rand(len(order)).add(0.5)
     mixed = scaled[torch.from_numpy(RNG.permutation(len(neurons)))]
-    assert np.array_equal(aligned(correlations(mixed), correlations(neurons), 3), order)
+    assert np.array_equal(align(correlations(mixed), correlations(neurons), 3), order)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "gpt2", "llama-untied", "qwen3"])
@@ -254,7 +254,7 @@ def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:
     alone = Transcript((Weights(bare),), public.vocab_size)
     narrow = {n: one[:40] if n.endswith("intermediate.dense.weight") else one for n, one in public.tensors.items()}
     fewer = Transcript((Weights(Model(narrow, public.config)),), public.vocab_size)
-    assert "several tokens" in str(why_not(NeuronAlignment(), transcript, Knowledge(public, shared=True)))
+    assert "several tokens" in str(why_not(NeuronAlignment(), transcript, Knowledge(public, has_shared_ids=True)))
     assert "scrambled model has no layer 0" in str(why_not(NeuronAlignment(), alone, Knowledge(public)))
     assert "public model has no layer 7" in str(why_not(NeuronAlignment(layer=7), transcript, Knowledge(public)))
     assert re.search(r"\b40 .*\b48\b", str(why_not(NeuronAlignment(), fewer, Knowledge(public))))

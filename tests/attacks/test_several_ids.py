@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.attacks.assignment import best, copies
+from milkglass.attacks.assignment import best, rows_per_member
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.embeddings.mean_solve import MeanSolve
@@ -82,7 +82,7 @@ def read(scene: Scene, guess: Guess) -> float:
 def test_every_cluster_is_found_with_all_aliases_of_its_tokens(aliased: Scene) -> None:
     found = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
     seen = 0
-    for group in found.solved:
+    for group in found.solved_groups:
         if len(group.members) == 1:
             continue
         behind = aliased.truth.inverse[group.rows]
@@ -95,7 +95,7 @@ def test_matching_uses_each_member_for_all_of_its_aliases(aliased: Scene) -> Non
     solved = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
     matched = Matching()(aliased.transcript, knowledge(aliased, solved), Budget(), np.random.default_rng(1))
     assert matched.table is not None
-    for group in solved.solved:
+    for group in solved.solved_groups:
         firsts = np.bincount(matched.table[group.rows, 0], minlength=tiny.VOCAB)[group.members]
         assert (firsts == len(group.rows) // len(group.members)).all()
 
@@ -113,7 +113,7 @@ def test_without_knowing_of_aliases_decipherment_reads_less(aliased: Scene) -> N
 
     given = knowledge(aliased)
     expected = read(aliased, Decipherment()(aliased.transcript, given, Budget(), NOTHING))
-    untold = read(aliased, Decipherment()(aliased.transcript, replace(given, aliases=1), Budget(), NOTHING))
+    untold = read(aliased, Decipherment()(aliased.transcript, replace(given, alias_count=1), Budget(), NOTHING))
     assert expected > untold
 
 
@@ -122,7 +122,7 @@ def test_ranks_are_repeated_for_aliases() -> None:
     public = Sequences.of([[5] * 80 + [7] * 20])
     transcript = Transcript((Tokens(sent),), 20)
     for match in ("rank", "nearest"):
-        guess = TFA(places=False, match=match)(transcript, Knowledge(corpus=public, aliases=2), Budget(), NOTHING)
+        guess = TFA(places=False, match=match)(transcript, Knowledge(corpus=public, alias_count=2), Budget(), NOTHING)
         assert guess.table is not None
         assert guess.table[:4, 0].tolist() == [5, 5, 7, 7]
 
@@ -143,7 +143,7 @@ def test_an_assignment_gives_each_member_its_aliases() -> None:
     rows, columns = best(likelihood)
     assert rows.tolist() == [0, 1, 2, 3]
     assert columns.tolist() == [0, 0, 1, 1]
-    assert [copies(*shape) for shape in ((4, 4), (3, 4), (5, 4), (8, 4), (1, 1), (2, 1))] == [1, 1, 1, 2, 1, 2]
+    assert [rows_per_member(*shape) for shape in ((4, 4), (3, 4), (5, 4), (8, 4), (1, 1), (2, 1))] == [1, 1, 1, 2, 1, 2]
 
 
 def test_a_leaked_alias_leaves_the_token_to_the_other() -> None:
@@ -166,8 +166,8 @@ def test_public_ids_are_those_of_the_public_model(aliased: Scene) -> None:
 # --- shared rows ------------------------------------------------------------------------------------------------------
 def test_the_tokens_of_every_mean_are_found(shared: Scene) -> None:
     found = MeanSolve().learn(shared.transcript, knowledge(shared), Budget(), NOTHING)
-    assert sum(len(one.rows) for one in found.solved) == tiny.VOCAB
-    for group in found.solved:
+    assert sum(len(one.rows) for one in found.solved_groups) == tiny.VOCAB
+    for group in found.solved_groups:
         assert sorted(shared.truth.inverse[group.rows].tolist()) == sorted(group.members.tolist())
 
 
@@ -183,7 +183,9 @@ def test_a_mean_of_half_precision_is_solved(shared: Scene) -> None:
     seen = Transcript((Weights(Model(rounded, weights.config)),), tiny.VOCAB)
     assert not torch.equal(seen.table, shared.transcript.table)
     found = MeanSolve().learn(seen, knowledge(shared), Budget(), NOTHING)
-    right = sum(sorted(shared.truth.inverse[one.rows].tolist()) == sorted(one.members.tolist()) for one in found.solved)
+    right = sum(
+        sorted(shared.truth.inverse[one.rows].tolist()) == sorted(one.members.tolist()) for one in found.solved_groups
+    )
     assert right > 0.8 * len(found.groups)
 
 

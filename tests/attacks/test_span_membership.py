@@ -68,7 +68,7 @@ def sent(
     parts = []
     for number, rows in enumerate(entering(str(public.folder), list(ids), layer)):
         draws = NoiseStream(bytes([layer, number] * 16))
-        mixed = MixingMatrix(draws, rows, condition, shields, energy).mixed(rows)
+        mixed = MixingMatrix(draws, rows, condition, shields, energy).mix(rows)
         drawn = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(number))
         parts.append((mixed + noise * rows.square().mean().sqrt() * drawn).to(dtype))
     counts = np.array([len(one) for one in parts], np.int64)

@@ -58,7 +58,7 @@ def sent(original: Sequences, size: int) -> Transcript:
 
 
 def knowledge(public: Model, **fields: object) -> Knowledge:
-    known = {"corpus": texts(400, 1), "candidates": candidates(public.vocab_size), "shared": True}
+    known = {"corpus": texts(400, 1), "candidates": candidates(public.vocab_size), "has_shared_ids": True}
     return Knowledge(public_model=public, **(known | fields))  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> Non
 
 def test_a_token_in_no_group_is_one_of_those(public: Model) -> None:
     groups = candidates(public.vocab_size)
-    part = Candidates(groups.groups[1:], groups.likelihood[1:])
+    part = Candidates(groups.groups[1:], groups.log_likelihoods[1:])
     symbols = Symbols(part, PAIRS + public.vocab_size - TOKENS, public.vocab_size)
     assert symbols.members[-1].tolist() == [0, 1]
     assert symbols.of_id[0] == len(part.groups) == symbols.of_token[0]
@@ -154,7 +154,7 @@ def test_a_spent_budget_still_gives_a_guess(public: Model) -> None:
 
 def test_it_says_why_it_does_not_apply(public: Model) -> None:
     transcript = sent(texts(3, 2), public.vocab_size)
-    assert "decipherment" in str(why_not(SymbolDecoder(), transcript, knowledge(public, shared=False)))
+    assert "decipherment" in str(why_not(SymbolDecoder(), transcript, knowledge(public, has_shared_ids=False)))
     assert "no token" in str(why_not(SymbolDecoder(), transcript, knowledge(public, corpus=Sequences.of([]))))
 
 
@@ -243,9 +243,9 @@ def test_the_chain_weighs_what_an_exchanged_id_may_stand_for(public: Model) -> N
 def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) -> None:
     symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
     tokens = np.tile(np.array([6, 7, TOKENS + 1]), (5000, 1))
-    sent = symbols.sent(tokens, np.random.default_rng(1))
+    sent = symbols.send(tokens, np.random.default_rng(1))
     kept = float((sent[:, :2] == 3).mean())
-    assert kept == pytest.approx(EXCHANGED.kept, abs=0.02)
+    assert kept == pytest.approx(EXCHANGED.keep_probability, abs=0.02)
     assert (sent[:, 2] == PAIRS + 1).all()
     others = np.bincount(sent[:, :2].ravel(), minlength=PAIRS)[np.arange(PAIRS) != 3]
     assert others.min() > 0.7 * others.mean()
@@ -257,7 +257,7 @@ def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(publics: list[Mo
     original, size = texts(80, 2), publics[0].vocab_size
     whole = sent(original, size)
     symbols = Symbols(candidates(size), whole.size, size, EXCHANGED)
-    crossed = replace(original, ids=symbols.sent(original.ids, np.random.default_rng(5)))
+    crossed = replace(original, ids=symbols.send(original.ids, np.random.default_rng(5)))
     transcript, shares = Transcript((Tokens(crossed),), whole.size), []
     for public in publics:
         torch.manual_seed(1)

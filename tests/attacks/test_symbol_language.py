@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, Spelling
 from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
-from milkglass.attacks.token_ids.symbol_language import Beam, LanguageReader, Listed, gain
+from milkglass.attacks.token_ids.symbol_language import Beam, LanguageReader, PlaceOptions, gain
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not
@@ -65,7 +65,7 @@ def scene(public: Model) -> tuple[Transcript, Knowledge]:
     symbol = np.empty(N, np.int64)
     for i, one in enumerate(members()):
         symbol[one] = i
-    known = Knowledge(public, written(40, 3), candidates=candidates, shared=True)
+    known = Knowledge(public, written(40, 3), candidates=candidates, has_shared_ids=True)
     return Transcript((Tokens(PRIVATE.mapped(symbol)),), len(groups)), known
 
 
@@ -126,7 +126,7 @@ def test_a_reader_that_says_nothing_gets_no_weight(encoder: Model, tmp_path: Pat
 def test_the_strength_is_chosen_by_the_tokens_that_count(llama: LlamaForCausalLM) -> None:
     """Of fillers every reading is the same, and then nothing speaks for the reader. Of words the likeliest listed one
     is right in five of eight places, and a topic's words go together."""
-    reader, texts = CausalReader(view(llama), Spelling.itself(N), Budget()), written(30, 5)
+    reader, texts = CausalReader(view(llama), Spelling.identity(N), Budget()), written(30, 5)
     symbols = {int(token): one for one in members() for token in one}
     options, rng = np.full((len(texts.ids), TOPICS), NO_BELIEF), np.random.default_rng(6)
     chances = np.zeros((len(texts.ids), TOPICS + 1))
@@ -138,8 +138,8 @@ def test_the_strength_is_chosen_by_the_tokens_that_count(llama: LlamaForCausalLM
         chances[place, : len(those)] = [0.4, 0.2, 0.2, 0.2] if len(those) == TOPICS else 1
 
     def strength(counted: np.ndarray) -> float:
-        draws, those = np.random.default_rng(0), Listed(options, chances)
-        return LanguageReader.chosen(reader, 8, texts, those, counted, Budget(), draws).strength
+        draws, those = np.random.default_rng(0), PlaceOptions(options, chances)
+        return LanguageReader.fit(reader, 8, texts, those, counted, Budget(), draws).strength
 
     assert strength(np.arange(N) < START) == 0
     assert strength(np.arange(N) >= START) > 0
@@ -147,11 +147,11 @@ def test_the_strength_is_chosen_by_the_tokens_that_count(llama: LlamaForCausalLM
 
 
 # --- the beam search ------------------------------------------------------------------------------------------------
-def listed(options: Ids) -> Listed:
+def listed(options: Ids) -> PlaceOptions:
     """Equal chances."""
     there = (options != NO_BELIEF).astype(float)
     chances = there / np.maximum(1, there.sum(1, keepdims=True))
-    return Listed(options, np.hstack([chances, np.zeros((len(options), 1))]))
+    return PlaceOptions(options, np.hstack([chances, np.zeros((len(options), 1))]))
 
 
 def exhaustive(model: LlamaForCausalLM, options: Ids, common: np.ndarray) -> tuple[Ids, float]:
@@ -166,7 +166,7 @@ def exhaustive(model: LlamaForCausalLM, options: Ids, common: np.ndarray) -> tup
 
 
 def test_a_wide_beam_finds_the_best_of_all_readings(llama: LlamaForCausalLM) -> None:
-    reader, rng = CausalReader(view(llama), Spelling.itself(N), Budget()), np.random.default_rng(4)
+    reader, rng = CausalReader(view(llama), Spelling.identity(N), Budget()), np.random.default_rng(4)
     options, common = rng.integers(START, N, (2, 4, 3)), rng.normal(size=N)
     beam = Beam(reader, 2, 27)
     for place in range(4):
@@ -200,7 +200,7 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
 
 def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) -> None:
     options = np.random.default_rng(4).integers(2, N, (1, 150, 2))
-    reader = CausalReader(view(llama), Spelling.itself(N), Budget())
+    reader = CausalReader(view(llama), Spelling.identity(N), Budget())
     assert reader.model.config.max_position_embeddings < 150
     beam = Beam(reader, 1, 2)
     for place in range(150):
@@ -211,7 +211,7 @@ def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) 
 
 def test_places_with_nothing_listed_stay_empty(llama: LlamaForCausalLM) -> None:
     options = np.array([[20, 21], [NO_BELIEF, NO_BELIEF], [30, NO_BELIEF]])
-    it = LanguageReader(CausalReader(view(llama), Spelling.itself(N), Budget()), np.zeros(N), 4, 1.0, (1.0, 1.0))
+    it = LanguageReader(CausalReader(view(llama), Spelling.identity(N), Budget()), np.zeros(N), 4, 1.0, (1.0, 1.0))
     found = it.read(Sequences(np.zeros(3, np.int64), np.array([3])), listed(options), Budget())
     assert sorted(found.tokens[0].tolist()) == [20, 21]
     assert found.tokens[1:].tolist() == options[1:].tolist()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
-from milkglass.attacks.forward import batches, body, stacked
+from milkglass.attacks.forward import batches, body, stack
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import why_not
@@ -28,7 +28,7 @@ def trained(model: Model, texts: Sequences, decay: float) -> torch.Tensor:
     optimiser = torch.optim.AdamW([table], lr=1e-3, weight_decay=decay)
     for numbers in batches(texts, 64):
         optimiser.zero_grad()
-        runner(input_ids=stacked(texts, numbers)).last_hidden_state.square().sum().backward()
+        runner(input_ids=stack(texts, numbers)).last_hidden_state.square().sum().backward()
         optimiser.step()
     return table.detach()
 

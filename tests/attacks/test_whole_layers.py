@@ -108,7 +108,7 @@ def test_known_weight_brings_nearest_neighbours_back_to_what_they_read_without_i
     assert without > 0.2
     assert right(KNN(), after, knowledge, sigma) < 0.03
     assert right(attack, after, knowledge, sigma) == pytest.approx(without, abs=0.005)
-    undone = attack.before(seen(after), knowledge).weights(tuned=False)
+    undone = attack.undo(seen(after), knowledge).weights(tuned=False)
     assert undone is not None
     assert torch.allclose(undone.table, before.table, atol=1e-3 * float(before.table.abs().max()))
     if before.head is not None:
@@ -119,7 +119,7 @@ def test_known_weight_brings_nearest_neighbours_back_to_what_they_read_without_i
 def test_the_fit_says_which_matrices_were_multiplied_and_which_norm_was_folded() -> None:
     known = public("llama-untied")
     _, after, _ = uploads(known, "the paper's, norms folded", 7)
-    found = {one.name: one for one in fitted_stacks(known, after) if one.fit.unexplained < 1e-3}
+    found = {one.name: one for one in fitted_stacks(known, after) if one.fit.unexplained_share < 1e-3}
     inputs, outputs = "model.layers.*.input_layernorm.weight", "model.layers.*.post_attention_layernorm.weight"
     assert found["model.layers.*.self_attn.q_proj.weight"].gain == inputs
     assert found["model.layers.*.mlp.up_proj.weight"].gain == outputs
@@ -155,7 +155,7 @@ def test_known_weight_refuses_where_nothing_was_multiplied() -> None:
     reason = str(why_not(attack, seen(Model(other, known.config)), knowledge))
     assert "no matrix" in reason
     with pytest.raises(UsageError, match="no matrix"):
-        attack.before(seen(Model(other, known.config)), knowledge)
+        attack.undo(seen(Model(other, known.config)), knowledge)
     assert "no kind of matrix" in str(
         why_not(attack, seen(of_table(known.table)), Knowledge(public_model=of_table(known.table)))
     )
@@ -168,7 +168,7 @@ def test_known_weight_does_not_undo_what_brings_the_table_no_nearer() -> None:
     layers_only = {**after.tensors, "bert.embeddings.word_embeddings.weight": before.table}
     attack = KnownWeight(then=KNN())
     with pytest.raises(UsageError, match="undoing"):
-        attack.before(seen(Model(layers_only, known.config)), Knowledge(public_model=known))
+        attack.undo(seen(Model(layers_only, known.config)), Knowledge(public_model=known))
 
 
 def test_a_norm_that_only_some_layers_have_is_no_gain() -> None:

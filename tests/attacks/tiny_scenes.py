@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from milkglass.attacks.assignment import ranked
-from milkglass.attacks.forward import batches, body, sampled
+from milkglass.attacks.forward import batches, body, sample_states
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -25,7 +25,7 @@ TABLE = {"bert": "bert.embeddings.word_embeddings.weight", "llama-tied": "model.
 
 def hidden(model: Any, sequences: Sequences, layer: int | None = None) -> torch.Tensor:
     """(total, d) the state of every token."""
-    return sampled(model, sequences, batches(sequences), Budget(), layer)[0]
+    return sample_states(model, sequences, batches(sequences), Budget(), layer)[0]
 
 
 def moved(model: Model, name: str, change: Change, sigma: Ids, seed: int) -> Model:

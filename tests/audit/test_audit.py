@@ -636,7 +636,7 @@ def test_candidates_come_back_from_their_arrays() -> None:
     assert [one.members.tolist() for one in back.groups] == [[5, 6, 7], [8]]
     assert back.groups[0].weights is None
     assert back.groups[1].weights is not None
-    assert back.likelihood[0].tolist() == found.likelihood[0].tolist()
+    assert back.log_likelihoods[0].tolist() == found.log_likelihoods[0].tolist()
 
 
 def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path: Path) -> None:

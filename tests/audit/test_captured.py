@@ -122,7 +122,7 @@ def figures(scene: Scene, chosen: dict[str, Attack]) -> dict[tuple[str, str], st
 def test_one_row_a_cluster_is_seen_in_the_servers_table(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path, served = scrambled(base, codec, tmp_path, k=4, epsilon=0.1, beta=0.9, rows="shared")
     known = scene_of(base, read(path), 1, served=served).adversaries[0].knowledge
-    assert known.shared and not scene_of(base, read(path), 1).adversaries[0].knowledge.shared
+    assert known.has_shared_ids and not scene_of(base, read(path), 1).adversaries[0].knowledge.has_shared_ids
 
 
 def test_a_server_model_that_cannot_be_it_is_refused(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:

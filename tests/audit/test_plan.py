@@ -20,7 +20,7 @@ from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.plan import estimate, scheduled_attacks, slowness, turns_of
 from milkglass.cli.audit import plan_text
 from milkglass.threat.attack import Attack, Cost
-from milkglass.threat.budget import Budget, OutOfTime, ended_with
+from milkglass.threat.budget import Budget, OutOfTime, time_limit
 from tests.audit.test_audit import Setting, scene, setting
 
 __all__ = ["setting"]
@@ -96,14 +96,14 @@ def test_a_budget_of_the_clock_counts_waiting() -> None:
 
 def test_a_block_is_ended_with_a_budget_and_only_inside() -> None:
     begun = time.monotonic()
-    with pytest.raises(OutOfTime), ended_with(Budget(0.2, clock=time.monotonic)):
+    with pytest.raises(OutOfTime), time_limit(Budget(0.2, clock=time.monotonic)):
         time.sleep(30)
     assert time.monotonic() - begun < 5
-    with ended_with(Budget(0.2, clock=time.monotonic)):
+    with time_limit(Budget(0.2, clock=time.monotonic)):
         done = True
     time.sleep(0.4)
     assert done
-    with ended_with(None), ended_with(Budget(clock=time.monotonic)):
+    with time_limit(None), time_limit(Budget(clock=time.monotonic)):
         pass
 
 

@@ -29,7 +29,7 @@ def observe(corpus: Sequences, seed: int) -> Activations:
 
 def test_everybody_holds_what_the_first_one_holds_and_their_own_text() -> None:
     symbols, corpus, pairs = np.zeros(N, np.int64), Sequences.of([[4]]), np.array([[0, 1]])
-    everybody = Knowledge(aliases=2, shared=True, symbols=symbols, candidates=Candidates((), ()))
+    everybody = Knowledge(alias_count=2, has_shared_ids=True, symbols=symbols, candidates=Candidates((), ()))
     made = scene(
         everybody,
         Adversary.with_text(ALIKE, Knowledge(corpus=corpus, pairs=pairs)),
@@ -48,7 +48,7 @@ def test_everybody_holds_what_the_first_one_holds_and_their_own_text() -> None:
 
 def test_nobody_holds_alone_what_all_would_hold() -> None:
     for own in (
-        Knowledge(aliases=2),
+        Knowledge(alias_count=2),
         Knowledge(symbols=np.zeros(N, np.int64)),
         Knowledge(candidates=Candidates((), ())),
     ):

@@ -161,7 +161,7 @@ def test_decipherment(grouped: bool, other: str, monkeypatch: pytest.MonkeyPatch
 
     def learnt() -> list[np.ndarray]:
         found = Decipherment().learn(at.transcript, known, Budget(), np.random.default_rng(0))
-        return [np.exp(one - one.max()) for one in found.likelihood]
+        return [np.exp(one - one.max()) for one in found.log_likelihoods]
 
     here, there = both(learnt, other, monkeypatch)
     assert len(here) == len(there)

@@ -229,7 +229,7 @@ def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> 
     assert tokens.tolist() == [2, 0, 4] and losses.sum() / tokens.sum() == pytest.approx(found["loss"], rel=1e-5)
     ids, mask = batch([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
     with torch.no_grad():
-        whole = float(step.loss(step.embedded(ids), mask, ids))
+        whole = float(step.loss(step.embed(ids), mask, ids))
     assert found["loss"] == pytest.approx(whole, rel=1e-5) and found["perplexity"] == pytest.approx(np.exp(whole))
     assert found["perplexity +-"] > 0
     assert 0 < found["loss +-"] < 1  # two rows of nearly one loss, however large it is

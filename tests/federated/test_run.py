@@ -173,7 +173,7 @@ def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path
         for at in range(0, len(rows), 3):
             ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[at : at + 3])], pad=0)
             optimiser.zero_grad()
-            step.loss(step.embedded(ids), mask, torch.from_numpy(rows.labels[order[at : at + 3]])).backward()
+            step.loss(step.embed(ids), mask, torch.from_numpy(rows.labels[order[at : at + 3]])).backward()
             optimiser.step()
         arrived.append(weights_of(step))
         texts.append(len(rows))

@@ -75,17 +75,17 @@ def test_what_dp_sgd_spends_in_a_run() -> None:
     """Known values for noise 1, sensitivity 2 and delta 1e-5, and the analytic Gaussian mechanism: k mechanisms are one
     with noise 1 / sqrt(k). Never below what holds."""
     for rounds, known in ((1, 9.99725), (10, 46.2112), (100, 284.3918)):
-        guarantee = DPSGD().spent(rounds)
+        guarantee = DPSGD().guarantee_after(rounds)
         assert guarantee is not None and f"DP after {rounds} round" in guarantee
         number = float(guarantee[1:].split(",")[0])
         assert known <= number <= 1.001 * known
         assert literal.gaussian_delta(number, 0.5 / math.sqrt(rounds)) <= 1e-5
         assert literal.gaussian_delta(0.999 * known, 0.5 / math.sqrt(rounds)) > 1e-5
     once = DPSGD().guarantee
-    assert once is not None and once.split(",")[0] == str(DPSGD().spent(1)).split(",")[0]
-    assert NoDefence().spent(10) is None and LaplaceNoise().spent(10) is None
+    assert once is not None and once.split(",")[0] == str(DPSGD().guarantee_after(1)).split(",")[0]
+    assert NoDefence().guarantee_after(10) is None and LaplaceNoise().guarantee_after(10) is None
     with pytest.raises(UsageError, match="steps is 0"):
-        DPSGD().spent(0)
+        DPSGD().guarantee_after(0)
 
 
 def norm_of(tensors: dict[str, torch.Tensor]) -> float:

@@ -47,14 +47,14 @@ def test_a_text_replaced_by_another_is_twice_the_clip_away() -> None:
 def test_the_guarantee_names_what_holds_and_not_what_was_asked_for() -> None:
     assert "(8, 1e-05)-DP for one text replaced" in str(DPForward().guarantee)
     paper = DPForward(sensitivity="paper")
-    assert literal.delta_of(paper.sigma, paper.spent(), 2.0) == pytest.approx(1e-5, rel=1e-3)
-    assert paper.spent() > 15
+    assert literal.delta_of(paper.sigma, paper.spent_epsilon(), 2.0) == pytest.approx(1e-5, rel=1e-3)
+    assert paper.spent_epsilon() > 15
     assert "(8, " not in str(paper.guarantee)
 
 
 def test_the_guarantee_of_training_counts_every_epoch_unless_noise_is_drawn_once() -> None:
     five = DPForward(training=HalvesTraining(epochs=5))
-    assert f"({upward(five.spent(5))}, 1e-05)-DP, " in str(five.guarantee) and "5 draws" in str(five.guarantee)
+    assert f"({upward(five.spent_epsilon(5))}, 1e-05)-DP, " in str(five.guarantee) and "5 draws" in str(five.guarantee)
     once = DPForward(training=HalvesTraining(epochs=5), redraw=False)
     assert "(8, 1e-05)-DP, " in str(once.guarantee) and "1 draw;" in str(once.guarantee)
 

@@ -35,7 +35,7 @@ def plain(model: Checkpoint, client: EncoderClient, cut: int) -> np.ndarray:
     whole = AutoModelForSequenceClassification.from_pretrained(str(model.folder), num_labels=2).eval()
     prefix = whole.base_model_prefix
     tensors = {name.replace("body", prefix, 1): one for name, one in client.lower.state_dict().items()}
-    for name, one in client.kept.items():
+    for name, one in client.extra_tensors.items():
         if name.startswith("model."):
             parts = name.removeprefix("model.").split(".")
             if "layer" in parts:

@@ -96,21 +96,21 @@ def test_cape_is_the_literal_one(calibration: str, scale: float) -> None:
 
 def test_cape_adds_laplace_noise_to_numbers_between_0_and_1() -> None:
     x = states(4, 50_000)
-    z = cape.normalised(x.mean(0))
+    z = cape.normalise(x.mean(0))
     assert (float(z.min()), float(z.max())) == (0.0, 1.0)
     noise = (CAPE(epsilon=2.0).mechanism(x, NoiseStream(KEY))[0] - z).numpy()
     assert kstest(noise * 2.0, "laplace").pvalue > 1e-3
 
 
 def test_a_vector_without_spread_is_one_half() -> None:
-    assert torch.equal(cape.normalised(torch.full((4,), 3.0)), torch.full((4,), 0.5))
+    assert torch.equal(cape.normalise(torch.full((4,), 3.0)), torch.full((4,), 0.5))
 
 
 def test_the_adversary_weighs_words_as_the_literal_one_does() -> None:
     scores, bag = states(5, 9), (states(5, 9, seed=3) > 0.8).float()
     assert 0 < bag.sum() < bag.numel()
-    assert float(cape.balanced(scores, bag)) == pytest.approx(literal.balanced(as64(scores), as64(bag)), rel=1e-5)
-    assert float(cape.balanced(scores, 0 * bag)) == pytest.approx(
+    assert float(cape.balanced_loss(scores, bag)) == pytest.approx(literal.balanced(as64(scores), as64(bag)), rel=1e-5)
+    assert float(cape.balanced_loss(scores, 0 * bag)) == pytest.approx(
         literal.balanced(as64(scores), as64(0 * bag)), rel=1e-5
     )
 
@@ -118,7 +118,7 @@ def test_the_adversary_weighs_words_as_the_literal_one_does() -> None:
 def test_the_adversarys_gradient_turns_round_before_the_encoder() -> None:
     vector = states(3, 8).requires_grad_()
     weight = states(8, 1, seed=2).requires_grad_()
-    (cape.Reversed.apply(vector) @ weight).sum().backward()
+    (cape.GradientReversal.apply(vector) @ weight).sum().backward()
     reversed_, kept = vector.grad.clone(), weight.grad.clone()
     vector.grad = weight.grad = None
     (vector @ weight).sum().backward()

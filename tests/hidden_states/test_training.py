@@ -215,7 +215,7 @@ def test_the_adversary_pulls_the_encoder_the_other_way(bert: Checkpoint) -> None
         lower.zero_grad()
         hidden = lower(batch)
         step = TrainingStep(batch.ids, batch.mask, hidden, torch.zeros(8, dtype=torch.long), batch.text_indices, 0)
-        sent, _ = defence.disturbed(step, defence.root(SECRET))
+        sent, _ = defence.disturb(step, defence.root(SECRET))
         bag = adversary.bag(batch.ids, batch.mask)
         (defence.auxiliary_loss(step, sent, adversary) if reverse else adversary(sent[:, 0], bag)).backward()
         found.append(next(one.grad for name, one in lower.named_parameters() if "word_embeddings" in name).clone())

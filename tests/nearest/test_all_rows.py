@@ -73,7 +73,9 @@ def test_ties_fall_to_the_smaller_index(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = grouped(200, 8)
     expected = nearest(vectors, 15)
-    monkeypatch.setattr(module, "_guesses", lambda unit, k, pool: np.linspace(0, 1.5, len(unit)).astype(np.float32))
+    monkeypatch.setattr(
+        module, "_estimate_bounds", lambda unit, k, pool: np.linspace(0, 1.5, len(unit)).astype(np.float32)
+    )
     for one, other in zip(nearest(vectors, 15), expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
@@ -84,7 +86,7 @@ def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch,
     expected = nearest(vectors, 15)
     monkeypatch.setattr(module, "TILE_ROWS", 32)
     monkeypatch.setattr(module, "MAX_HELD_PAIRS", held)
-    monkeypatch.setattr(module, "_guesses", lambda unit, k, pool: np.full(len(unit), -1.5, np.float32))
+    monkeypatch.setattr(module, "_estimate_bounds", lambda unit, k, pool: np.full(len(unit), -1.5, np.float32))
     for one, other in zip(nearest(vectors, 15), expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
@@ -113,7 +115,7 @@ def test_few_tiles_wait_for_their_strip(monkeypatch: pytest.MonkeyPatch) -> None
         return left
 
     with ThreadPoolExecutor(2) as pool:
-        tiles = module._ahead(pool, work, range(100))
+        tiles = module._run_ahead(pool, work, range(100))
         for taken in range(20):
             assert next(tiles) == taken
             time.sleep(0.01)  # the pool would do all of them, if it had them
@@ -174,7 +176,7 @@ def test_integers_that_stand_for_pairs_are_in_their_order() -> None:
     assert np.array_equal(columns, column) and np.array_equal(values, value)
 
 
-def test_guesses_are_not_too_high_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimated_bounds_are_not_too_high_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess above the k-th cosine has its row compared with all others again. In bf16 nearly all were."""
     again = list[int]()
     original = module._compare_again

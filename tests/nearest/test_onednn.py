@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from milkglass.nearest.products import multiply_by_onednn, onednn_linear, packed, quick_in_bf16
+from milkglass.nearest.products import has_fast_bf16, multiply_by_onednn, onednn_linear, pack
 
-KINDS = [torch.float32, *([torch.bfloat16] if quick_in_bf16() else [])]
+KINDS = [torch.float32, *([torch.bfloat16] if has_fast_bf16() else [])]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -24,7 +24,7 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
     source = torch.Generator().manual_seed(1)
     weight, bias, x = (torch.randn(size, generator=source).to(kind) for size in (shape, shape[:1], (rows, shape[1])))
     found, expected = (
-        linear(x, packed(weight), bias).double(),
+        linear(x, pack(weight), bias).double(),
         linear(x, weight, bias).double(),
     )  # one row: other kernels
     summed = x.abs().double() @ weight.abs().double().T + bias.abs().double()
@@ -34,9 +34,9 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
 def test_a_limit_on_instructions_is_kept() -> None:
     """In a process of its own: oneDNN reads it once."""
     code = (
-        "import torch; from milkglass.nearest.products import onednn_linear, packed, quick_in_bf16\n"
-        "linear, kind = onednn_linear(), torch.bfloat16 if quick_in_bf16() else torch.float32\n"
-        "if linear is not None: linear(torch.ones(3, 64, dtype=kind), packed(torch.ones(5, 64, dtype=kind)), None)"
+        "import torch; from milkglass.nearest.products import onednn_linear, pack, has_fast_bf16\n"
+        "linear, kind = onednn_linear(), torch.bfloat16 if has_fast_bf16() else torch.float32\n"
+        "if linear is not None: linear(torch.ones(3, 64, dtype=kind), pack(torch.ones(5, 64, dtype=kind)), None)"
     )
     for limit in ("SSE41", "AVX2", "AVX512_CORE"):
         done = subprocess.run(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.nearest import products, top_k
-from milkglass.nearest.products import Cosines, exact, product, threads_each
+from milkglass.nearest.products import Cosines, exact, limit_threads, product
 from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
 
@@ -27,7 +27,7 @@ def with_and_without_a_first_look(request: pytest.FixtureRequest, monkeypatch: p
     """Processors without instructions for bf16 have fp32 twice."""
     monkeypatch.setattr(products, "MAX_UNDECIDED_SHARE", 1.0)  # also where it does not pay
     if not request.param:
-        monkeypatch.setattr(products, "quick_in_bf16", lambda: False)
+        monkeypatch.setattr(products, "has_fast_bf16", lambda: False)
 
 
 def literal(queries: torch.Tensor, table: torch.Tensor, metric: Metric) -> np.ndarray:
@@ -105,7 +105,7 @@ def test_no_queries_have_no_neighbours() -> None:
 @pytest.mark.parametrize("size", [1e-28, 1e-23, 1e-15, 1.0, 1e15])
 def test_cosines_are_as_near_as_they_say_whatever_the_lengths(size: float) -> None:
     table = rows_of(500, 64, 3) * size
-    found, slack = Cosines.of(table, look=1)(table[:20])
+    found, slack = Cosines.of(table, k=1)(table[:20])
     expected = np.stack([exact(table, i, np.arange(500)) for i in range(20)])
     assert (np.abs(found.numpy() - expected) <= slack.fixed + slack.share * np.abs(found.numpy())).all()
     assert slack.above(1.0) < 1.02
@@ -124,7 +124,7 @@ def test_the_worst_rows_for_bf16_are_no_further_off_than_said(losing: str) -> No
         [torch.full((d // 2,), 64 * first), torch.full((d // 2,), 64 * (2 / d - first**2) ** 0.5)]
     )
     table, queries = (worst if losing in (one, "both") else signs for one in ("table", "queries"))
-    found, slack = Cosines.of(table, look=1)(queries)
+    found, slack = Cosines.of(table, k=1)(queries)
     expected = (
         (queries.double() @ table.double().T) / queries.double().norm(dim=1)[:, None] / table.double().norm(dim=1)
     )
@@ -135,9 +135,9 @@ def test_the_worst_rows_for_bf16_are_no_further_off_than_said(losing: str) -> No
 def test_no_first_look_where_cosines_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "MAX_UNDECIDED_SHARE", 1 / 200)
     apart, crowded = rows_of(3000, 128, 10), 1 + 0.05 * rows_of(3000, 128, 11)
-    assert Cosines.of(crowded, look=10).lost is None and Cosines.of(apart, look=1000).lost is None
-    assert Cosines.of(apart, look=0).lost is None
-    assert (Cosines.of(apart, look=3).lost is not None) == products.quick_in_bf16()
+    assert Cosines.of(crowded, k=10).rounding_loss is None and Cosines.of(apart, k=1000).rounding_loss is None
+    assert Cosines.of(apart, k=0).rounding_loss is None
+    assert (Cosines.of(apart, k=3).rounding_loss is not None) == products.has_fast_bf16()
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -146,8 +146,8 @@ def test_some_cosines_are_measured_again_in_fp32(kind: torch.dtype, monkeypatch:
     table, others = rows_of(60, 24, 9).to(kind), np.array([3, 59, 7, *range(20, 50)])
     table[7] = 0
     one = Cosines.of(table)
-    assert np.abs(one.measured(5, others) - exact(table, 5, others)).max() <= one.slack.fixed
-    assert one.measured(5, others).dtype == np.float32
+    assert np.abs(one.measure(5, others) - exact(table, 5, others)).max() <= one.slack.fixed
+    assert one.measure(5, others).dtype == np.float32
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -198,10 +198,10 @@ def test_rows_without_numbers_are_near_nothing(metric: Metric) -> None:
 
 def test_threads_are_as_before_when_the_last_one_leaves() -> None:
     before = torch.get_num_threads()
-    with pytest.raises(KeyError), threads_each(1):
+    with pytest.raises(KeyError), limit_threads(1):
         raise KeyError
     assert torch.get_num_threads() == before
-    one, other = threads_each(1), threads_each(1)
+    one, other = limit_threads(1), limit_threads(1)
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)
@@ -211,5 +211,5 @@ def test_threads_are_as_before_when_the_last_one_leaves() -> None:
 
 
 def test_threads_that_begin_have_as_many_as_the_first_one_wants() -> None:
-    with threads_each(1), threads_each(3) as begin, ThreadPoolExecutor(1, initializer=begin) as pool:
+    with limit_threads(1), limit_threads(3) as begin, ThreadPoolExecutor(1, initializer=begin) as pool:
         assert pool.submit(torch.get_num_threads).result() == 1

@@ -99,7 +99,7 @@ def test_data_far_beyond_its_noise_is_refused_and_never_cut_off() -> None:
 def test_a_gradient_passes_and_the_numbers_are_exact() -> None:
     x = numbers().float().requires_grad_()
     released = grid.gaussian(x, 0.5, Stream(KEY), 8.0)
-    sent = grid.in_place_of(x, released)
+    sent = grid.substitute(x, released)
     assert torch.equal(sent, released.float())
     sent.square().sum().backward()
     assert torch.equal(x.grad, 2 * released.float())

@@ -30,12 +30,12 @@ def test_products_come_back_exactly(condition: float, shields: int) -> None:
     own, weight = rows(), rows(40, 7, seed=1)
     matrix = MixingMatrix(draws(), own, condition, shields, energy=100.0)
     assert np.allclose(matrix.matrix @ matrix.inverse, np.eye(12 + shields), atol=1e-9)
-    seen = matrix.mixed(own)
+    seen = matrix.mix(own)
     assert seen.shape == (12 + shields, 40)
     assert seen.dtype == torch.float32
     expected = own.double().numpy() @ weight.double().numpy()
     tolerance = 1e-6 * condition * (100.0 if shields else 1.0) ** 0.5
-    assert np.abs(matrix.unmixed(seen @ weight).numpy() - expected).max() < tolerance * np.abs(expected).max()
+    assert np.abs(matrix.unmix(seen @ weight).numpy() - expected).max() < tolerance * np.abs(expected).max()
 
 
 def test_an_orthogonal_matrix_keeps_products_of_rows_and_another_does_not() -> None:
@@ -44,7 +44,7 @@ def test_an_orthogonal_matrix_keeps_products_of_rows_and_another_does_not() -> N
     expected = np.linalg.eigvalsh((own @ own.T).numpy())
 
     def seen(condition: float, shields: int = 0) -> np.ndarray:
-        u = MixingMatrix(draws(), own, condition, shields).mixed(own)
+        u = MixingMatrix(draws(), own, condition, shields).mix(own)
         return np.linalg.eigvalsh((u @ u.T).numpy())
 
     assert np.allclose(seen(1.0), expected, rtol=1e-9)

@@ -34,7 +34,9 @@ def stream() -> Stream:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 def test_the_chance_of_the_value_itself_is_kairouzs(epsilon: float) -> None:
     """e^epsilon / (e^epsilon + m - 1), with m = 4."""
-    assert RandomisedResponse(VALUES, epsilon).kept == pytest.approx(exp(epsilon) / (exp(epsilon) + 3), rel=1e-11)
+    assert RandomisedResponse(VALUES, epsilon).keep_probability == pytest.approx(
+        exp(epsilon) / (exp(epsilon) + 3), rel=1e-11
+    )
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 0.1, 1.0, 3.0, 12.0, 30.0])
@@ -98,10 +100,10 @@ def test_one_value_or_none_is_sent_as_it_is() -> None:
 def test_bits_of_chance_by_hand() -> None:
     """With a chance of 1/2 for itself and 1/6 for each of three others: 1/2 log2 2 + 3/6 log2 6."""
     found = RandomisedResponse(VALUES, log(3))
-    assert found.kept == pytest.approx(0.5, rel=1e-11)
+    assert found.keep_probability == pytest.approx(0.5, rel=1e-11)
     assert found.noise_bits == pytest.approx(0.5 + 0.5 * log2(6), rel=1e-9)
 
 
 def test_how_often_each_is_sent_by_hand() -> None:
     found = RandomisedResponse(np.array([0, 1]), log(3))  # 3/4 and 1/4
-    assert found.sent(np.array([8, 4, 5])) == pytest.approx([7, 5, 5])
+    assert found.expected_counts(np.array([8, 4, 5])) == pytest.approx([7, 5, 5])

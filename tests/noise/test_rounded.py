@@ -84,7 +84,7 @@ def test_the_inverse_in_fp64_is_as_good_as_is_assumed() -> None:
 @pytest.mark.parametrize("bits", [0, 1, 5, 2**31])
 def test_the_farthest_tail_has_an_answer(sample: Any, tail: Any, law: Any, bits: int) -> None:
     """The probabilities that fp64 is not trusted with, down to 0 followed by the bits of the further stream."""
-    more = Stream(KEY).further
+    more = Stream(KEY).reserve
     found = rounded._magnitude_by_bits(bits, FINE, 0, tail, more)
     width, words = 64, literal.words(KEY, 1)
     whole = bits

@@ -13,7 +13,7 @@ from tests.noise.kit import KEY, literal
 def test_words_are_chacha20s() -> None:
     first, second = literal.words(KEY, 0), literal.words(KEY, 1)
     assert Stream(KEY).long_words(9).tolist() == [next(first) for _ in range(9)]
-    assert Stream(KEY).further.long_words(9).tolist() == [next(second) for _ in range(9)]
+    assert Stream(KEY).reserve.long_words(9).tolist() == [next(second) for _ in range(9)]
 
 
 def test_whole_numbers_below_limits_are_uniform() -> None:

@@ -212,7 +212,7 @@ def test_bands_hold_for_aliases_too(bert: Checkpoint) -> None:
     from milkglass.schemes.bands import Bands
 
     counts = np.where(np.arange(tiny.VOCAB) % 2, 1000, 1)
-    key = made(bert, ObfusLM(4, 0.1, 0.9, bands=Bands.counted(counts, 2.0), aliases=2))
+    key = made(bert, ObfusLM(4, 0.1, 0.9, bands=Bands.from_counts(counts, 2.0), aliases=2))
     plain = bert.read("bert.embeddings.word_embeddings.weight")
     found = mixture_of(bert, key, plain, lambda name, total: lambda done: None)
     assert isinstance(found, AliasedMixture)

@@ -21,7 +21,7 @@ def counts() -> np.ndarray:
 def test_bands_hold_every_row_once_the_commonest_first_and_none_too_small() -> None:
     known = counts()
     order = np.random.default_rng(1).permutation(N)[: N - 50]
-    parts = Bands.counted(known, 2.0).split(order, N, K)
+    parts = Bands.from_counts(known, 2.0).split(order, N, K)
     assert sorted(np.concatenate(parts).tolist()) == sorted(order.tolist())
     assert min(map(len, parts)) >= MIN_CLUSTERS_A_BAND * K
     for before, after in zip(parts, parts[1:], strict=False):
@@ -31,7 +31,7 @@ def test_bands_hold_every_row_once_the_commonest_first_and_none_too_small() -> N
 
 
 def test_clusters_stay_within_bands_and_reach_k() -> None:
-    bands = Bands.counted(counts(), 2.0)
+    bands = Bands.from_counts(counts(), 2.0)
     table = torch.randn(N, 16, generator=torch.Generator().manual_seed(0))
     order = np.random.default_rng(1).permutation(N)
     scheme = ObfusLM(K, 0.1, 0.99, bands=bands)
@@ -47,7 +47,7 @@ def test_clusters_stay_within_bands_and_reach_k() -> None:
 
 
 def test_a_key_keeps_them() -> None:
-    scheme = ObfusLM(K, 0.1, bands=Bands.counted(counts(), 2.0))
+    scheme = ObfusLM(K, 0.1, bands=Bands.from_counts(counts(), 2.0))
     described = scheme.document()
     assert scheme_named(described.pop("name"), described) == scheme
     assert "classes" not in repr(scheme), "how common tokens are in a private text is private"
@@ -56,8 +56,8 @@ def test_a_key_keeps_them() -> None:
 def test_bands_that_cannot_be() -> None:
     for factor in (1.0, 0.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match=rf"\b{factor}\b.*\b1\b"):
-            Bands.counted(counts(), factor)
+            Bands.from_counts(counts(), factor)
     with pytest.raises(UsageError, match="no tokens"):
-        Bands.counted(np.zeros(5, np.int64), 2.0)
+        Bands.from_counts(np.zeros(5, np.int64), 2.0)
     with pytest.raises(UsageError, match=r"\b900 tokens\b.*\b5\b"):
-        Bands.counted(counts(), 2.0).split(np.arange(5), 5, 1)
+        Bands.from_counts(counts(), 2.0).split(np.arange(5), 5, 1)

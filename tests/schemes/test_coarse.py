@@ -14,7 +14,7 @@ from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.coarse import Coarse
-from milkglass.schemes.symbols.diversity import DiversityLimits, bits_and_shares, joined
+from milkglass.schemes.symbols.diversity import DiversityLimits, bits_and_shares, join_symbols
 from milkglass.schemes.symbols.finder import Evidence, FoundSymbols, TaskTexts
 from milkglass.schemes.symbols.kmeans import KMeans, assign, label_scores, next_price, with_neighbours
 from milkglass.schemes.symbols.symbol_map import SymbolMap
@@ -42,11 +42,11 @@ def evidence(seed: int = 1, pinned: tuple[int, ...] = (), labels: bool = True) -
 
 
 def found(scheme: Coarse, seen: Evidence) -> Coarse:
-    return scheme.found(seen, draws, lambda done: None)
+    return scheme.fit(seen, draws, lambda done: None)
 
 
 def own(scheme: Coarse, seen: Evidence) -> np.ndarray:
-    return scheme.exempt(seen.counts, seen.special, seen.pinned)
+    return scheme.exempt_ids(seen.counts, seen.special, seen.pinned)
 
 
 # --- the label score --------------------------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def test_a_symbol_that_breaks_a_limit_joins_the_nearest_with_which_it_holds() ->
     mass = np.array([9.0, 1, 0.5, 0.5, 5, 4, 4, 5])
     points = np.array([[0.0], [0], [1], [1], [2], [2], [9], [9]], np.float32)
     clusters = FoundSymbols(np.array([0, 0, 1, 1, 2, 2, 3, 3]), points)
-    assert joined(clusters, mass, DiversityLimits(0.9, 0.6)).tolist() == [1, 1, 0, 0, 1, 1, 2, 2]
-    assert joined(clusters, mass, DiversityLimits(0.0, 0.95)).tolist() == clusters.symbol_of_token.tolist()
+    assert join_symbols(clusters, mass, DiversityLimits(0.9, 0.6)).tolist() == [1, 1, 0, 0, 1, 1, 2, 2]
+    assert join_symbols(clusters, mass, DiversityLimits(0.0, 0.95)).tolist() == clusters.symbol_of_token.tolist()
 
 
 def test_limits_hold_for_every_symbol_but_those_of_single_tokens() -> None:
@@ -244,7 +244,7 @@ def test_pinned_tokens_keep_their_number() -> None:
 def test_one_secret_gives_one_map() -> None:
     one, same = (found(Coarse(30, kmeans=KMeans("table")), evidence()) for _ in range(2))
     assert one == same
-    other = Coarse(30, kmeans=KMeans("table")).found(evidence(), lambda label: Stream(b"o" * 32), lambda done: None)
+    other = Coarse(30, kmeans=KMeans("table")).fit(evidence(), lambda label: Stream(b"o" * 32), lambda done: None)
     assert other.map != one.map
 
 

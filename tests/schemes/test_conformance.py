@@ -58,13 +58,13 @@ def kept_map() -> SymbolMap:
 VARIANTS = (
     Target("obfuslm, encoder", ObfusLM(4, 0.1, 0.9), "bert"),
     Target("obfuslm, decoder", ObfusLM(4, 1.0, 0.9), "llama-tied"),
-    Target("obfuslm, bands", ObfusLM(4, 0.1, 0.9, bands=Bands.counted(np.arange(tiny.VOCAB), 2.0)), "roberta"),
+    Target("obfuslm, bands", ObfusLM(4, 0.1, 0.9, bands=Bands.from_counts(np.arange(tiny.VOCAB), 2.0)), "roberta"),
     Target("obfuslm, aliases, encoder", ObfusLM(4, 0.1, 0.9, aliases=2), "roberta"),
     Target("obfuslm, aliases, relative positions", ObfusLM(4, 0.1, 0.9, aliases=2), "mpnet"),
     Target("obfuslm, aliases, decoder", ObfusLM(4, 1.0, 0.9, aliases=3), "llama-tied"),
     Target(
         "obfuslm, bands and aliases",
-        ObfusLM(4, 0.1, 0.9, bands=Bands.counted(np.arange(tiny.VOCAB), 2.0), aliases=2),
+        ObfusLM(4, 0.1, 0.9, bands=Bands.from_counts(np.arange(tiny.VOCAB), 2.0), aliases=2),
         "distilbert",
     ),
     Target("obfuslm+, aliases", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8), aliases=2), "llama-untied"),

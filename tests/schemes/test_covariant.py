@@ -30,7 +30,7 @@ from milkglass.models.families import architecture_of
 from milkglass.noise.root import NoiseStream
 from milkglass.schemes.aloepri import AloePri
 from milkglass.schemes.covariant import Covariant
-from milkglass.schemes.covariant_keys import LayerShape, windowed
+from milkglass.schemes.covariant_keys import LayerShape, permute_windows
 from milkglass.schemes.orthogonal import Orthogonal
 from milkglass.schemes.permuted import Permuted
 from milkglass.threat.budget import Budget
@@ -123,7 +123,7 @@ def test_any_block_of_noise_is_drawn_again_alike() -> None:
 @pytest.mark.parametrize("h", [0, 5, 16])
 def test_all_key_matrices_of_a_family_cancel(h: int) -> None:
     family = AloePri(expansion=h).stream_keys(40, 1, draws(1))
-    writing, reading = [family.writing(draws(n)) for n in (2, 3)], [family.reading(draws(n)) for n in (4, 5)]
+    writing, reading = [family.write_key(draws(n)) for n in (2, 3)], [family.read_key(draws(n)) for n in (4, 5)]
     for p in writing:
         assert p.shape == (40, 40 + 2 * h)
         for q in reading:
@@ -136,7 +136,7 @@ def test_all_key_matrices_of_a_family_cancel(h: int) -> None:
 
 def test_the_mild_ends_keep_lengths() -> None:
     for scheme in (Orthogonal(), Permuted()):
-        p = scheme.stream_keys(24, 2, draws(1)).writing(draws(2))
+        p = scheme.stream_keys(24, 2, draws(1)).write_key(draws(2))
         assert torch.allclose(p @ p.T, torch.eye(24, dtype=torch.float64), atol=1e-12)
         assert (bool((p.abs() > 0.5).sum() == 24) and bool((p == 1).sum() == 24)) == isinstance(scheme, Permuted)
 
@@ -158,11 +158,11 @@ def test_windows_keep_fast_pairs_in_place_and_move_slow_ones() -> None:
     speeds = LayerShape(1, 1, 64, 1, 100_000.0).frequencies
     moved = np.zeros(32)
     for number in range(200):
-        order = windowed(speeds, 8, 1000.0, draws(number))
+        order = permute_windows(speeds, 8, 1000.0, draws(number))
         assert sorted(order.tolist()) == list(range(32)) and np.abs(order - np.arange(32)).max() < 8
         moved += order != np.arange(32)
     assert moved[:8].sum() == 0 and moved[26:31].min() > 100
-    assert windowed(speeds, 1, 1000.0, draws(1)).tolist() == list(range(32))
+    assert permute_windows(speeds, 1, 1000.0, draws(1)).tolist() == list(range(32))
 
 
 def test_the_widened_model_is_an_ordinary_checkpoint(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from milkglass.noise.stream import Stream
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.finder import Evidence, FoundSymbols, TaskTexts
 from milkglass.schemes.symbols.kmeans import Clusters
-from milkglass.schemes.symbols.learnt import Learnt, SmallReader
+from milkglass.schemes.symbols.learnt import LearntMap, SmallReader
 from milkglass.sequences import Sequences
 
 N = 80  # token 0 is special; of the others the class is their number modulo 4: 0 good, 1 bad, 2 and 3 say nothing
@@ -44,7 +44,7 @@ def evidence(labelled: TaskTexts | None) -> Evidence:
 def found(labelled: TaskTexts, symbols: int = 3, steps: int = FEWER) -> tuple[np.ndarray, FoundSymbols]:
     tokens = np.arange(4, N)
     mass = labelled.texts.counts(N)[tokens] + 0.3
-    return tokens, Learnt(spread=0.3, steps=steps).find(
+    return tokens, LearntMap(spread=0.3, steps=steps).find(
         evidence(labelled), tokens, mass, symbols, draws, lambda done: None
     )
 
@@ -73,7 +73,7 @@ def test_the_same_key_gives_the_same_map_and_leaves_other_generators_alone() -> 
 def test_the_gradient_passes_through_the_choice_of_a_symbol() -> None:
     """Forward reads the centre of each symbol; backward reaches the points behind it."""
     labelled = task(rows=8)
-    network = SmallReader(evidence(labelled).vectors("encoder"), np.arange(4, N), labelled, Learnt()).eval()
+    network = SmallReader(evidence(labelled).vectors("encoder"), np.arange(4, N), labelled, LearntMap()).eval()
     clusters = Clusters(np.arange(4, N), np.ones(N - 4), 2)
     ids, lengths = torch.from_numpy(np.stack(list(labelled.texts))), torch.full((8,), 4)
     plain, nothing = network(ids, lengths, clusters)
@@ -101,15 +101,15 @@ def test_centres_move_to_the_weighted_means_of_their_tokens() -> None:
 
 def test_rows_without_labels_are_refused_with_the_way_out() -> None:
     with pytest.raises(UsageError, match="labels") as caught:
-        Learnt().find(evidence(None), np.arange(4, N), np.ones(N - 4), 3, draws, lambda done: None)
+        LearntMap().find(evidence(None), np.arange(4, N), np.ones(N - 4), 3, draws, lambda done: None)
     assert "way=kmeans" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("way", ["learnt", "kmeans"])
 def test_coarse_finds_its_map_either_way(way: str) -> None:
-    scheme = Coarse(symbols=6, function_words=2, way=way, least_bits=0.5, learnt=Learnt(steps=50))  # type: ignore[arg-type]
+    scheme = Coarse(symbols=6, function_words=2, way=way, least_bits=0.5, learnt=LearntMap(steps=50))  # type: ignore[arg-type]
     labelled = task()
-    made = scheme.found(evidence(labelled), draws, lambda done: None)
+    made = scheme.fit(evidence(labelled), draws, lambda done: None)
     numbers = made.token_symbols
     assert len(numbers) == N
     assert numbers.max() + 1 <= 6 + 3

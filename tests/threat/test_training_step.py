@@ -49,8 +49,8 @@ def test_whoever_embeds_the_same_texts_has_the_same_gradient(home: Path, name: s
     assert step.table_name is not None
     assert (shared[step.table_name].abs().sum(1) > 0)[[5, 9, 7, 6, 8, 11, 4]].all()
     names = [one for one in step.names if one != step.table_name and shared[one].abs().sum() > 0]
-    embeds = step.embedded(ids).detach().requires_grad_()
-    found = step.dummy(embeds, mask, targets, names)
+    embeds = step.embed(ids).detach().requires_grad_()
+    found = step.dummy_gradients(embeds, mask, targets, names)
     for one, grad in zip(names, found, strict=True):
         assert torch.allclose(grad, shared[one], atol=1e-5), one
     sum((grad * grad).sum() for grad in found).backward()  # type: ignore[union-attr]
@@ -74,14 +74,14 @@ def test_the_loss_is_the_model_s_own(home: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(home / "llama-tied").eval()
     asked = ids.masked_fill(mask == 0, -100)
     own = model(input_ids=ids, attention_mask=mask, labels=asked).loss
-    assert torch.allclose(step.loss(step.embedded(ids), mask, ids), own, atol=1e-5)
+    assert torch.allclose(step.loss(step.embed(ids), mask, ids), own, atol=1e-5)
 
 
 def test_soft_targets_that_are_certain_are_hard_ones(home: Path) -> None:
     step = SharedStep.open(home / "gpt2", "next-token")
     ids, mask, _ = given("next-token")
     soft = torch.nn.functional.one_hot(ids, len(step.table)).float()
-    embeds = step.embedded(ids)
+    embeds = step.embed(ids)
     assert torch.allclose(step.loss(embeds, mask, soft), step.loss(embeds, mask, ids), atol=1e-6)
 
 

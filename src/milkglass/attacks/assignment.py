@@ -1,4 +1,4 @@
-"""Turns likelihoods into a guess.
+"""Turns log-likelihoods into a guess.
 
 Each public id of a group is used at most once. The best joint assignment (Kuhn 1955) is therefore better than the most
 likely id of each row. If a token has r scrambled ids, a group has r times as many rows as members, and each member is
@@ -27,7 +27,8 @@ class Solver(Attack):
     @abc.abstractmethod
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
-    ) -> Candidates: ...
+    ) -> Candidates:
+        """Returns what each scrambled id can stand for, and how likely that is."""
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size)
@@ -36,8 +37,8 @@ class Solver(Attack):
 def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
     """Returns a guess (size, k): first the best joint assignment, then the row's other members, most likely first."""
     table = np.full((size, k), NO_BELIEF, np.int64)
-    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
-        scores = likelihood.copy()
+    for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
+        scores = log_likelihood.copy()
         rows, columns = best(scores)
         scores[rows, columns] = np.inf
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
@@ -45,19 +46,19 @@ def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
     return Guess(table=table)
 
 
-def best(likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
-    """Returns the rows and columns of the assignment of likelihood (r, m) with the greatest total.
+def best(log_likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
+    """Returns the rows and columns of the assignment with the greatest total log-likelihood, from (r, m).
 
-    Each column is taken up to `copies` times. A likelihood of -inf counts as very unlikely, not as forbidden, so that
-    there is always an assignment.
+    Each column is taken up to `rows_per_member` times. A log-likelihood of -inf counts as very unlikely, not as
+    forbidden, so that there is always an assignment.
     """
     worst = np.finfo(np.float64).min / 1e6
-    members = likelihood.shape[1]
-    wide = np.tile(np.maximum(likelihood, worst), copies(*likelihood.shape))
-    rows, columns = linear_sum_assignment(wide, maximize=True)
-    return rows.astype(np.int64), columns.astype(np.int64) % max(members, 1)
+    member_count = log_likelihood.shape[1]
+    gains = np.tile(np.maximum(log_likelihood, worst), rows_per_member(*log_likelihood.shape))
+    rows, columns = linear_sum_assignment(gains, maximize=True)
+    return rows.astype(np.int64), columns.astype(np.int64) % max(member_count, 1)
 
 
-def copies(rows: int, members: int) -> int:
+def rows_per_member(row_count: int, member_count: int) -> int:
     """Returns how many rows of a group stand for each of its members."""
-    return max(1, round(rows / max(members, 1)))
+    return max(1, round(row_count / max(member_count, 1)))

@@ -19,11 +19,11 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 
-BATCH_TOKENS = 2048
+BATCH_TOKENS = 2048  # tokens of a batch, unless one sequence is longer
 
 
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
-    """Returns the transformer without a head, in fp32 and evaluation mode; with `layers` only the first ones."""
+    """Returns the transformer without a head, in fp32 and evaluation mode: all layers, or the first `layers`."""
     built: PreTrainedModel = torch_model.body(model, layers=layers).eval()
     return device.moved(built)
 
@@ -35,35 +35,38 @@ def is_tied(model: Model) -> bool:
     return bool(AutoConfig.for_model(model_type, **config).tie_word_embeddings)
 
 
-def batches(sequences: Sequences, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
-    """Yields the numbers of nonempty sequences of one length, at most `tokens` ids at a time, the shortest first."""
+def batches(sequences: Sequences, max_tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
+    """Yields the indices of nonempty sequences of one length, the shortest first.
+
+    A batch has at least one sequence, and else at most `max_tokens` ids.
+    """
     order = np.argsort(sequences.lengths, kind="stable")
     lengths = sequences.lengths[order]
     for length in np.unique(lengths[lengths > 0]):
-        of_length = order[lengths == length]
-        step = max(1, tokens // int(length))
-        for start in range(0, len(of_length), step):
-            yield of_length[start : start + step]
+        same_length = order[lengths == length]
+        step = max(1, max_tokens // int(length))
+        for start in range(0, len(same_length), step):
+            yield same_length[start : start + step]
 
 
 def batches_within(
-    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = BATCH_TOKENS
+    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, max_tokens: int = BATCH_TOKENS
 ) -> Iterator[Ids]:
     """Yields batches in random order, at least one, until less than `floor` seconds are left: a sample of all."""
-    all_batches = list(batches(sequences, tokens))
-    for done, number in enumerate(rng.permutation(len(all_batches)).tolist()):
-        if done and budget.left() < floor:
+    all_batches = list(batches(sequences, max_tokens))
+    for done_count, index in enumerate(rng.permutation(len(all_batches)).tolist()):
+        if done_count and budget.left() < floor:
             return
-        yield all_batches[number]
+        yield all_batches[index]
 
 
-def stacked(sequences: Sequences, text_numbers: Ids) -> torch.Tensor:
+def stack(sequences: Sequences, text_numbers: Ids) -> torch.Tensor:
     """Returns (b, t) the ids of sequences of one length."""
     return device.tensor(sequences.ids[places(sequences, text_numbers)].reshape(len(text_numbers), -1))
 
 
 def places(sequences: Sequences, text_numbers: Ids) -> Ids:
-    """Returns (b * t,) the places of these sequences' tokens among all tokens."""
+    """Returns (b * t,) the places of the tokens of sequences of one length among all tokens."""
     starts = np.cumsum(sequences.lengths)[text_numbers] - sequences.lengths[text_numbers]
     return (starts[:, None] + np.arange(int(sequences.lengths[text_numbers[0]]))).reshape(-1)
 
@@ -82,21 +85,21 @@ def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -
     return states_of_layers[min(layer, len(states_of_layers) - 1)].float()
 
 
-def sampled(
+def sample_states(
     model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], budget: Budget, layer: int | None = None
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """Returns the states of the sequences in `groups` (see `batches_within`).
+    """Runs the sequences in `groups` (see `batches_within`).
 
     Returns:
-        (total, d) the state of every token, 0 if its sequence was not run, and (b,) whether each sequence was.
+        (total, d) the state of every token, 0 if its sequence was not run, and (texts,) whether each sequence was.
     """
     states = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
     was_run = np.zeros(len(sequences), np.bool_)
     for text_numbers in groups:
-        batch_states = state(model, stacked(sequences, text_numbers), layer)
+        batch_states = state(model, stack(sequences, text_numbers), layer)
         states[torch.from_numpy(places(sequences, text_numbers))] = batch_states.flatten(0, 1)
         was_run[text_numbers] = True
-        budget.spend(work.run(model, int(sequences.lengths[text_numbers].sum())))
+        budget.spend(work.forward(model, int(sequences.lengths[text_numbers].sum())))
     return states, was_run
 
 

@@ -1,7 +1,7 @@
 """What the steps of attacks cost, in seconds of one core of the machine on which they were timed.
 
-A budget of work (`Budget.of_work`) counts these in place of a clock. They were fitted to a processor with AVX-512 and
-need not be exact: they decide how many steps are made, and on any machine the same number.
+A budget of work (`Budget.of_work`) counts these in place of a clock. They were fitted to a CPU with AVX-512 and need
+not be exact: they decide how many steps are made, which is the same number on any machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 PRODUCTS = 5e10  # multiplications a second, in products of matrices in fp32
 PARAMETERS = 3e8  # parameters that an optimiser changes a second
 ELEMENTS = 1e8  # numbers a second in passes of NumPy: a gather, a logarithm, a sum by place
-CALL = 1e-4  # of some ten small operations on arrays
+CALL = 1e-4  # seconds of some ten small operations on arrays
 
 
 def products(multiplications: float) -> float:
@@ -24,14 +24,14 @@ def elements(count: float) -> float:
     return count / ELEMENTS
 
 
-def run(model: torch.nn.Module, tokens: int) -> float:
+def forward(model: torch.nn.Module, token_count: int) -> float:
     """Returns the work of so many tokens through a model."""
-    return 10 * CALL + products(float(_multiplied(model)) * tokens)
+    return 10 * CALL + products(float(_multiplied_weights(model)) * token_count)
 
 
-def gradients(model: torch.nn.Module, tokens: int) -> float:
+def gradients(model: torch.nn.Module, token_count: int) -> float:
     """Returns the work of so many tokens through a model and back."""
-    return 3 * run(model, tokens)
+    return 3 * forward(model, token_count)
 
 
 def layers(count: int, states: torch.Tensor) -> float:
@@ -39,17 +39,18 @@ def layers(count: int, states: torch.Tensor) -> float:
     return products(12.0 * count * states.shape[-1] * states.numel())
 
 
-def compared(rows: torch.Tensor, table: torch.Tensor) -> float:
-    """Returns the work of the nearest rows of a table (n, d) for each of `rows` (m, d)."""
+def comparisons(rows: torch.Tensor, table: torch.Tensor) -> float:
+    """Returns the work of finding the nearest rows of a table (n, d) for each of `rows` (m, d)."""
     return products(float(table.numel()) * len(rows)) + elements(len(rows) * len(table) / 4)
 
 
-def trained(model: torch.nn.Module, tokens: int) -> float:
-    """Returns the work of one step of a training."""
-    return gradients(model, tokens) + sum(one.numel() for one in model.parameters()) / PARAMETERS
+def training_step(model: torch.nn.Module, token_count: int) -> float:
+    """Returns the work of one step of a training on so many tokens."""
+    parameter_count = sum(parameter.numel() for parameter in model.parameters())
+    return gradients(model, token_count) + parameter_count / PARAMETERS
 
 
-def _multiplied(model: torch.nn.Module) -> int:
+def _multiplied_weights(model: torch.nn.Module) -> int:
     """Returns how many weights each token is multiplied by: all but those of tables that are looked up."""
-    multiplying = (one for one in model.modules() if not isinstance(one, torch.nn.Embedding))
-    return sum(weights.numel() for one in multiplying for weights in one.parameters(recurse=False))
+    modules = (module for module in model.modules() if not isinstance(module, torch.nn.Embedding))
+    return sum(weights.numel() for module in modules for weights in module.parameters(recurse=False))

@@ -145,7 +145,7 @@ def scene_of(
     )
     if not any(_shows_shared_rows(weights.model, mine.sent.ids) for weights in served_weights):
         return scene
-    shared = [replace(who, knowledge=replace(who.knowledge, shared=True)) for who in scene.adversaries]
+    shared = [replace(who, knowledge=replace(who.knowledge, has_shared_ids=True)) for who in scene.adversaries]
     return replace(scene, adversaries=tuple(shared))
 
 

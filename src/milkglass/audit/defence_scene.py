@@ -221,7 +221,7 @@ def sent_and_original(
         ids = Sequences.of(client.codec.encode(texts, truncate=True).ids)
         if not isinstance(client, SanitizingClient):
             return ids, ids, None
-        return Sequences.of(client.encoded(list(texts), None).ids), ids, np.arange(len(ids.ids), dtype=np.int64)
+        return Sequences.of(client.encode(list(texts), None).ids), ids, np.arange(len(ids.ids), dtype=np.int64)
     parts = client.parts(texts)
     original, piece_rows = _pieces(client.codec, [words for words, _ in parts])
     sent, sent_piece_rows = _pieces(client.codec, [words for _, words in parts])

@@ -225,7 +225,10 @@ def assemble(
     original = private.original
     simulate = _simulator(base, key.info.model, scheme, key.model_digest)
     without_text = Knowledge(
-        public_model=Model.open(base.folder), simulate=simulate, aliases=scheme.copies, shared=scheme.shares
+        public_model=Model.open(base.folder),
+        simulate=simulate,
+        alias_count=scheme.ids_per_token,
+        has_shared_ids=scheme.shares,
     )
     if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
         symbols = key.first.astype(np.int64)

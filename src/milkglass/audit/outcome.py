@@ -161,7 +161,7 @@ def share_in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
     if not learnt:
         return None
     is_hit = np.zeros(len(truth.inverse), np.bool_)
-    for group in learnt[0].solved:
+    for group in learnt[0].solved_groups:
         is_hit[group.rows] = np.isin(truth.inverse[group.rows], group.members)
     return float(is_hit[truth.ordinary[truth.inverse]].mean())
 

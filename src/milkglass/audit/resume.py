@@ -108,7 +108,7 @@ def pack_candidates(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
         "rows": flat([g.rows for g in groups], np.int64),
         "members": flat([g.members for g in groups], np.int64),
         "weights": flat([g.weights for g in groups if g.weights is not None], np.float64),
-        "likelihood": flat(list(candidates.likelihood), np.float64),
+        "likelihood": flat(list(candidates.log_likelihoods), np.float64),
     }
 
 

@@ -23,7 +23,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.errors import MilkglassError
 from milkglass.threat.attack import Attack, Preprocessor, why_not
-from milkglass.threat.budget import Budget, OutOfTime, ended_with
+from milkglass.threat.budget import Budget, OutOfTime, time_limit
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Transcript
@@ -127,14 +127,14 @@ class _Runner:
         for undoer in undoers:
             try:
                 if why_not(undoer, transcript, adversary.knowledge) is None:
-                    with ended_with(self.options.deadline):
-                        transcript = undoer.before(transcript, adversary.knowledge)
+                    with time_limit(self.options.deadline):
+                        transcript = undoer.undo(transcript, adversary.knowledge)
             except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
             attack, found, ran_now = self._solve(solver, adversary, candidates, transcript, renewed)
             renewed = renewed or ran_now
-            placed_count = 0 if found is None else sum(len(group.rows) for group in found.solved)
+            placed_count = 0 if found is None else sum(len(group.rows) for group in found.solved_groups)
             if placed_count and placed_count >= MIN_PLACED_SHARE * self.scene.transcript.size:
                 candidates = found
             finished.append(attack)
@@ -234,7 +234,7 @@ class _Runner:
         started = budget.clock()
         attack_seed = [self.seed, *turn.name.encode()] if self.options.own_budget is None else self.seed
         try:
-            with ended_with(self._deadline(budget)), _seed_torch(budget, attack_seed):
+            with time_limit(self._deadline(budget)), _seed_torch(budget, attack_seed):
                 guess = make_guess(seen, knowledge, budget, np.random.default_rng(attack_seed))
         except OutOfTime:
             return FinishedAttack(replace(result, reason=ENDED_REASON))

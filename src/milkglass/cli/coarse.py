@@ -82,7 +82,7 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
     scheme = scheme_of(key)
     assert isinstance(scheme, Coarse)
     content = content_tokens(texts.counts, token_pieces(Codec.open(key, base.folder), len(texts.own_counts)))
-    exempt = scheme.exempt(texts.counts, texts.special, architecture_of(base).pinned)
+    exempt = scheme.exempt_ids(texts.counts, texts.special, architecture_of(base).pinned)
     rate = rate_of(scheme, texts.counts, texts.own_counts, content, exempt)
     usage.record_rate(path, {name: float(value) for name, value in asdict(rate).items()})
 

@@ -250,7 +250,7 @@ def run(
         "ghost": not plain, "selection": None if plain else selection,
         "shield": defence.name, "shield_parameters": name_and_parameters(defence),
         "shield_guarantee": guarantee_in_words(defence.guarantee, seed is not None),
-        "shield_spent": guarantee_in_words(defence.spent(len(state.done)), seed is not None),
+        "shield_spent": guarantee_in_words(defence.guarantee_after(len(state.done)), seed is not None),
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
         "missing": [list(record.missing) for record in state.done],
         "update_lengths": [record.norm for record in state.done], "losses": [record.loss for record in state.done],

@@ -353,7 +353,7 @@ def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
     from milkglass.schemes.bands import Bands
 
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
-    return Bands.counted(read_encoded(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
+    return Bands.from_counts(read_encoded(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
 
 
 def _folder(model: str, as_json: bool) -> Path:

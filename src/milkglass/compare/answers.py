@@ -104,7 +104,7 @@ class ChatSender:
         return tuple(one if one["role"] == "assistant" else self._masked([one])[0] for one in question(row))
 
     def _masked(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        texts = self.client.before([str(one.get("content") or "") for one in messages])
+        texts = self.client.prepare([str(one.get("content") or "") for one in messages])
         return tuple({**one, "content": new} for one, new in zip(messages, texts, strict=True))
 
 

@@ -17,7 +17,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.nearest.products import quick_in_bf16
+from milkglass.nearest.products import has_fast_bf16
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, unlabelled
 from milkglass.rows.messages import Message
@@ -143,7 +143,7 @@ class ChatRows(ComparisonRows):
             options: None: not given.
         """
         requested = {name: value for name, value in options.items() if value is not None}
-        dtype = "bfloat16" if quick_in_bf16() else "float32"
+        dtype = "bfloat16" if has_fast_bf16() else "float32"
         batch = max(1, min(MAX_ROWS_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
         ours: dict[str, Any] = {
             "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,

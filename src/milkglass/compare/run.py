@@ -31,7 +31,7 @@ from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.errors import MilkglassError
 from milkglass.experiments.runs import pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.glue import pearson
-from milkglass.metrics.interval import Interval, resampled
+from milkglass.metrics.interval import Interval, resample
 from milkglass.metrics.text import mean_loss
 from milkglass.progress import Log, duration
 from milkglass.system import memory_bytes
@@ -320,7 +320,7 @@ def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
     if setting.rows.task == "regression":
         return pearson(answers, truth, np.random.default_rng(0))
     is_right = (answers == truth).astype(np.float64)
-    return resampled(lambda counts: counts @ is_right / len(is_right), len(is_right), np.random.default_rng(0))
+    return resample(lambda counts: counts @ is_right / len(is_right), len(is_right), np.random.default_rng(0))
 
 
 def _with_gap(
@@ -341,9 +341,9 @@ def _with_gap(
         def gap(counts: NDArray[Any]) -> Any:
             return weighted_correlation(ours, truth, counts) - weighted_correlation(theirs, truth, counts)
 
-        return replace(result, above=resampled(gap, len(truth), rng))
+        return replace(result, above=resample(gap, len(truth), rng))
     gaps = (ours == truth).astype(np.float64) - (theirs == truth)
-    return replace(result, above=resampled(lambda counts: counts @ gaps / len(gaps), len(gaps), rng))
+    return replace(result, above=resample(lambda counts: counts @ gaps / len(gaps), len(gaps), rng))
 
 
 def loss_gap(ours: NDArray[Any], theirs: NDArray[Any]) -> Interval:
@@ -353,7 +353,7 @@ def loss_gap(ours: NDArray[Any], theirs: NDArray[Any]) -> Interval:
     def gap(counts: NDArray[Any]) -> Any:
         return counts @ losses / (counts @ tokens) - counts @ other_losses / (counts @ other_tokens)
 
-    return resampled(gap, len(losses), np.random.default_rng(0))
+    return resample(gap, len(losses), np.random.default_rng(0))
 
 
 def weighted_correlation(first: NDArray[Any], second: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:

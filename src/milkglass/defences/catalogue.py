@@ -31,8 +31,6 @@ from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.threat.defence import Defence
 
 CONTROLS: Catalogue[HiddenStateDefence] = Catalogue("control", Undisturbed())  # nothing is protected
-
-
 OTHER_DEFENCES: Catalogue[Defence] = Catalogue("defence", group="milkglass.defence", kind=Defence)
 
 

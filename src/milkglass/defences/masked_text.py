@@ -23,10 +23,10 @@ from milkglass.threat.defence import Defence, LabelledTexts
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingClient(ReplacedTextClient):
-    """Masks entities.
+    """Masks what Presidio recognises before a text is encoded.
 
     Attributes:
-        least: the least score of an entity that is masked.
+        least: the score from which on an entity is masked.
     """
 
     least: float = field(repr=False)
@@ -40,7 +40,7 @@ class MaskedText(Defence):
     """Masking by Presidio. It has no guarantee: a name that is not recognised crosses.
 
     Attributes:
-        least: the least score of an entity that is masked, of 0 to 1.
+        least: the score from which on an entity is masked, from 0 to 1.
     """
 
     least: float = limited(0.35, most=1, hint="Presidio's own default is 0, which masks more that is no name")
@@ -66,11 +66,13 @@ class MaskedText(Defence):
         copy_base(base, folder)
         return self._client(base, secret), TokenServer(folder)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[MaskingClient, TokenServer]:
-        secret, about = read_saved(client)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[MaskingClient, TokenServer]:
+        secret, about = read_saved(client_folder)
         if about != self.document():
-            raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
-        return self._client(base, secret), TokenServer(server)
+            raise KeyFileError(
+                f"{client_folder} is of another defence than this one", "give the parameters that made it"
+            )
+        return self._client(base, secret), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, secret: bytes) -> MaskingClient:
         return MaskingClient(public_codec(base, secret), secret, self.document(), least=self.least)

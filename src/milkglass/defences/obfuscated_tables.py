@@ -42,12 +42,12 @@ class TableClient(TokenClient):
     ids, so that a recipe can be repeated; the server sees that two texts are equal. A `Codec` alone draws each time.
     """
 
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
-    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         if self.codec.alias_choices is None:
-            return super().encoded(texts, pairs)
+            return super().encode(texts, pairs)
         encoded_texts = [
             self._seeded_codec(text, pair).encode([text], None if pair is None else [pair], truncate=True)
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
@@ -97,8 +97,8 @@ class Plain(Defence):
         copy_base(base, folder)
         return self._client(base, secret), TokenServer(folder)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
-        return self._client(base, read_saved(client)[0]), TokenServer(server)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[TableClient, TokenServer]:
+        return self._client(base, read_saved(client_folder)[0]), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
         return TableClient(public_codec(base, secret), secret, self.document())
@@ -168,10 +168,10 @@ class TableDefence(Defence):
         counts = np.bincount(np.concatenate(ids), minlength=architecture_of(base).vocab_size)
         return self.scheme.with_counts(counts, self.bands)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
-        secret, document = read_saved(client)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[TableClient, TokenServer]:
+        secret, document = read_saved(client_folder)
         scheme = scheme_named(document["name"], {name: value for name, value in document.items() if name != "name"})
-        return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server)
+        return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
         return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).document())

@@ -73,7 +73,7 @@ class ReplacedTextClient(SanitizingClient):
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
         """Returns, for each text, its parts and their replacements. The joined parts are the text."""
 
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         return ["".join(after) for _, after in self.parts(texts)]
 
 
@@ -94,12 +94,12 @@ class SanitizedTokensClient(SanitizingClient):
 
     mechanism: Sanitizer = field(repr=False)
 
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
-    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """Returns the replaced ids. A pair's draws depend on both texts."""
-        encoded_texts = super().encoded(texts, pairs)
+        encoded_texts = super().encode(texts, pairs)
         stream_labels = texts if pairs is None else [json.dumps(pair) for pair in zip(texts, pairs, strict=True)]
         sanitized_ids = [
             self.mechanism.sanitize_checked(ids.astype(np.int64), self.random_stream(label))[0].astype(np.int32)
@@ -160,12 +160,14 @@ class SanitizerDefence(Defence):
         ids = public_codec(base).encode(texts, truncate=True).ids
         return Sequences.of(ids).counts(len(table))
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizingClient, TokenServer]:
-        secret, document = read_saved(client)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[SanitizingClient, TokenServer]:
+        secret, document = read_saved(client_folder)
         if document != self.document():
-            raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
-        counts = load_file(client / COUNTS_FILE)["counts"] if self.method.needs_counts else None
-        return self._client(base, self._table(base), counts, secret), TokenServer(server)
+            raise KeyFileError(
+                f"{client_folder} is of another defence than this one", "give the parameters that made it"
+            )
+        counts = load_file(client_folder / COUNTS_FILE)["counts"] if self.method.needs_counts else None
+        return self._client(base, self._table(base), counts, secret), TokenServer(server_folder)
 
     def _table(self, base: Checkpoint) -> WordVectors:
         if self.by == "tokens":

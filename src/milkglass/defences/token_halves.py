@@ -36,11 +36,12 @@ TEXTS_AT_A_TIME = 32  # texts answered at a time
 
 @dataclass(frozen=True)
 class TokenClient(Client):
-    """The client half.
+    """The client half: prepares texts, encodes them, and sends their ids.
 
     Attributes:
-        secret: 32 bytes, from which all else of this half follows.
-        document: name and parameters of the defence.
+        codec: turns texts into the ids that are sent.
+        secret: 32 bytes, from which all draws of this half follow.
+        document: the name and the parameters of the defence.
     """
 
     codec: Codec = field(repr=False)
@@ -48,16 +49,17 @@ class TokenClient(Client):
     document: Mapping[str, Any]
 
     @abc.abstractmethod
-    def before(self, texts: Sequence[str]) -> list[str]:
+    def prepare(self, texts: Sequence[str]) -> list[str]:
         """Returns the texts that are encoded in place of these; abstract, so that no client forgets to disturb."""
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
-        second = None if pairs is None else self.before(pairs)
-        encoded = self.encoded(self.before(texts), second)
+        prepared_pairs = None if pairs is None else self.prepare(pairs)
+        encoded = self.encode(self.prepare(texts), prepared_pairs)
         types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
         return (Tokens(Sequences.of(encoded.ids), types=types),)
 
-    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+    def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        """Returns the ids of prepared texts. Texts that are too long are cut."""
         return self.codec.encode(texts, pairs, truncate=True)
 
     def save(self, folder: Path) -> None:
@@ -99,8 +101,8 @@ class TokenServer(Server):
         logits = np.empty((len(texts), int(model.config.num_labels)), np.float32)
         order = np.argsort([len(ids) for ids, _ in texts], kind="stable")
         for start in range(0, len(order), TEXTS_AT_A_TIME):
-            numbers = order[start : start + TEXTS_AT_A_TIME]
-            logits[numbers] = _logits(model, [texts[i] for i in numbers])
+            indices = order[start : start + TEXTS_AT_A_TIME]
+            logits[indices] = _logits(model, [texts[i] for i in indices])
         return logits
 
 

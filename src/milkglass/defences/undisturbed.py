@@ -23,7 +23,7 @@ from milkglass.papers import Paper
 
 @dataclass(frozen=True)
 class Undisturbed(HiddenStateDefence):
-    """The control.
+    """Sends what the client's half computes, undisturbed: the control of defences of hidden states.
 
     Attributes:
         send: every token's state, or one vector a text.

@@ -131,7 +131,7 @@ def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, tor
 @torch.no_grad()
 def _loss(step: SharedStep, rows: SiteRows, chosen: Ids) -> float:
     ids, mask, labels = _batch(rows, chosen)
-    return float(step.loss(step.embedded(ids), mask, labels))
+    return float(step.loss(step.embed(ids), mask, labels))
 
 
 def load_weights(step: SharedStep, weights: Tensors) -> None:

@@ -2,7 +2,7 @@
 
     before(step)                         the step that is taken: other parameters trained, dropout on
     take(step, ids, mask, targets)       its gradient; another way only if examples must be kept apart
-    after(tensors, texts, stream)        what is shared of it
+    after(tensors, text_count, stream)   what is shared of it
 
 All randomness comes from a ChaCha20 stream (noise/): noise on a grid by exact samples, masks of pruning and of dropout.
 """
@@ -34,7 +34,7 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
 
     Attributes:
         name: as a recipe has it.
-        paper: where the method comes from. None: it is none.
+        paper: where the method comes from. None if it is not from a paper.
     """
 
     name: ClassVar[str]
@@ -45,15 +45,15 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
 
     @property
     def guarantee(self) -> str | None:
-        """Returns what is proved for one shared gradient, in words. None: nothing is."""
+        """Returns what is proved for one shared gradient, in words, or None if nothing is."""
         return None
 
-    def spent(self, rounds: int) -> str | None:
-        """Returns what is proved for all that a site shares in so many rounds, in words. None: it is not accounted."""
+    def guarantee_after(self, rounds: int) -> str | None:
+        """Returns what is proved for all that a site shares in so many rounds, in words, or None if nothing is."""
         return None
 
-    def added_noise(self, texts: int) -> AddedNoise | None:
-        """Returns what is public of the noise on the gradient of so many texts. None: no noise is added."""
+    def added_noise(self, text_count: int) -> AddedNoise | None:
+        """Returns what is public of the noise on the gradient of so many texts, or None if no noise is added."""
         return None
 
     def before(self, step: SharedStep) -> SharedStep:
@@ -64,13 +64,15 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
         """Returns the gradient of a step for ids (b, t), before `after`."""
         return step.gradient(ids, mask, targets)
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         """Returns what is shared of the gradient of so many texts. The given tensors are not changed."""
         return dict(tensors)
 
 
 @dataclass(frozen=True)
 class NoDefence(GradientDefence):
+    """Shares each gradient as it is."""
+
     name: ClassVar[str] = "none"
     paper: ClassVar[Paper | None] = None
 
@@ -84,7 +86,7 @@ def share(
     The defence's stream depends on the gradient as well (noise/stream.py): no two gradients get the same noise.
     PyTorch's generator is not used.
 
-    Raises UsageError if the gradient is not finite, so that what is made of it would hide nothing.
+    Raises UsageError if the gradient is not finite, since nothing that is made of it would hide it.
     """
     dropping, drawing = stream.child(), stream.child()
     with drawing_from(dropping):

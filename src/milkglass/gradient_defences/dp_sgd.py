@@ -15,8 +15,8 @@ The guarantee is accounted with dp-accounting: exactly without sampling (k Gauss
 privacy loss distributions, which err upward. The sentence that `guarantee` returns is for batches in which one text, or
 its label, is exchanged for another. b crosses beside the gradient and batches have a fixed size, so a text more or less
 would be seen. Two clipped gradients are up to 2 C apart: noise 1 is (10.0, 1e-5) once and (46.3, 1e-5) after 10 rounds,
-as `spent` says. `epsilon` counts steps for a text more or less, and the sampling rate if each text joins a batch by its
-own coin.
+as `guarantee_after` says. `epsilon` counts steps for a text more or less, and the sampling rate if each text joins a
+batch by its own coin.
 
 Opacus is not used. It separates examples inside the model, but not at a layer that all examples share, such as a table
 of positions, whose gradient it leaves whole, and it does not support tied tables.
@@ -47,7 +47,7 @@ LOSS_INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixt
 
 @dataclass(frozen=True)
 class DPSGD(GradientDefence):
-    """The DP-SGD method.
+    """Clips each text's gradient, and adds Gaussian noise to their sum.
 
     Attributes:
         noise: the multiplier: the standard deviation of the noise on the sum, divided by the clip.
@@ -74,21 +74,21 @@ class DPSGD(GradientDefence):
         warning = epsilon_warning(result)
         return f"({upward(result)}, {DELTA:g})-DP for each gradient, one text or label exchanged{warning}"
 
-    def spent(self, rounds: int) -> str | None:
+    def guarantee_after(self, rounds: int) -> str | None:
         """Returns the guarantee after so many rounds, as this many Gaussian mechanisms.
 
         A text is in at most one batch of a round, in FedSGD and in FedAvg. Which texts are in a batch is not assumed to
         be secret, so no amplification by sampling is claimed.
         """
-        spent = epsilon(self.noise / CLIPS_EXCHANGED, DELTA, rounds)
-        after = "1 round" if rounds == 1 else f"{rounds:,} rounds"
+        spent_epsilon = epsilon(self.noise / CLIPS_EXCHANGED, DELTA, rounds)
+        rounds_in_words = "1 round" if rounds == 1 else f"{rounds:,} rounds"
         return (
-            f"({upward(spent)}, {DELTA:g})-DP after {after}, one text or label exchanged, in one batch a "
-            f"round{epsilon_warning(spent)}"
+            f"({upward(spent_epsilon)}, {DELTA:g})-DP after {rounds_in_words}, one text or label exchanged, in one "
+            f"batch a round{epsilon_warning(spent_epsilon)}"
         )
 
-    def added_noise(self, texts: int) -> AddedNoise | None:
-        return AddedNoise("gaussian", self.deviation / texts, self.clip)
+    def added_noise(self, text_count: int) -> AddedNoise | None:
+        return AddedNoise("gaussian", self.deviation / text_count, self.clip)
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
         """Returns the sum of the gradients in fp64 on the grid, each clipped separately to count at most C."""
@@ -106,18 +106,18 @@ class DPSGD(GradientDefence):
         step_size = grid.step_of(self.deviation, self.clip)
         return {name: tensor.mul_(step_size) for name, tensor in sums.items()}
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         return {
-            name: (grid.gaussian(one, self.deviation, stream, self.clip) / texts).float()
-            for name, one in tensors.items()
+            name: (grid.gaussian(tensor, self.deviation, stream, self.clip) / text_count).float()
+            for name, tensor in tensors.items()
         }
 
 
 def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
     """Returns an upper bound on what `steps` steps spend together, for neighbours with one text more or less.
 
-    `rate` is the probability that each text joins each batch, independently (Poisson sampling). 1: no sampling. Raises
-    UsageError for a value outside its range.
+    `rate` is the probability that each text joins each batch, independently (Poisson sampling); 1 is no sampling.
+    Raises UsageError for a value outside its range.
     """
     Limit(0, open=True).require(noise, "the noise multiplier", "1 is common")
     Limit(0, open=True, below=1).require(delta, "delta", "1e-5 is common")

@@ -1,7 +1,8 @@
 """Dropout: takes the step with dropout on, so that an attacker who repeats it has other masks.
 
 GRAB (Feng et al. 2024) optimises the masks with the text; GHOST's comparison runs all attacks without dropout. The
-masks are drawn anew at each step. Nothing is promised. A rate is in a Dropout module or, for attention, in a number.
+masks are drawn again at each step. Nothing is promised. Models hold a rate in a Dropout module or, for attention, as a
+number.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class Dropout(GradientDefence):
-    """The dropout defence.
+    """Takes the step with dropout, with secret masks.
 
     Attributes:
-        rate: at every place where the model can drop; a Llama has only its attention's weights.
+        rate: of dropout wherever the model can drop; a Llama can only in its attention.
     """
 
     rate: float = limited(0.1, above=0, below=1, hint="models are trained with 0.1")

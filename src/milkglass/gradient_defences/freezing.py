@@ -23,7 +23,7 @@ Kind = Literal["word", "position", "type"]
 
 @dataclass(frozen=True)
 class FrozenEmbeddings(GradientDefence):
-    """The frozen embeddings defence. A head that is tied to the word table is frozen with it.
+    """Trains no embeddings, so that their gradients are not shared. A head tied to the word table is frozen with it.
 
     Attributes:
         kinds: which tables; one that a model lacks is left out.

@@ -37,7 +37,7 @@ class AdditiveNoise(GradientDefence):
 
     Attributes:
         level: the standard deviation, times the clip if there is one.
-        clip: the largest L2 norm of the gradient of a batch. None: it is not clipped.
+        clip: the largest L2 norm of the gradient of a batch. None if it is not clipped.
     """
 
     level: float = limited(0.05, above=0, hint="GHOST's comparison uses 0.05")
@@ -59,10 +59,10 @@ class AdditiveNoise(GradientDefence):
         """Returns the parameter of the law: a standard deviation, or the scale of a Laplacian."""
         return self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
 
-    def added_noise(self, texts: int) -> AddedNoise | None:
+    def added_noise(self, text_count: int) -> AddedNoise | None:
         return AddedNoise(self.law, self.width, self.clip)
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
         draw, width = {"gaussian": grid.gaussian, "laplace": grid.laplace}[self.law], self.width
         return {name: draw(one, width, stream, self.clip).to(tensors[name].dtype) for name, one in bounded.items()}
@@ -70,6 +70,8 @@ class AdditiveNoise(GradientDefence):
 
 @dataclass(frozen=True)
 class GaussianNoise(AdditiveNoise):
+    """Gaussian noise, with the guarantee of the analytic Gaussian mechanism if the gradient is clipped."""
+
     name: ClassVar[str] = "gaussian"
     law: ClassVar[Literal["gaussian", "laplace"]] = "gaussian"
 

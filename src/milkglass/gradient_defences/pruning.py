@@ -25,21 +25,27 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class RandomPruning(GradientDefence):
+    """Drops each entry of the gradient at random.
+
+    Attributes:
+        ratio: the probability with which an entry is dropped.
+    """
+
     ratio: float = limited(0.99, above=0, below=1, hint="GHOST's comparison uses 0.99")
 
     name: ClassVar[str] = "random-pruning"
     paper: ClassVar[Paper | None] = papers.LAMP
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         return {name: one * keep_mask(stream, one, 1 - self.ratio) for name, one in tensors.items()}
 
 
 @dataclass(frozen=True)
 class MagnitudePruning(GradientDefence):
-    """Pruning by magnitude.
+    """Drops the smallest entries of the gradient.
 
     Attributes:
-        ratio: the share that is dropped, rounded down to whole entries, so that something is left of every tensor.
+        ratio: the share that is dropped, rounded down to whole entries, so that something is left.
         among: "tensor": in each tensor; "all": among all entries of the gradient, where small tensors may vanish.
     """
 
@@ -49,7 +55,7 @@ class MagnitudePruning(GradientDefence):
     name: ClassVar[str] = "magnitude-pruning"
     paper: ClassVar[Paper | None] = papers.DLG
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         if self.among == "tensor":
             return {name: one * largest(one.flatten(), self._remaining_count(one.numel())).view_as(one)
                     for name, one in tensors.items()}  # fmt: skip

@@ -3,7 +3,7 @@
 Plant et al. 2021, arXiv:2108.12318, section 3:
 
     z    = (x - min x) / (max x - min x)         x (d,): one vector a text, see below; min and max of this text
-    sent = z + Laplace(1 / epsilon)              drawn anew for each text, exactly and on a grid (noise/grid.py)
+    sent = z + Laplace(1 / epsilon)              drawn again for each text, exactly and on a grid (noise/grid.py)
     loss = cross-entropy + w_adv * adversary(reversed gradient(sent))
 
 The client runs all layers, the server a small head. The adversary's gradient reaches the encoder with its sign
@@ -42,11 +42,11 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Ids
 
-COMMONEST_WORDS = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
+COMMONEST_WORDS = 150  # ids that are left out: function words and marks, as in `truth.content_tokens`
 
 
-class Reversed(torch.autograd.Function):
-    """The identity, whose gradient has the opposite sign (Ganin and Lempitsky 2015)."""
+class GradientReversal(torch.autograd.Function):
+    """The identity, with a gradient of the opposite sign (Ganin and Lempitsky 2015)."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -78,10 +78,10 @@ class WordAdversary(torch.nn.Module):
         return presence
 
     def forward(self, vectors: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
-        return balanced(self.net(vectors), bag)
+        return balanced_loss(self.net(vectors), bag)
 
 
-def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
+def balanced_loss(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
     """Returns the binary cross-entropy of (b, w) scores: half from present words, half from the many absent ones."""
     loss_if_present, loss_if_absent = torch.nn.functional.softplus(-scores), torch.nn.functional.softplus(scores)
     absence = 1 - bag
@@ -89,8 +89,8 @@ def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
     return (present + (loss_if_absent * absence).sum() / absence.sum().clamp_min(1)) / 2
 
 
-def normalised(vector: torch.Tensor) -> torch.Tensor:
-    """Returns (d,) scaled from its least to its greatest value to 0 ... 1; one half if these are equal."""
+def normalise(vector: torch.Tensor) -> torch.Tensor:
+    """Returns (d,) scaled so that its smallest entry is 0 and its largest 1; all are one half if these are equal."""
     low, high = vector.min(), vector.max()
     if float(high.detach()) == float(low.detach()):
         return torch.full_like(vector, 0.5)
@@ -99,12 +99,14 @@ def normalised(vector: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CAPE(HiddenStateDefence):
-    """The CAPE method.
+    """Sends one noisy vector a text, from an encoder that is trained against an adversary.
 
     Attributes:
         epsilon: of the noise, see the module.
         w_adv: the adversary's weight.
         words: how many words the adversary names.
+        calibration: "strict" if epsilon is to hold for a text, "paper" if for one coordinate.
+        pooling: the mean of a text's states, or the first of them.
     """
 
     layer: int | None = None
@@ -116,7 +118,7 @@ class CAPE(HiddenStateDefence):
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))
 
     name: ClassVar[str] = "cape"
-    later: ClassVar[Mapping[str, Any]] = {**HiddenStateDefence.later, "pooling": "mean"}
+    later_parameters: ClassVar[Mapping[str, Any]] = {**HiddenStateDefence.later_parameters, "pooling": "mean"}
     paper: ClassVar[Paper] = papers.CAPE.but(
         "The adversary names words of the text, commonest ones left out: no private attribute is labelled here.",
         "The adversary's loss weighs words that are there and words that are not alike.",
@@ -148,8 +150,8 @@ class CAPE(HiddenStateDefence):
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """Returns (1, d) the disturbed vector of a text."""
         sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
-        z = normalised(pooled(hidden, self.pooling))
-        return grid.in_place_of(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
+        z = normalise(pooled(hidden, self.pooling))
+        return grid.substitute(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return Head(int(model.config.hidden_size), classes, centre=0.5)  # z lies around one half
@@ -162,12 +164,15 @@ class CAPE(HiddenStateDefence):
 
     def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
         assert isinstance(auxiliary, WordAdversary)
-        return self.w_adv * auxiliary(Reversed.apply(sent[:, 0]), auxiliary.bag(step.ids, step.mask))
+        return self.w_adv * auxiliary(GradientReversal.apply(sent[:, 0]), auxiliary.bag(step.ids, step.mask))
 
 
-def words_present(encoded: TokenizedTexts, size: int, words: int) -> Ids:
-    """Returns at most `words` public ids that most texts have, without the most frequent 150 or half of all."""
+def words_present(encoded: TokenizedTexts, size: int, max_count: int) -> Ids:
+    """Returns the `max_count` public ids that most texts have, after the commonest 150, or after half of all ids.
+
+    There are fewer if fewer ids occur.
+    """
     pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
-    return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:words]).astype(np.int64)
+    return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:max_count]).astype(np.int64)

@@ -2,7 +2,7 @@
 
 Noise depends on the secret, the number of the text among all that this client sent, the text, and its states. A text
 that is sent twice gets different noise. A client loaded twice from one folder counts from the same number. Then noise
-repeats only for an equal text with equal states at an equal number, which shows that the texts are equal and nothing
+repeats only for an equal text with equal states at an equal number. That shows that the texts are equal, and nothing
 else.
 """
 
@@ -33,26 +33,30 @@ KEPT, LOWER = "kept.", "lower."  # before the names of tensors in a saved half
 
 
 class EncoderClient(Client):
-    """The client half.
+    """The client half: runs the lower layers on texts, and sends the disturbed states.
 
     Attributes:
+        defence: the method and its parameters.
+        base: the public model that was cut.
+        reader: turns texts into public ids.
         lower: the layers that this half runs.
-        kept: tensors that the method needs besides.
+        extra_tensors: what the method needs besides.
     """
 
     _pending: Any = None  # what `receive` needs of the texts last sent, where a method keeps something
 
     def __init__(
         self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: Lower, secret: bytes, sent: int,
-        kept: Mapping[str, torch.Tensor],
+        extra_tensors: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
+        """Makes the half of a `secret` that has `sent` so many texts so far."""
         self.defence, self.base, self.reader = defence, base, reader
-        self.lower, self.kept = device.moved(lower), kept
+        self.lower, self.extra_tensors = device.moved(lower), extra_tensors
         self._secret, self._sent = secret, sent
         self._root = defence.root(secret)
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
-        """Returns the states that cross. Too long texts are cut, as in training."""
+        """Returns the states that cross. Texts that are too long are cut, as in training."""
         return (frames.decode(self.frame(texts, pairs, cut=True)),)
 
     def frame(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> bytes:
@@ -73,19 +77,19 @@ class EncoderClient(Client):
         return observed
 
     def _require_answers(self, answer: NDArray[np.float32], count: int, noun: str) -> None:
-        """Raises UsageError if this does not answer what was last sent."""
+        """Raises UsageError unless there are `count` answers, as many as what was last sent needs."""
         if len(answer) != count:
             raise UsageError(f"{len(answer)} answers to the {count} {noun} last sent", "receive before sending again")
 
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        """Returns the states of texts as they are sent."""
+        """Returns the states of texts as they are sent; `first` is the number of the first text."""
         states_of_texts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
-        for number, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
+        for index, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
             if not self.defence.disturbs_only_in_training:
-                draws = root.of_text(texts[number], "send", first + number)
-                states = self.defence.mechanism(states, draws.bound(states))
-            states_of_texts[number] = states
+                draws = root.of_text(texts[index], "send", first + index)
+                states = self.defence.mechanism(states, draws.bind(states))
+            states_of_texts[index] = states
         lengths = np.array([len(part) for part in states_of_texts], np.int64)
         return Activations(self._join(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
@@ -112,7 +116,7 @@ class EncoderClient(Client):
             "sent": self._sent,
         }
         with new_dir(folder) as partial:
-            tensors = {f"{KEPT}{name}": one for name, one in self.kept.items()}
+            tensors = {f"{KEPT}{name}": one for name, one in self.extra_tensors.items()}
             if self.defence.trains_lower:
                 tensors |= {f"{LOWER}{name}": one for name, one in self.lower.state_dict().items()}
             halves.write(partial, tensors, description)

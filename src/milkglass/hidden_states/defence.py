@@ -73,27 +73,31 @@ class HiddenStateDefence(Mechanism):
             train(self, lower, upper, auxiliary, encoded, labels, root)
         description = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, private=False) as partial:
-            served = self.served(upper)
+            served = self.server_module(upper)
             halves.write(partial, served.state_dict(), {**description, "model": halves.plain(base.config)})
-        client = self.client(self, base, reader, lower, secret, 0, self.kept(encoded, root, upper))
+        client = self.client(self, base, reader, lower, secret, 0, self.extra_tensors(encoded, root, upper))
         return client, self.server(folder, served, description)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
-        description = halves.read_description(server)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Client, Server]:
+        description = halves.read_description(server_folder)
         if description.get("defence") != self.name or description.get("layer") != self.cut(base):
-            raise UsageError(f"{server.name} is not a half of {self.name} with these parameters", "see its config.json")
+            raise UsageError(
+                f"{server_folder.name} is not a half of {self.name} with these parameters", "see its config.json"
+            )
         classes = int(description["classes"])
         with torch.random.fork_rng(devices=[]):  # heads are drawn, then overwritten
             shell = halves.shell(description["model"], halves.layers_of(description["model"]), classes)
-            served = self.served(self.upper(shell, base, classes))
-            halves.fill(server, served)
-            return self.load_client(base, client), self.server(server, served, description)
+            served = self.server_module(self.upper(shell, base, classes))
+            halves.fill(server_folder, served)
+            return self.load_client(base, client_folder), self.server(server_folder, served, description)
 
-    def served(self, upper: torch.nn.Module) -> torch.nn.Module:
+    def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
         """Returns what the server holds of the upper half, by default all of it."""
         return upper
 
-    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def extra_tensors(
+        self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
+    ) -> dict[str, torch.Tensor]:
         """Returns tensors that the client needs besides its half. Their shapes must not depend on a text."""
         return {}
 

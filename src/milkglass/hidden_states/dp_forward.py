@@ -38,14 +38,14 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class DPForward(HiddenStateDefence):
-    """The DP-Forward method.
+    """Clips the states of a text as one matrix, and adds Gaussian noise.
 
     Attributes:
         epsilon, delta: of one text, each time that it is sent.
         clip: C, the largest Frobenius norm of a text's hidden states.
         where: "local" or "central", whether the client or the party that trains adds the noise.
         sensitivity: "replace", 2 C, which holds for any other text; or "paper", 1.
-        redraw: whether noise is drawn anew in every epoch, as in the paper, which spends the budget each time; else
+        redraw: whether noise is drawn again in every epoch, as in the paper, which spends the budget each time; else
             there is one draw for each training text.
     """
 
@@ -74,7 +74,7 @@ class DPForward(HiddenStateDefence):
         """Returns the standard deviation of the noise, in the units of the hidden states."""
         return sigma_of(self.epsilon, self.delta, 2 * self.clip if self.sensitivity == "replace" else 1.0)
 
-    def spent(self, draws: int = 1) -> float:
+    def spent_epsilon(self, draws: int = 1) -> float:
         """Returns the epsilon that holds, at this delta, for a text to which noise was added `draws` times."""
         return epsilon_of(self.sigma, self.delta, 2 * self.clip, draws)
 
@@ -82,15 +82,17 @@ class DPForward(HiddenStateDefence):
     def guarantee(self) -> str | None:
         """Returns the guarantee for one text, replaced by any other of its length."""
         draws = self.training.epochs if self.redraw else 1
-        in_training = f"({upward(self.spent(draws))}, {self.delta!r})-DP, composed over {draws} draw{'s' * (draws > 1)}"
+        in_training = (
+            f"({upward(self.spent_epsilon(draws))}, {self.delta!r})-DP, composed over {draws} draw{'s' * (draws > 1)}"
+        )
         neighbours = "one text replaced by any other of the same length"
         if self.where == "central":
             return (
                 f"the server's weights are {in_training}, for {neighbours} in training; labels, and texts sent, are not"
             )
         return (
-            f"each text sent is ({upward(self.spent())}, {self.delta!r})-DP for {neighbours}, and sending more about "
-            f"it adds up; a text in training is {in_training}; labels and lengths are not protected"
+            f"each text sent is ({upward(self.spent_epsilon())}, {self.delta!r})-DP for {neighbours}, and sending more "
+            f"about it adds up; a text in training is {in_training}; labels and lengths are not protected"
         )
 
     @property
@@ -103,7 +105,7 @@ class DPForward(HiddenStateDefence):
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         clipped = clipping.matrix_l2(hidden, self.clip)
-        return grid.in_place_of(hidden, grid.gaussian(clipped, self.sigma, draws.stream, self.clip))
+        return grid.substitute(hidden, grid.gaussian(clipped, self.sigma, draws.stream, self.clip))
 
-    def drawn_in(self, epoch: int) -> int:
+    def draw_number(self, epoch: int) -> int:
         return epoch if self.redraw else 0

@@ -68,7 +68,7 @@ def decode(frame: bytes) -> Activations:
     return Activations(hidden, lengths.numpy(), layer, pooled, None if mixed is None else mixed.numpy())
 
 
-def _add_up(counts: torch.Tensor, rows: int, most: int) -> bool:
-    """Returns whether each count is from 1 to `most` and they sum to the rows. In this order no sum overflows."""
-    possible = not len(counts) or (int(counts.min()) >= 1 and int(counts.max()) <= most)
-    return possible and int(counts.sum()) == rows
+def _add_up(counts: torch.Tensor, row_count: int, max_count: int) -> bool:
+    """Returns whether each count is from 1 to `max_count` and they sum to the rows. In this order no sum overflows."""
+    are_in_range = not len(counts) or (int(counts.min()) >= 1 and int(counts.max()) <= max_count)
+    return are_in_range and int(counts.sum()) == row_count

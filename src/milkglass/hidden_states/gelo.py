@@ -84,7 +84,7 @@ def _readers(upper: Upper) -> list[torch.nn.Module]:
 
 
 class ProjectionServer(EncoderServer):
-    """The server half, which multiplies rows."""
+    """The server half, which only multiplies rows by public weights."""
 
     takes_mixtures = True
 
@@ -100,7 +100,7 @@ class OffloadingClient(EncoderClient):
     _upper: Upper | None = None
 
     def rows(self, lengths: Ids) -> Ids:
-        return np.array([one + self.defence.shields_of(one) for one in lengths.tolist()], np.int64)
+        return np.array([one + self.defence.shield_count(one) for one in lengths.tolist()], np.int64)
 
     @torch.inference_mode()
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -109,11 +109,11 @@ class OffloadingClient(EncoderClient):
         self._require_answers(answer, sum(sizes), "rows")
         upper, received = self._upper_layers()
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
-        logits = torch.empty(len(lengths), int(self.kept["classes"]))
+        logits = torch.empty(len(lengths), int(self.extra_tensors["classes"]))
         products_sent = torch.from_numpy(answer).split(sizes)
         for text_indices in length_groups(lengths):
             chosen = [self._pending[i] for i in text_indices.tolist()]
-            products = [chosen[at][1].unmixed(products_sent[i]) for at, i in enumerate(text_indices.tolist())]
+            products = [chosen[at][1].unmix(products_sent[i]) for at, i in enumerate(text_indices.tolist())]
             hidden, mask = pad_states([states for states, _ in chosen])
             padded_products = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(matrix.matrix.get_parameter("weight")) for matrix in received]
@@ -125,9 +125,9 @@ class OffloadingClient(EncoderClient):
     def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:
         """Returns the layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
-            config, classes = halves.plain(self.base.config), int(self.kept["classes"])
+            config, classes = halves.plain(self.base.config), int(self.extra_tensors["classes"])
             upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
-            upper.load_state_dict({name: one for name, one in self.kept.items() if name != "classes"})
+            upper.load_state_dict({name: one for name, one in self.extra_tensors.items() if name != "classes"})
             layer = halves.first_layer(upper.eval())
             names = {id(one): name for name, one in layer.named_modules()}
             for one in _readers(upper):
@@ -138,26 +138,27 @@ class OffloadingClient(EncoderClient):
 
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        # Matrices are made in fp64 on the processor, where their draws are
+        # Matrices are made in fp64 on the CPU, where their draws are
         states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
         pending = []
         for number, ids in enumerate(texts):
-            draws = root.of_text(ids, "send", first + number).bound(states[number])
+            draws = root.of_text(ids, "send", first + number).bind(states[number])
             pending.append((states[number], self.defence.matrix(states[number], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
-        mixed_rows = self._join([matrix.mixed(own) for own, matrix in pending])
+        mixed_rows = self._join([matrix.mix(own) for own, matrix in pending])
         return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
 
 
 @dataclass(frozen=True)
 class GELO(HiddenStateDefence):
-    """The GELO method.
+    """Mixes the rows of each text by a fresh secret matrix before the server multiplies them.
 
     Attributes:
+        mixing: whether A is "invertible" or "orthogonal", see the module.
         condition: the greatest condition number of A if it is "invertible".
-        shields: per token of a text, at least one row, if A is orthogonal.
-        energy: squared length of a shield, relative to the text's mean.
+        shields: rows for each token of a text, if A is "orthogonal": at least one row unless this is 0.
+        energy: squared norm of a shield, relative to the mean of the text's rows.
     """
 
     mixing: Literal["invertible", "orthogonal"] = "invertible"
@@ -192,20 +193,22 @@ class GELO(HiddenStateDefence):
         """Returns the states unchanged, since mixing does not change the answer in training."""
         return hidden
 
-    def shields_of(self, tokens: int) -> int:
-        """Returns how many shields are mixed into a text, which is public."""
-        return max(1, round(self.shields * tokens)) if self.mixing == "orthogonal" and self.shields else 0
+    def shield_count(self, token_count: int) -> int:
+        """Returns how many shields are mixed into a text of so many tokens, which is public."""
+        return max(1, round(self.shields * token_count)) if self.mixing == "orthogonal" and self.shields else 0
 
     def matrix(self, rows: torch.Tensor, draws: NoiseStream) -> MixingMatrix:
         """Returns a fresh matrix for rows (t, d)."""
         condition = self.condition if self.mixing == "invertible" else 1.0
-        return MixingMatrix(draws, rows, condition, self.shields_of(len(rows)), self.energy)
+        return MixingMatrix(draws, rows, condition, self.shield_count(len(rows)), self.energy)
 
-    def served(self, upper: torch.nn.Module) -> torch.nn.Module:
+    def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
         assert isinstance(upper, Upper)
         return Projections(_readers(upper))
 
-    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def extra_tensors(
+        self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
+    ) -> dict[str, torch.Tensor]:
         """Returns the layers above the cut, which the client runs."""
         assert isinstance(upper, Upper)
         return {**upper.state_dict(), "classes": torch.tensor(int(upper.model.config.num_labels))}

@@ -31,7 +31,7 @@ class HalvesTraining:
 
     Attributes:
         batch_size: texts a step.
-        max_steps: of the training. None: as many as the epochs have.
+        max_steps: of the training. None if the epochs alone limit it.
         max_length: in tokens. Longer texts are cut in training, and refused when they are sent.
         warmup_ratio: the share of the steps over which the learning rate rises first.
     """
@@ -71,18 +71,19 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Mechanism(Defence):
-    """A method and its parameters.
+    """A method that disturbs the states of one text at a time, and what it adds to the halves' training.
 
     Attributes:
-        layer: how many layers the client runs. 0: the embeddings alone. None: all.
-        later: parameters that were added later, with the value of folders that lack them.
+        layer: how many layers the client runs: with 0 the embeddings alone, with None all.
+        training: how both halves are trained.
+        later_parameters: parameters that were added later, with their value in folders that lack them.
         trains_lower: whether the client's half learns. If not, it is the public model's.
     """
 
     layer: int | None = limited(0)
     training: HalvesTraining = field(default_factory=HalvesTraining)
 
-    later: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}
+    later_parameters: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}
     trains_lower: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class Mechanism(Defence):
 
     @property
     def added_noise(self) -> AddedNoise | None:
-        """Returns what is public of the noise on each text's states. None: no noise is added."""
+        """Returns what is public of the noise on each text's states, or None if no noise is added."""
         return None
 
     @property
@@ -128,7 +129,7 @@ class Mechanism(Defence):
         self, step: TrainingStep, upper: torch.nn.Module, auxiliary: torch.nn.Module, root: NoiseRoot
     ) -> torch.Tensor:
         """Returns the loss of one step: the task's, and what the method adds."""
-        sent, mask = self.disturbed(step, root)
+        sent, mask = self.disturb(step, root)
         task_loss = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
         return task_loss + self.auxiliary_loss(step, sent, auxiliary)
 
@@ -137,28 +138,31 @@ class Mechanism(Defence):
         return sent.new_zeros(())
 
     # --- the same for all methods -------------------------------------------------------------------------------------
-    def disturbed(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
+    def disturb(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what would be sent for a step's texts, padded again, and its mask.
 
         Draws are bound to the states, unless a text has one draw for all epochs: its states differ in their last bits
         from batch to batch, and binding would make more draws than are counted.
         """
-        sent, is_drawn_once = list[torch.Tensor](), self.drawn_in(0) == self.drawn_in(1)
+        sent, is_drawn_once = list[torch.Tensor](), self.draw_number(0) == self.draw_number(1)
         for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.text_indices, strict=True):
             hidden = row[mask]
-            draws = root.of_text(device.array(ids[mask]), "train", self.drawn_in(step.epoch), int(number))
-            sent.append(self.mechanism(hidden, draws if is_drawn_once else draws.bound(hidden)))
+            draws = root.of_text(device.array(ids[mask]), "train", self.draw_number(step.epoch), int(number))
+            sent.append(self.mechanism(hidden, draws if is_drawn_once else draws.bind(hidden)))
         return pad_states(sent)
 
-    def drawn_in(self, epoch: int) -> int:
-        """Returns a number for an epoch. Noise is drawn anew when the number is new."""
+    def draw_number(self, epoch: int) -> int:
+        """Returns a number for the draws of an epoch: epochs with one number share their noise."""
         return epoch
 
     def document(self) -> dict[str, Any]:
-        """Returns the name and all parameters; one of `later` is left out at its value there, so that folders open."""
+        """Returns the name and all parameters.
+
+        One of `later_parameters` is left out at its value there, so that older folders open.
+        """
         document = {"name": self.name, **dataclasses.asdict(self)}
         for table in (document, document["training"]):
-            for name, left_out in self.later.items():
+            for name, left_out in self.later_parameters.items():
                 if table.get(name) == left_out:
                     del table[name]
         return document

@@ -20,7 +20,11 @@ from milkglass.threat.observations import Activations, Observation, Weights
 
 
 class EncoderServer(Server):
-    """The server half. `takes_mixtures` says whether the rows that it takes are mixed by the client."""
+    """The server half: runs the upper layers and the head on the states that it receives.
+
+    Attributes:
+        takes_mixtures: whether the rows that it takes were mixed by the client.
+    """
 
     takes_mixtures: ClassVar[bool] = False
 
@@ -34,7 +38,7 @@ class EncoderServer(Server):
 
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        """Returns (u, classes) logits of the texts sent. Raises UsageError for another split's states."""
+        """Returns (texts, classes) logits of the texts sent. Raises UsageError for another split's states."""
         logits = [self._logits(self._require_states(one)) for one in sent]
         if not logits:
             raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
@@ -61,7 +65,7 @@ class EncoderServer(Server):
         return observation
 
     def _logits(self, sent: Activations) -> NDArray[np.float32]:
-        """Returns (u, classes) logits of one observation's texts, run in batches of similar lengths."""
+        """Returns (texts, classes) logits of one observation's texts, run in batches of similar lengths."""
         rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
         logits_of_texts: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for text_indices in length_groups(sent.lengths):

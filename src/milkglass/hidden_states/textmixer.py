@@ -44,7 +44,7 @@ KEPT_TEXTS = 512  # texts that a client keeps to mix with
 
 
 class MixedUpper(Upper):
-    """Answers for `places` texts at once: maps (b, t, d) to (b, places x classes)."""
+    """Answers for several texts at once, one a place: maps (b, t, d) to (b, places x classes)."""
 
     def __init__(self, model: Any, layer: int, places: int, classes: int) -> None:
         super().__init__(model, layer)
@@ -78,7 +78,7 @@ def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch
     return [rotation(one.gaussian(width, width)) for one in streams]
 
 
-class Mixing(EncoderClient):
+class MixingClient(EncoderClient):
     """A client that mixes, and keeps the place of each text last sent."""
 
     defence: TextMixer
@@ -111,13 +111,13 @@ class Mixing(EncoderClient):
         return [states[number] for number in range(len(encoded))]
 
     def _others(self) -> TokenizedTexts:
-        rows = zip(self.kept["others"].numpy(), self.kept["lengths"].tolist(), strict=True)
+        rows = zip(self.extra_tensors["others"].numpy(), self.extra_tensors["lengths"].tolist(), strict=True)
         return TokenizedTexts(Sequences.of(ids[:length] for ids, length in rows))
 
 
 @dataclass(frozen=True)
 class TextMixer(HiddenStateDefence):
-    """The TextMixer method.
+    """Sends mixtures of a text's states with those of other texts.
 
     Attributes:
         inputs: N, including the client's own text.
@@ -128,7 +128,7 @@ class TextMixer(HiddenStateDefence):
     mixing: Literal["hadamard", "rotation"] = "hadamard"
 
     name: ClassVar[str] = "textmixer"
-    client: ClassVar[type[EncoderClient]] = Mixing
+    client: ClassVar[type[EncoderClient]] = MixingClient
     broken: ClassVar[str | None] = (
         "TextMixer's keys fall out of what it sends: 500 texts gave both, exactly, and no attack of the audit uses that"
     )
@@ -139,7 +139,7 @@ class TextMixer(HiddenStateDefence):
     )
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Returns the states unchanged: mixing needs other texts, see `loss` and `Mixing`."""
+        """Returns the states unchanged: mixing needs other texts, see `loss` and `MixingClient`."""
         return hidden
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
@@ -165,7 +165,9 @@ class TextMixer(HiddenStateDefence):
         selected[draws.below(self.inputs, 1)[0]] = own_number
         return selected
 
-    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
+    def extra_tensors(
+        self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
+    ) -> dict[str, torch.Tensor]:
         """Returns KEPT_TEXTS texts, repeated if there are fewer, padded to the greatest length."""
         selected = encoded.ids.chosen(root.draws("others").below(len(encoded), KEPT_TEXTS))
         ids = torch.zeros(KEPT_TEXTS, self.training.max_length, dtype=torch.int64)

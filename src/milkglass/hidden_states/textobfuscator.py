@@ -11,7 +11,7 @@ The noise is drawn exactly and added on a grid (noise/grid.py). It hides which t
 cluster, which the task needs. Clusters are k-means of the public table's rows of the tokens that occur. A centre is a
 running mean of its tokens' states. All tokens are treated equally.
 
-The public code does not bound h, and its epsilon is a scale and no budget. With `clip`, two states are at most 2 clip d
+The public code does not bound h, and its epsilon is a scale, not a budget. With `clip`, two states are at most 2 clip d
 apart in L1, so replacing a whole text of t tokens costs 2 clip d t / scale. That is true, and far too much to be relied
 on at usual settings. Any protection comes from the clusters, about which nothing is proved; see the attacks.
 """
@@ -38,7 +38,7 @@ from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 
-KMEANS_ROUNDS = 10  # of k-means
+KMEANS_ROUNDS = 10  # rounds of k-means
 CENTRE_MOMENTUM = 0.9  # of a centre, when a batch has tokens of its cluster
 
 
@@ -48,7 +48,7 @@ class Centres(torch.nn.Module):
     Attributes:
         cluster: (n,) the cluster of each public id; 0 if the training texts lack it.
         centres: (m, d) the mean state of each cluster.
-        seen: (m,) whether there is a mean yet.
+        seen: (m,) whether a cluster has a mean yet.
     """
 
     def __init__(self, cluster: torch.Tensor, count: int, width: int) -> None:
@@ -103,12 +103,12 @@ def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TextObfuscator(HiddenStateDefence):
-    """The method and its parameters.
+    """Pulls states to the centres of clusters of tokens in training, and adds Laplace noise.
 
     Attributes:
         gamma_close, gamma_away: weights of the losses.
         clusters: the most clusters.
-        clip: the bound on a state's mean absolute coordinate. None: no bound.
+        clip: the bound on a state's mean absolute coordinate. None if there is no bound.
         scale: of the Laplace noise on each coordinate.
     """
 
@@ -147,7 +147,7 @@ class TextObfuscator(HiddenStateDefence):
         bounded = hidden if bound is None else clipping.rows_l1(hidden, bound)
         if self.scale == 0:
             return bounded.to(hidden.dtype)
-        return grid.in_place_of(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
+        return grid.substitute(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
 
     def make_auxiliary(
         self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot

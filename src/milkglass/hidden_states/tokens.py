@@ -25,7 +25,7 @@ class TokenizedTexts:
     """Public ids of texts, special tokens included.
 
     Attributes:
-        types: (total,) 1 in a second text. None: the tokenizer gives no types.
+        types: (total,) 1 in a second text, else 0. None if the tokenizer gives no types.
     """
 
     ids: Sequences
@@ -42,7 +42,7 @@ class PaddedBatch:
     Attributes:
         ids: (b, t).
         mask: (b, t) bool, where a text has a token.
-        types: (b, t) 1 in a second text. None: the tokenizer gives no types.
+        types: (b, t) 1 in a second text, else 0. None if the tokenizer gives no types.
         text_indices: (b,) which of all texts these are.
     """
 
@@ -97,10 +97,10 @@ def length_groups(lengths: Ids, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
 
 
 class PublicTokenizer:
-    """A public tokenizer.
+    """Turns texts into public ids by a model's own tokenizer.
 
     Attributes:
-        max_tokens: of a text, special tokens included.
+        max_tokens: the most tokens of a text, special ones included.
         vocab_size: the number of ids for which the model has a row.
     """
 

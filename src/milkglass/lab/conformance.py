@@ -199,7 +199,7 @@ def counts_its_work(attack: Attack, folder: Path) -> None:
         clock_readings, clock = list[float](), WorkClock()
 
         def noted(clock: WorkClock = clock, clock_readings: list[float] = clock_readings) -> bool:
-            clock_readings.append(clock.spent)
+            clock_readings.append(clock.seconds)
             return False
 
         attack(scene.seen_by(who), who.knowledge, Budget(1e9, stopped=noted, clock=clock), np.random.default_rng(1))

@@ -25,7 +25,7 @@ class Confusion:
 
     @classmethod
     def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
-        """Returns the table that a server reports, with the client's names. None: it is none, or has no texts."""
+        """Returns a server's table with the client's names, or None if the table is not valid or has no texts."""
         if not isinstance(counts, list) or not counts or sorted(names) != list(range(len(counts))):
             return None
         if any(not isinstance(row, list) or len(row) != len(counts) for row in counts):
@@ -37,6 +37,7 @@ class Confusion:
 
     @property
     def rows(self) -> int:
+        """Returns how many texts were assigned."""
         return int(self.counts.sum())
 
     def accuracy(self) -> Interval:

@@ -1,7 +1,8 @@
 """The measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1, with bootstrap intervals.
 
-All take guesses and truth (u,), one label or score for each example, and return an interval between -1 and 1. A measure
-that does not exist (a correlation with a constant) is nan, except Matthews', which is then 0 as in GLUE's own program.
+All take guesses and truth (u,), one label or score for each of u examples, and return a value between -1 and 1 with its
+interval. A measure that does not exist (a correlation with a constant) is nan, except Matthews', which is then 0 as in
+GLUE's own program.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.metrics.interval import Interval, quotients, ratio, resampled, share
+from milkglass.metrics.interval import Interval, quotients, ratio, resample, share
 
 Values = NDArray[Any]  # (u,) a label or a score of each example
 
 
 def accuracy(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
+    """Returns the share of examples that are guessed right."""
     _require_same_shape(guess, truth)
     return share(guess == truth, rng)
 
 
 def f1(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
-    """Returns F1 of class 1; nan if neither guesses nor truth contain it."""
+    """Returns F1 of class 1; nan if neither guesses nor truth contain this class."""
     hits, is_guessed, is_true = _class_1_masks(guess, truth)
     return ratio(2 * hits, is_guessed + is_true, rng)
 
@@ -74,9 +76,9 @@ def _mean_over_classes(
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         by_class = np.where(counts @ is_true > 0, quotients(counts @ numerators, counts @ denominators), np.nan)
-        return np.asarray(np.nanmean(by_class, axis=1))  # a draw that lost a rare class is of the others
+        return np.asarray(np.nanmean(by_class, axis=1))  # if a draw lacks a rare class, it is the mean of the others
 
-    return resampled(statistic, len(truth), rng)
+    return resample(statistic, len(truth), rng)
 
 
 def matthews(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
@@ -95,7 +97,7 @@ def matthews(guess: Values, truth: Values, rng: np.random.Generator) -> Interval
         denominator = np.sqrt(guess_spread * true_spread)
         return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
-    return resampled(statistic, len(truth), rng)
+    return resample(statistic, len(truth), rng)
 
 
 def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
@@ -103,7 +105,7 @@ def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     _require_same_shape(guess, truth)
     x, y = (np.asarray(one, np.float64) for one in (guess, truth))
     if not len(x):
-        return resampled(lambda counts: counts[:, 0], 0, rng)
+        return resample(lambda counts: counts[:, 0], 0, rng)
     x, y = x - x.mean(), y - y.mean()  # moments about the mean: raw ones cancel
     moments = np.stack([x, y, x * x, y * y, x * y], 1)
 
@@ -114,24 +116,24 @@ def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
         exists = denominator > 1e-12 * np.sqrt(mean_xx.max() * mean_yy.max() + 1e-300)
         return np.divide(mean_xy - mean_x * mean_y, denominator, out=np.full(len(denominator), np.nan), where=exists)
 
-    return resampled(statistic, len(x), rng)
+    return resample(statistic, len(x), rng)
 
 
 def spearman(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
-    """Returns Pearson's correlation of the ranks. Ties get their mean rank, and each draw is ranked anew."""
+    """Returns Pearson's correlation of the ranks. Ties get their mean rank, and each draw is ranked again."""
     _require_same_shape(guess, truth)
     x, y = (np.unique(one, return_inverse=True)[1] for one in (guess, truth))  # (u,) which distinct value
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.array([_correlation(_ranks(x, weights), _ranks(y, weights), weights) for weights in counts])
 
-    return resampled(statistic, len(truth), rng)
+    return resample(statistic, len(truth), rng)
 
 
-def _ranks(value_numbers: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns (u,) mean ranks, if example i occurs weights[i] times and has the distinct value value_numbers[i]."""
-    weight_of_value = np.bincount(value_numbers, weights)
-    return (np.cumsum(weight_of_value) - (weight_of_value - 1) / 2)[value_numbers]
+def _ranks(value_indices: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns (u,) mean ranks, if example i occurs weights[i] times and has the distinct value value_indices[i]."""
+    weight_of_value = np.bincount(value_indices, weights)
+    return (np.cumsum(weight_of_value) - (weight_of_value - 1) / 2)[value_indices]
 
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> float:

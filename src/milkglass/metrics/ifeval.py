@@ -35,9 +35,9 @@ class Instruction:
             return
         if self.rule not in RULES:
             raise UsageError(f"there is no rule {self.rule!r}", f"known: {', '.join((*RULES, *UNSUPPORTED))}")
-        lost = [name for name in RULES[self.rule][1] if self.arguments.get(name) is None]
-        if lost:
-            raise UsageError(f"{self.rule} has no {lost[0]}", f"it needs: {', '.join(RULES[self.rule][1])}")
+        missing = [name for name in RULES[self.rule][1] if self.arguments.get(name) is None]
+        if missing:
+            raise UsageError(f"{self.rule} has no {missing[0]}", f"it needs: {', '.join(RULES[self.rule][1])}")
 
     def kept(self, answer: str) -> bool | None:
         """Returns whether the answer keeps the rule; None if that cannot be checked."""
@@ -79,7 +79,7 @@ class Figures:
         unchecked: the rules that cannot be checked, each with how often it was given.
         unchecked_prompts: the number of prompts with such a rule, which count by instruction only.
         by_rule: for each rule checked, the strict share and how often it was given.
-        strict: (u,) how many instructions of each prompt are kept strictly.
+        strict: (prompts,) how many instructions of each prompt are kept strictly.
     """
 
     measures: Mapping[str, Interval]

@@ -3,7 +3,7 @@
 Zhou et al. 2023, "Instruction-Following Evaluation for Large Language Models", Table 1. Written from the rule ids,
 their arguments and the words of the prompts. Definitions follow Google's program, with these differences:
 - Sentences: that program asks NLTK's Punkt, which needs a trained model. Here a sentence ends at . ! or ? before white
-  space and a character that is no small letter, but not after a usual abbreviation or an initial.
+  space and a character that is not a small letter, but not after a usual abbreviation or an initial.
 - Words in capitals: that program asks NLTK's tokenizer, which needs the same model. Here a word is a run of letters,
   digits, apostrophes and hyphens.
 - Paragraphs separated by blank lines: empty ones in between don't count, and are not numbered either.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 BOOTSTRAP_DRAWS = 1000
 CONFIDENCE_LEVEL = 0.95
 MAX_WEIGHTS = 4_000_000  # resampling weights held at a time
-MAX_UNITS = 2000  # sums that many units are dealt into, which moves an interval's width less than 1,000 draws do
+MAX_UNITS = 2000  # more units are dealt into so many heaps, which changes an interval less than the draws do
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
 
     A unit is what is independent, such as a sentence: tokens of one sentence fall together, and resampling tokens would
     promise too much. More than MAX_UNITS units are dealt into heaps at random, and the sums of heaps are resampled;
-    heaps are as independent as units are. For what can be above 1, such as a loss, use `resampled`.
+    heaps are as independent as units are. For what can be above 1, such as a loss, use `resample`.
     """
     total = float(weights.sum())
     if total == 0:
@@ -122,7 +122,7 @@ def _widened(interval: Interval) -> Interval:
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Interval:
+def resample(statistic: Statistic, units: int, rng: np.random.Generator) -> Interval:
     """Returns any statistic with its interval. `share` and `ratio` are quicker.
 
     Data on which every draw agrees get an interval without width, which is no certainty: look at `units`.

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.metrics import text
-from milkglass.metrics.interval import Interval, ratio, resampled, share
+from milkglass.metrics.interval import Interval, ratio, resample, share
 from milkglass.sequences import Ids, Sequences
 
 RANKS = (1, 3, 10)
-SAMPLE_TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller's generator
+SAMPLE_TEXTS = 500  # the most texts compared by ROUGE and METEOR
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Each measure with its interval.
+    """What was recovered: each measure with its interval, by name.
 
     Names are "tokens top-1", "content top-3", "vocabulary top-10", "rouge-1", "exact texts" and so on. A measure that
     the guess does not allow (fewer than 10 ranks, places and not ids) is absent.
@@ -54,7 +54,7 @@ def mean(
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((counts @ sums[nonzero]) / (counts @ weights[nonzero]))
 
-    return resampled(statistic, len(nonzero), rng)
+    return resample(statistic, len(nonzero), rng)
 
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
@@ -64,7 +64,7 @@ def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.ran
 
 
 def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
-    """Returns the share of sequences in which every counted token is right, of those with any. guess: (total,)."""
+    """Returns the share of sequences in which every counted token is right by the guess (total,), of those with any."""
     wrong_counts = np.bincount(truth.owner, weights=(guess != truth.ids) & counted, minlength=len(truth))
     has_counted = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
     return share((wrong_counts == 0)[has_counted], rng)
@@ -75,7 +75,7 @@ def texts(
 ) -> dict[str, Interval]:
     """Returns ROUGE and METEOR of the decoded texts.
 
-    Empty texts, which any guess matches, are left out. Of more than SAMPLE_TEXTS texts, a sample is compared.
+    Texts whose truth is empty are left out. Of more than SAMPLE_TEXTS texts, a sample from `rng` is compared.
     """
     selected = np.flatnonzero(truth.lengths)
     if len(selected) > SAMPLE_TEXTS:
@@ -106,8 +106,8 @@ def whole_texts(
 ) -> dict[str, Interval]:
     """Returns the recovery of whole texts, which an attacker gives in any order within their batch.
 
-    Each true text gets one guess of its batch, no guess twice, so that most tokens are shared (Kuhn's assignment). To
-    give each text its best guess again and again would reward one good guess many times.
+    Each true text gets one guess of its batch, no guess twice, so that most tokens are shared (Kuhn's assignment). If
+    each text could get its best guess, one good guess would be rewarded many times.
 
     "token recall" is the share of a text's tokens that its guess has, as often as the guess has them, at any place.
     "tokens top-1" is the share at their own place. "tokens named" is the share of a batch's different tokens that any
@@ -116,20 +116,20 @@ def whole_texts(
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
     assigned = _assign(guess, truth, batches)
-    shared = np.array([_shared(one, other) for one, other in zip(assigned, truth, strict=True)], np.float64)
-    placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(assigned, truth, strict=True)], np.float64)
+    shared = np.array([_shared_count(a, b) for a, b in zip(assigned, truth, strict=True)], np.float64)
+    in_place = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(assigned, truth, strict=True)], np.float64)
     is_exact = [a.tobytes() == b.tobytes() for a, b in zip(assigned, truth, strict=True) if len(b)]
     lengths = truth.lengths.astype(np.float64)
     measures = {
         "token recall": ratio(shared, lengths, rng),
-        "tokens top-1": ratio(placed, lengths, rng),
-        "tokens named": _named(guess, truth, batches, rng),
+        "tokens top-1": ratio(in_place, lengths, rng),
+        "tokens named": _named_share(guess, truth, batches, rng),
         "exact texts": share(np.array(is_exact), rng),
     }
     return measures | texts(assigned, truth, read, rng)
 
 
-def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:
+def _named_share(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:
     """Returns the share of the true texts' different tokens that the guesses of the same batch name."""
     guesses, truths, hits, counts = list(guess), list(truth), list[int](), list[int]()
     for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
@@ -154,10 +154,10 @@ def _assign(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
 
 def _likeness(first: Ids, second: Ids) -> float:
     """Returns F1 of the tokens that two texts share."""
-    return 2 * _shared(first, second) / max(1, len(first) + len(second))
+    return 2 * _shared_count(first, second) / max(1, len(first) + len(second))
 
 
-def _shared(first: Ids, second: Ids) -> int:
+def _shared_count(first: Ids, second: Ids) -> int:
     """Returns how many tokens two texts share, each as often as both have it."""
     shared = Counter(first.tolist()) & Counter(second.tolist())
     return sum(shared.values())
@@ -166,8 +166,11 @@ def _shared(first: Ids, second: Ids) -> int:
 def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:
     """Returns the accuracy of two guesses that cost nothing: a random id of the vocabulary, and the commonest token.
 
-    Of `public` (n,) None, the truth's own commonest token is taken, which no attacker knows, so that the value is an
-    upper bound of this floor.
+    Args:
+        counted: (total,) the running tokens that count.
+        public: (n,) counts of public text, by which the commonest token is chosen. None takes the truth's own commonest
+            token, which no attacker knows, so that the value is an upper bound of this floor.
+        size: n, the number of ids of the vocabulary.
     """
     ids = truth.ids[counted]
     if not len(ids):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.metrics.interval import Interval, quotients, ratio, resampled
+from milkglass.metrics.interval import Interval, quotients, ratio, resample
 
 MEASURES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
 # A word; of kana and Chinese characters, one character.
@@ -97,7 +97,7 @@ def _per_token(
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return function(quotients(counts @ losses, counts @ token_counts))
 
-    return resampled(statistic, len(losses), rng)
+    return resample(statistic, len(losses), rng)
 
 
 def scores_by_text(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:

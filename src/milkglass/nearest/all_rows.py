@@ -1,11 +1,11 @@
 """Finds the k nearest rows of every row of a table by cosine, and divides a table into groups of near rows.
 
 `nearest` compares each pair of rows once: cosines are symmetric, so only tiles on and above the diagonal are
-multiplied. A sample of columns gives a guess of the bound that a pair must reach. A guess that is too high leaves fewer
-than k pairs; such a row is compared with all others again, so that guesses cost time and never a neighbour. A guess
-that is too low (a table with many equal rows) leaves too many pairs in a strip of rows. They are then cut to the k best
-of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE_ROWS rows, and two tiles for
-each core (20 MB each if all rows are equal), never n x n.
+multiplied. A sample of columns gives an estimate of the bound that a pair must reach. An estimate that is too high
+leaves fewer than k pairs; such a row is compared with all others again, so that estimates cost time and never a
+neighbour. One that is too low (a table with many equal rows) leaves too many pairs in a strip of rows. They are then
+cut to the k best of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE_ROWS rows,
+and two tiles for each core (20 MB each if all rows are equal), never n x n.
 """
 
 from __future__ import annotations
@@ -29,24 +29,22 @@ from milkglass.system import cores
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
 Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
 TILE_ROWS = 1024  # rows and columns of a tile: 4 MB
-SAMPLE_COLUMNS = 2048  # columns that guesses are made from
-HEAP_COLUMNS = 16  # of these columns, of which only the largest counts where that suffices
+SAMPLE_COLUMNS = 2048  # columns from which bounds are estimated
+HEAP_COLUMNS = 16  # columns of a heap of the sample; only the largest value of a heap counts, where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
 MIN_FREE_SHARE = 0.8  # the pool is packed when a smaller share of it is free
-SEEDS_AT_A_TIME = 64  # seeds compared at a time, few of which an earlier one takes, so that little is done in vain
+SEEDS_AT_A_TIME = 64  # seeds compared at a time: so few that an earlier one seldom takes a later one
 
 
 def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
     """Returns for every row the k other rows of the largest cosine, and these cosines, in fp32.
 
-    Uses the GPU, or else all cores.
-
-    Equal computed cosines are in the order of their rows; cosines of equal rows may differ in the last bit.
-
-    Raises UsageError if k is not from 1 to n - 1, or a row is not finite. `progress` counts the n rows.
+    Uses the GPU, or else all cores. Equal computed cosines are in the order of their rows; cosines of equal rows may
+    differ in the last bit. `progress` counts the n rows. Raises UsageError if k is not from 1 to n - 1, or a row is not
+    finite.
     """
-    from milkglass.nearest.products import threads_each  # imports torch, which listing methods does not need
+    from milkglass.nearest.products import limit_threads  # imports torch, which listing methods does not need
 
     n = len(vectors)
     require_k(k, n - 1, lowest=1)
@@ -58,25 +56,25 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     if device.on_gpu():
         _on_gpu(unit, k, lists, progress)
         return lists
-    short = list[Future[Ids]]()
-    with threads_each(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
-        bounds = _guesses(unit, k, pool)
+    incomplete_rows = list[Future[Ids]]()
+    with limit_threads(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
+        bounds = _estimate_bounds(unit, k, pool)
         strips = [_Strip(top, k, bounds[top : top + TILE_ROWS]) for top in range(0, n, TILE_ROWS)]
         done_by_strip = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
-        for number, strip in enumerate(strips):
-            tiles = _ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE_ROWS))
-            for other_strip, (mine, theirs) in zip(strips[number:], tiles, strict=True):
-                strip.add(mine)
+        for index, strip in enumerate(strips):
+            tiles = _run_ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE_ROWS))
+            for other_strip, (row_pairs, column_pairs) in zip(strips[index:], tiles, strict=True):
+                strip.add(row_pairs)
                 if other_strip is not strip:
-                    other_strip.add(theirs)
-            short.append(pool.submit(strip.finish, *lists))
-            progress(int(done_by_strip[number]))
-    _compare_again(unit, np.concatenate([one.result() for one in short]), *lists)
+                    other_strip.add(column_pairs)
+            incomplete_rows.append(pool.submit(strip.finish, *lists))
+            progress(int(done_by_strip[index]))
+    _compare_again(unit, np.concatenate([future.result() for future in incomplete_rows]), *lists)
     return lists
 
 
 def _on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
-    """Writes the lists. A GPU compares each pair twice sooner than the processor takes out what it needs of one."""
+    """Writes the lists. A GPU compares each pair twice in less time than the CPU needs to take out a tile's pairs."""
     table = device.tensor(unit)
     for top in range(0, len(unit), TILE_ROWS):
         block = table[top : top + TILE_ROWS] @ table.T
@@ -87,10 +85,10 @@ def _on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
         progress(len(block))
 
 
-def _ahead(
+def _run_ahead(
     pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], first_columns: range
 ) -> Iterator[tuple[Pairs, Pairs]]:
-    """Yields the results in order, whichever is done first. Only a few wait to be taken."""
+    """Yields the results of `work` in the order of the columns, a few of them computed ahead."""
     max_waiting, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
     for first_column in first_columns:
         waiting.append(pool.submit(work, first_column))
@@ -100,8 +98,8 @@ def _ahead(
         yield waiting.popleft().result()
 
 
-def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:
-    """Returns (n,) a cosine that more than k others are likely to reach: three deviations above the expected number."""
+def _estimate_bounds(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:
+    """Returns (n,) for each row a cosine that, by a sample, k others reach with three deviations to spare."""
     import torch
 
     from milkglass.nearest.products import Cosines
@@ -109,17 +107,17 @@ def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.floa
     n, size = len(unit), min(SAMPLE_COLUMNS, len(unit))
     sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
     expected = k * size / n
-    rank = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
+    rank = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more, since the row may be in the sample
     heaps = min(size, max(HEAP_COLUMNS * rank, size // HEAP_COLUMNS))
     heap_depth = size // heaps
 
-    def guess_bounds(top: int) -> NDArray[np.float32]:
-        """Returns the guessed bounds of a strip of rows."""
+    def strip_bounds(top: int) -> NDArray[np.float32]:
+        """Returns the estimated bounds of a strip of rows."""
         block = sample(torch.from_numpy(unit[top : top + TILE_ROWS]))[0].numpy()
         maxima = block[:, : heap_depth * heaps].reshape(len(block), heap_depth, heaps).max(1)
         return np.partition(maxima, heaps - rank, axis=1)[:, heaps - rank]
 
-    return np.concatenate([*pool.map(guess_bounds, range(0, n, TILE_ROWS))])
+    return np.concatenate([*pool.map(strip_bounds, range(0, n, TILE_ROWS))])
 
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column: int) -> tuple[Pairs, Pairs]:
@@ -134,18 +132,18 @@ def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column:
     if top == first_column:
         np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
     row, column, value = _reached_pairs(block, block >= bounds[top : top + TILE_ROWS, None])
-    mine = (row.astype(np.int16), column + np.int32(first_column), value)
+    row_pairs = (row.astype(np.int16), column + np.int32(first_column), value)
     if top == first_column:
-        return mine, mine
+        return row_pairs, row_pairs
     row, column, value = _reached_pairs(block, block >= bounds[first_column : first_column + TILE_ROWS])
-    return mine, (column.astype(np.int16), row + np.int32(top), value)
+    return row_pairs, (column.astype(np.int16), row + np.int32(top), value)
 
 
 def _reached_pairs(
-    block: NDArray[np.float32], reached: NDArray[np.bool_]
+    block: NDArray[np.float32], is_reached: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
     """Returns the rows, the columns and the values of a block where they reached their bounds."""
-    flat_index = np.flatnonzero(reached)
+    flat_index = np.flatnonzero(is_reached)
     row, column = np.divmod(flat_index.astype(np.int32), np.int32(block.shape[1]))
     return row, column, block.ravel()[flat_index]
 
@@ -155,7 +153,7 @@ class _Strip:
     """The pairs of up to TILE_ROWS rows that reached their bounds, in the order of their columns.
 
     Attributes:
-        top: the number of the first row.
+        top: the index of the first row.
         k: neighbours that each row needs.
         bounds: (b,) what a pair must reach; a view of the bounds of all rows.
         pair_count: how many pairs are held.
@@ -226,26 +224,24 @@ def _compare_again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: ND
 
 
 def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
-    """Returns every row in one group of k: the first free row in `order` takes the k - 1 nearest free rows.
-
-    Memory is a block times n, never n x n.
+    """Divides the rows into groups of k: the first free row in `order` takes the k - 1 nearest free rows.
 
     The fewer than k rows that remain at the end join the last group, which then has up to 2k - 1. A smaller group would
-    hide its rows less than requested.
+    hide its rows less than requested. Memory is a block times n, never n x n.
     """
     n = len(vectors)
     require_k(k, n)
     rows = directions(vectors) if metric == "cosine" else vectors
-    pool, pooled, waiting = np.arange(n), rows, order  # those that are free, and some that were lately
+    pool, pool_rows, waiting = np.arange(n), rows, order  # the free rows, and some that were free until lately
     is_free, free_count, groups_made = np.ones(n, np.bool_), n, list[Ids]()
     while free_count >= k:
         waiting = waiting[is_free[waiting]]
         if free_count < MIN_FREE_SHARE * len(pool):
             pool = np.flatnonzero(is_free)
-            pooled = rows[pool]
+            pool_rows = rows[pool]
         is_taken = ~is_free[pool]
         seeds = waiting[:SEEDS_AT_A_TIME]
-        for seed, similarity in zip(seeds, similarities(rows[seeds], pooled, metric), strict=True):
+        for seed, similarity in zip(seeds, similarities(rows[seeds], pool_rows, metric), strict=True):
             if not is_free[seed] or free_count < k:
                 continue
             similarity[is_taken] = -np.inf

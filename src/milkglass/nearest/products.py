@@ -1,9 +1,9 @@
 """Products and cosines of some rows with all rows of a table in fp32, and exact cosines of a few.
 
-oneDNN, which torch includes, makes the products, since it is faster than `torch.mm` on processors of AMD. If the
-processor has instructions for bf16 (AMX, AVX-512 BF16), a first look is made in bf16. Its error is measured
-(`Cosines.lost`), and what it leaves open is compared again (`Cosines.measured`), so no first look is made if many
-cosines are close.
+oneDNN, which torch includes, makes the products, since it is faster than `torch.mm` on CPUs of AMD. If the CPU has
+instructions for bf16 (AMX, AVX-512 BF16), a first look is made in bf16. Its error is measured
+(`Cosines.rounding_loss`), and what it leaves open is compared again (`Cosines.measure`). So no first look is made if
+many cosines are close to each other.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Slack:
 
 
 # --- oneDNN -----------------------------------------------------------------------------------------------------------
-def quick_in_bf16() -> bool:
-    """Returns whether the processor has instructions for bf16 and oneDNN may use them.
+def has_fast_bf16() -> bool:
+    """Returns whether the CPU has instructions for bf16 that oneDNN may use.
 
-    DNNL_MAX_CPU_ISA can forbid it. Older releases of torch cannot tell; then the result is false.
+    DNNL_MAX_CPU_ISA can forbid them. Older releases of torch cannot tell; then the result is false.
     """
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
     known = capabilities()
@@ -78,9 +78,9 @@ def quick_in_bf16() -> bool:
 
 
 def onednn_linear() -> Linear | None:
-    """Returns oneDNN's linear layer. None: torch does not have it for this processor.
+    """Returns oneDNN's linear layer, or None if torch does not have it for this CPU.
 
-    It takes x (..., d), weight (m, d) and bias (m,) or None, all of one dtype on the processor, and returns (..., m).
+    It takes x (..., d), weight (m, d) and bias (m,) or None, all of one dtype on the CPU, and returns (..., m).
     """
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
@@ -88,7 +88,7 @@ def onednn_linear() -> Linear | None:
     return lambda x, weight, bias: operator(x, weight, bias, "none", [], "")
 
 
-def packed(weight: torch.Tensor) -> torch.Tensor:
+def pack(weight: torch.Tensor) -> torch.Tensor:
     """Returns a copy of a weight (m, d) in oneDNN's layout, which it would otherwise make at each call.
 
     Products are equal up to rounding. If torch cannot make the layout, the weight itself is returned.
@@ -113,20 +113,20 @@ def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
             and module.weight.dtype == torch.float32
         ):
             weight, bias = module.weight.detach(), module.bias
-            exact = (packed(weight), bias)
-            rough = (packed(weight.bfloat16()), None if bias is None else bias.detach().bfloat16()) if bf16 else None
-            module.forward = partial(_linear, linear, exact, rough)  # type: ignore[method-assign]
+            bf16_bias = None if bias is None else bias.detach().bfloat16()
+            bf16_weights = (pack(weight.bfloat16()), bf16_bias) if bf16 else None
+            module.forward = partial(_linear, linear, (pack(weight), bias), bf16_weights)  # type: ignore[method-assign]
 
 
-def _linear(linear: Linear, exact: Any, rough: Any, x: torch.Tensor) -> torch.Tensor:
-    if rough is not None and torch.is_autocast_enabled("cpu"):
-        return linear(x.bfloat16(), *rough)
-    return linear(x.float(), *exact)
+def _linear(linear: Linear, weights: Any, bf16_weights: Any, x: torch.Tensor) -> torch.Tensor:
+    if bf16_weights is not None and torch.is_autocast_enabled("cpu"):
+        return linear(x.bfloat16(), *bf16_weights)
+    return linear(x.float(), *weights)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 class _ThreadLimit:
-    """Limits the threads of torch and NumPy while any caller is inside `threads_each`."""
+    """Limits the threads of torch and NumPy while any caller is inside `limit_threads`."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._count, self._restore = threading.Lock(), 0, 1, ExitStack()
@@ -160,15 +160,15 @@ def _libraries() -> ThreadpoolController:
 
 
 @contextmanager
-def threads_each(count: int) -> Iterator[Callable[[], None]]:
+def limit_threads(count: int) -> Iterator[Callable[[], None]]:
     """Limits torch to `count` threads in each worker, and NumPy to one, until the last caller leaves.
 
     More threads would only wait for each other. oneDNN's operator takes all cores in a thread where torch has done
     nothing before, so each worker must begin with the function that is yielded.
     """
-    held = _THREADS.enter(count)
+    count_that_holds = _THREADS.enter(count)
     try:
-        yield partial(torch.set_num_threads, held)
+        yield partial(torch.set_num_threads, count_that_holds)
     finally:
         _THREADS.leave()
 
@@ -181,68 +181,71 @@ class Cosines:
     Attributes:
         table: (n, d), in any dtype, on any device.
         scale: (n,) one over each row's length.
-        shift: (d,) subtracted from each row. None: nothing.
-        unit: for a small table the rows of length 1 in oneDNN's layout.
-        lost: how much of a row of length 1 is lost in bf16 at most, if a first look is made in it; else None.
-        row_source: the table where single rows are taken from; by default the table itself.
+        shift: (d,) subtracted from each row. None if nothing is.
+        unit: for a small table the rows of length 1 in oneDNN's layout, else None.
+        rounding_loss: the greatest length that a row of length 1 loses in bf16. None if no first look is made.
+        row_source: the table from which single rows are taken. None if it is `table`.
     """
 
     table: torch.Tensor = field(repr=False)
     scale: torch.Tensor = field(repr=False)
     shift: torch.Tensor | None = field(repr=False)
     unit: torch.Tensor | None = field(repr=False)
-    lost: float | None
+    rounding_loss: float | None
     row_source: torch.Tensor | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, look: int = 0) -> Cosines:
-        """Prepares a table. `look`: how many nearest rows matter, for a faster first look in bf16; 0: none."""
+    def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, k: int = 0) -> Cosines:
+        """Prepares a table.
+
+        A first look in bf16 is made only if few rows may be among the `k` nearest by it. With 0 none is made.
+        """
         scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
         for block in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
             scale[block] = lengths(table[block] if shift is None else table[block].float() - shift)
         scale.reciprocal_()
         by_onednn = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
         unit = table.float() * scale[:, None] if by_onednn and 4 * table.numel() <= SMALL_BYTES else None
-        if by_onednn and look and quick_in_bf16():
+        if by_onednn and k and has_fast_bf16():
             coarse = cls._in_bf16(table, scale, unit)
-            if coarse is not None and coarse._undecided(look) <= MAX_UNDECIDED_SHARE * len(table):
+            if coarse is not None and coarse._undecided_count(k) <= MAX_UNDECIDED_SHARE * len(table):
                 return coarse
-        return cls(table, scale, shift, None if unit is None else packed(unit), None)
+        return cls(table, scale, shift, None if unit is None else pack(unit), None)
 
     @classmethod
     def _in_bf16(cls, table: torch.Tensor, scale: torch.Tensor, unit: torch.Tensor | None) -> Cosines | None:
-        """Returns cosines with a first look. None: numbers of the table may be lost altogether."""
+        """Returns cosines with a first look, or None if bf16 may lose numbers of the table altogether."""
         if unit is not None:
-            return cls(table, scale, None, packed(unit.bfloat16()), _lost(unit, torch.ones_like(scale)))
-        odd = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / MIN_LENGTH))
-        return None if odd.any() else cls(table, scale, None, None, _lost(table, scale))
+            return cls(table, scale, None, pack(unit.bfloat16()), _rounding_loss(unit, torch.ones_like(scale)))
+        is_extreme = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / MIN_LENGTH))
+        return None if is_extreme.any() else cls(table, scale, None, None, _rounding_loss(table, scale))
 
-    def _undecided(self, k: int) -> float:
+    def _undecided_count(self, k: int) -> float:
         """Returns how many rows may be among the k nearest by this look, as the mean over some rows of the table."""
         probed_rows = self.table[torch.linspace(0, len(self.table) - 1, PROBED_ROWS).long()]
         values, slack = self(probed_rows)
         values.nan_to_num_(-torch.inf)
-        least = values.topk(min(k, len(self.table)), dim=1).values[:, -1:]
-        return float((values >= slack.below(slack.below(least))).sum(1).float().mean())
+        kth_values = values.topk(min(k, len(self.table)), dim=1).values[:, -1:]
+        return float((values >= slack.below(slack.below(kth_values))).sum(1).float().mean())
 
     def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
         """Returns (b, n) fp32 cosines of queries (b, d), shifted like the table, and their largest error."""
         rows = queries.to(self.table.device).float()
         rows = rows / lengths(rows)[:, None]
         slack = self.slack
-        if self.lost is not None:
-            look = rows.bfloat16()
-            lost = _lost(rows, torch.ones(len(rows)))
-            slack, rows = Slack(slack.fixed + lost + (1 + lost) * self.lost, BF16_ROUNDING), look
+        if self.rounding_loss is not None:
+            loss = _rounding_loss(rows, torch.ones(len(rows)))
+            slack = Slack(slack.fixed + loss + (1 + loss) * self.rounding_loss, BF16_ROUNDING)
+            rows = rows.bfloat16()
         if self.unit is None:
             return self.products(rows).mul_(self.scale), slack
         return product(rows, self.unit).float(), slack
 
-    def measured(self, row: int, others: Ids) -> NDArray[np.float32]:
-        """Returns (m,) fp32 cosines of one row of the table with some others, off by at most `slack`."""
+    def measure(self, row: int, others: Ids) -> NDArray[np.float32]:
+        """Returns (m,) fp32 cosines of the row `row` of the table with rows `others` (m,), off by at most `slack`."""
         step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
         if len(others) > step:
-            return np.concatenate([self.measured(row, others[at : at + step]) for at in range(0, len(others), step)])
+            return np.concatenate([self.measure(row, others[at : at + step]) for at in range(0, len(others), step)])
         scale = self._scales
         unit = take_rows(self.source, np.array([row]), np.float32)[0] * scale[row]
         cosines: NDArray[np.float32] = (take_rows(self.source, others, np.float32) @ unit) * scale.take(others)
@@ -250,6 +253,7 @@ class Cosines:
 
     @property
     def source(self) -> torch.Tensor:
+        """Returns the table from which single rows are taken."""
         return self.table if self.row_source is None else self.row_source
 
     @cached_property
@@ -263,7 +267,7 @@ class Cosines:
             return product(rows, self.table).float()
         n, d = self.table.shape
         row_products = torch.empty(len(rows), n, dtype=torch.float32, device=self.table.device)
-        # Memory that is taken anew for each part would cost more than the conversion
+        # New memory for each part would cost more than the conversion
         buffer = torch.empty(0 if direct else all_blocks[0].stop, d, dtype=rows.dtype, device=self.table.device)
         for block in all_blocks:
             others = self.table[block]
@@ -297,14 +301,14 @@ def lengths(rows: torch.Tensor) -> torch.Tensor:
     return norms.clamp_min_(MIN_LENGTH)
 
 
-def _lost(table: torch.Tensor, scale: torch.Tensor) -> float:
+def _rounding_loss(table: torch.Tensor, scale: torch.Tensor) -> float:
     """Returns the greatest length that rows scaled to 1 lose in bf16. Rows that are not finite do not count."""
-    lost = 0.0
+    loss = 0.0
     for block in blocks(table) if table.dtype != torch.bfloat16 else []:
         rows = table[block].float()
         distances = torch.linalg.vector_norm(rows - rows.bfloat16().float(), dim=1) * scale[block]
-        lost = max(lost, float(distances.nan_to_num(0, 0, 0).max()))
-    return lost
+        loss = max(loss, float(distances.nan_to_num(0, 0, 0).max()))
+    return loss
 
 
 def blocks(table: torch.Tensor) -> list[slice]:
@@ -314,7 +318,7 @@ def blocks(table: torch.Tensor) -> list[slice]:
 
 
 def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
-    """Returns (m,) fp64 cosines of one row with others; those of a row of zeros are 0."""
+    """Returns (m,) fp64 cosines of the row `row` with rows `others` (m,); those of a row of zeros are 0."""
     step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
     if len(others) > step:
         return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])

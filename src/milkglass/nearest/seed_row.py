@@ -76,7 +76,7 @@ class SeedRow:
         rows, above = _possible_members(self.rough, self._rough_values_at(index), self.slack)
         rows, index = rows[self.rough[rows] > OUTSIDE_VALUE], index - above
         if self._is_coarse:
-            values = self.cosines.measured(self.row, rows)
+            values = self.cosines.measure(self.row, rows)
             members, above = _possible_members(values, _values_at(values, index), self.cosines.slack)
             rows, index = rows[members], index - above
         cosines = self._measured(rows)[1]
@@ -116,7 +116,7 @@ class SeedRow:
         rows, values = _best(rows, values, count, self.slack)
         if not self._is_coarse:
             return rows, values
-        return _best(rows, self.cosines.measured(self.row, rows), count, self.cosines.slack)
+        return _best(rows, self.cosines.measure(self.row, rows), count, self.cosines.slack)
 
     def _rough_values_at(self, index: int) -> tuple[float, float]:
         """Returns the rough values of an index and the next, from 0, largest first."""

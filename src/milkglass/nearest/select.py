@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 
 Ids = NDArray[np.int64]
-HEAP_COLUMNS = 32  # columns
+HEAP_COLUMNS = 32  # columns of a heap
 Metric = Literal["cosine", "euclidean"]
 Vectors = NDArray[np.float32]
 
@@ -25,9 +25,10 @@ class LikelyRow(NamedTuple):
     """The values of one row that reach two bounds, the higher one first.
 
     Attributes:
-        bounds: values that at least so many of the row's columns reach; -inf if that is too many for heaps of two.
-        columns: those that reach the higher one, in order.
-        low_values: values that reach the lower one; the whole row if that is -inf.
+        bounds: values that a wanted number of the row's columns, or more, reach; -inf if so many cannot be bounded.
+        columns: those that reach the higher bound, in order.
+        values: of these columns.
+        low_values: values that reach the lower bound; the whole row if that is -inf.
     """
 
     bounds: tuple[float, float]
@@ -37,50 +38,53 @@ class LikelyRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Likely:
-    """The `LikelyRow` of many rows, of which some are used.
+class LikelyRows:
+    """The large values of many rows, from which the `LikelyRow` of one is taken by its index.
 
     Attributes:
         similarity: (b, n) of all columns.
-        bounds: (b, 2) values that enough columns reach.
-        lower: which bound was searched for: 1, or 0 if the lower one is -inf.
-        places: of all rows' columns that reach it, in order.
+        bounds: (b, 2) values that enough columns reach, the higher one first.
+        bound_index: the bound that was searched for: 1, or 0 if the lower one is -inf.
+        places: flat indices into `similarity` where that bound is reached, in order.
         spans: (b + 1,) where each row's places begin.
     """
 
     similarity: NDArray[np.float32] = field(repr=False)
     bounds: NDArray[np.float32] = field(repr=False)
-    lower: int
+    bound_index: int
     places: Ids = field(repr=False)
     spans: Ids = field(repr=False)
 
     @classmethod
-    def of(cls, similarity: NDArray[np.float32], few: int, many: int) -> Likely:
-        """Computes bounds that `few` and `many` columns reach. The work is done here, in few calls."""
-        rows, n = similarity.shape
-        bounds = _bounds(similarity, (few, max(few, many)))
-        lower = int(np.isfinite(bounds[:, 1]).all())
-        places = np.flatnonzero(similarity >= bounds[:, lower : lower + 1])  # far faster than np.nonzero
-        return cls(similarity, bounds, lower, places, np.searchsorted(places, n * np.arange(rows + 1)))
+    def of(cls, similarity: NDArray[np.float32], high_count: int, low_count: int) -> LikelyRows:
+        """Bounds the values so that `high_count` columns reach the higher bound, and `low_count` the lower.
+
+        The work is done here, in few calls.
+        """
+        row_count, n = similarity.shape
+        bounds = _bounds(similarity, (high_count, max(high_count, low_count)))
+        index = int(np.isfinite(bounds[:, 1]).all())
+        places = np.flatnonzero(similarity >= bounds[:, index : index + 1])  # far faster than np.nonzero
+        return cls(similarity, bounds, index, places, np.searchsorted(places, n * np.arange(row_count + 1)))
 
     def __getitem__(self, row: int) -> LikelyRow:
         similarity, (high, low) = self.similarity[row], self.bounds[row].tolist()
         columns = self.places[self.spans[row] : self.spans[row + 1]] - row * len(similarity)
         values = similarity.take(columns)
-        if not self.lower:
+        if not self.bound_index:
             return LikelyRow((high, low), columns, values, similarity)
-        above = values >= high
-        return LikelyRow((high, low), columns[above], values[above], values)
+        is_high = values >= high
+        return LikelyRow((high, low), columns[is_high], values[is_high], values)
 
 
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
-    """Returns (rows, counts) values that at least `count` of each row reach; -inf: none is known."""
-    rows, n = similarity.shape
+    """Returns (rows, counts) values that at least so many columns of each row reach; -inf where none is known."""
+    row_count, n = similarity.shape
     heaps = max(1, n // HEAP_COLUMNS)
     maxima = _maxima(similarity, heaps)
     within = [heaps - count for count in counts if count <= heaps // 2]
     ranked = np.partition(maxima, within, axis=1) if within else maxima
-    bounds = np.full((rows, len(counts)), -np.inf, np.float32)
+    bounds = np.full((row_count, len(counts)), -np.inf, np.float32)
     for column, count in enumerate(counts):
         if count <= heaps // 2:
             bounds[:, column] = ranked[:, heaps - count]
@@ -113,9 +117,9 @@ def directions(vectors: Vectors) -> Vectors:
     with np.errstate(over="ignore"):
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
-    odd = ((norms < 1e-15) | (norms > 1e15))[:, 0]  # squares leave fp32
-    rows = vectors[odd].astype(np.float64)
-    unit[odd] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    needs_fp64 = ((norms < 1e-15) | (norms > 1e15))[:, 0]  # squares leave fp32
+    rows = vectors[needs_fp64].astype(np.float64)
+    unit[needs_fp64] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return unit
 
 

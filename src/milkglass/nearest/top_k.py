@@ -1,4 +1,4 @@
-"""Finds the k nearest rows of a table for each query, exactly, in blocks, on a processor or a GPU.
+"""Finds the k nearest rows of a table for each query, exactly, in blocks, on a CPU or a GPU.
 
 A block of queries meets the whole table in one product. Pairs that may be among the k best are measured again one by
 one, so that the result does not depend on the blocks, and equal rows tie.
@@ -15,7 +15,7 @@ from milkglass import device
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
 from milkglass.nearest.select import HEAP_COLUMNS, Metric
 
-COSINE_BYTES = 16 << 20  # bytes of cosines at a time: more is taken from the system anew each time, page by page
+COSINE_BYTES = 16 << 20  # bytes of cosines at a time: larger pieces are taken from the system each time, page by page
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TopK:
 def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "cosine") -> TopK:
     """Returns for each of queries (q, d) the k nearest rows of a table (n, d), or all rows if it has fewer.
 
-    Computed on the device, and returned on the processor.
+    Computed on the device, and returned on the CPU.
     """
     device_top = ExactIndex.of(device.moved(table), metric, k).top_k(queries, k)
     return TopK(device_top.rows.cpu(), device_top.values.cpu())
@@ -42,9 +42,10 @@ def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "
 
 @dataclass(frozen=True)
 class ExactIndex:
-    """A table that is searched many times.
+    """A table, prepared once and searched many times.
 
     Attributes:
+        table: (n, d) its rows, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
         cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
         shift: (d,) that mean; zeros for cosines.
@@ -59,9 +60,9 @@ class ExactIndex:
 
     @classmethod
     def of(cls, table: torch.Tensor, metric: Metric = "cosine", k: int = 1) -> ExactIndex:
-        """Prepares a table. `k` is how many neighbours will mostly be asked for; it affects speed and not results."""
+        """Prepares a table. `k` is how many neighbours will mostly be asked for; it changes the speed, not results."""
         if metric == "cosine":
-            cosines = Cosines.of(table, look=k)
+            cosines = Cosines.of(table, k=k)
             return cls(table, metric, cosines, table.new_zeros(table.shape[1]), torch.zeros_like(cosines.scale))
         shift = _mean(table)
         cosines = Cosines.of(table, shift)
@@ -78,7 +79,7 @@ class ExactIndex:
 
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
         """Returns the k nearest rows to one block of queries."""
-        values, slack = self._compared(queries)
+        values, slack = self._compare(queries)
         values.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a row without numbers is near nothing
         query, row = _places(values >= slack.below(slack.below(_reached_by(values, k)[:, None])))
         counts = torch.bincount(query, minlength=len(queries))
@@ -91,7 +92,7 @@ class ExactIndex:
         best, columns = padded.sort(dim=1, descending=True, stable=True)
         return TopK(row[first[:, None] + columns[:, :k]], best[:, :k].float())
 
-    def _compared(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
+    def _compare(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
         """Returns (b, n) values, and their largest error."""
         if self.metric == "cosine":
             return self.cosines(queries)
@@ -101,15 +102,15 @@ class ExactIndex:
         return self.cosines.products(rows).sub_(self.half_squares), Slack(slack.nan_to_num(0)[:, None])
 
     def _measure(self, queries: torch.Tensor, query: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        """Returns (p,) the values of pairs, in fp64 for distances."""
+        """Returns (p,) the values of pairs of a query and a row (p,) each, in fp64 for distances."""
         step = max(1, BLOCK_BYTES // (8 * self.table.shape[1]))
-        unit = self.metric == "cosine"
+        is_cosine = self.metric == "cosine"
         # products of tiny rows would be zero
-        scaled_queries = queries / lengths(queries)[:, None] if unit else queries.double()
+        scaled_queries = queries / lengths(queries)[:, None] if is_cosine else queries.double()
         values = list[torch.Tensor]()
         for mine, theirs in zip(query.split(step), row.split(step), strict=True):
             queries_of_pairs, rows = scaled_queries[mine], self.table[theirs]
-            if unit:
+            if is_cosine:
                 values.append(torch.linalg.vecdot(queries_of_pairs, rows.float()) * self.cosines.scale[theirs])
             else:
                 values.append((queries_of_pairs - rows).square().sum(1) / -2)
@@ -136,7 +137,7 @@ def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _places(reached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the row and the column of each true entry, by rows. NumPy finds them faster than torch."""
+    """Returns the row and the column of each true entry, ordered by row. NumPy finds them faster than torch."""
     if reached.device.type != "cpu":
         query, row = reached.nonzero(as_tuple=True)
         return query, row

@@ -16,28 +16,28 @@ import torch
 ROUNDING_SLACK = 2.0**-20
 
 
-def l2(tensors: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
-    """Returns the tensors in fp64 with an L2 norm of at most `most` over all (Abadi et al. 2016, algorithm 1)."""
-    factor = l2_factor(tensors.values(), most)
+def l2(tensors: Mapping[str, torch.Tensor], bound: float) -> dict[str, torch.Tensor]:
+    """Returns the tensors in fp64, with an L2 norm of at most `bound` over all (Abadi et al. 2016, algorithm 1)."""
+    factor = l2_factor(tensors.values(), bound)
     return {name: tensor.double() * factor for name, tensor in tensors.items()}
 
 
-def l2_factor(tensors: Iterable[torch.Tensor], most: float) -> float:
-    """Returns the fp64 factor that bounds the L2 norm of all tensors together by `most`."""
+def l2_factor(tensors: Iterable[torch.Tensor], bound: float) -> float:
+    """Returns the fp64 factor, at most 1, that brings the L2 norm of all tensors together to at most `bound`."""
     norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors]
     norm = math.hypot(*norms)
-    return min(1.0, most * (1 - ROUNDING_SLACK) / norm) if norm > 0 else 1.0
+    return min(1.0, bound * (1 - ROUNDING_SLACK) / norm) if norm > 0 else 1.0
 
 
-def matrix_l2(x: torch.Tensor, most: float) -> torch.Tensor:
-    """Returns (t, d) in fp64 with a Frobenius norm of at most `most`. The gradient passes through the factor too."""
-    wide = x.double()
-    norm = wide.norm().clamp_min(1e-300)
-    return wide * (most * (1 - ROUNDING_SLACK) / norm).clamp_max(1.0)
+def matrix_l2(x: torch.Tensor, bound: float) -> torch.Tensor:
+    """Returns (t, d) in fp64 with a Frobenius norm of at most `bound`. The gradient passes through the factor too."""
+    x64 = x.double()
+    norm = x64.norm().clamp_min(1e-300)
+    return x64 * (bound * (1 - ROUNDING_SLACK) / norm).clamp_max(1.0)
 
 
-def rows_l1(x: torch.Tensor, most: float) -> torch.Tensor:
-    """Returns (t, d) in fp64, every row with an L1 norm of at most `most`."""
-    wide = x.double()
-    size = wide.abs().sum(1, keepdim=True).clamp_min(1e-300)
-    return wide * (most * (1 - ROUNDING_SLACK) / size).clamp_max(1.0)
+def rows_l1(x: torch.Tensor, bound: float) -> torch.Tensor:
+    """Returns (t, d) in fp64, every row with an L1 norm of at most `bound`."""
+    x64 = x.double()
+    norms = x64.abs().sum(1, keepdim=True).clamp_min(1e-300)
+    return x64 * (bound * (1 - ROUNDING_SLACK) / norms).clamp_max(1.0)

@@ -25,7 +25,7 @@ from milkglass.noise.stream import Stream
 
 NOISE_STEP_BITS = 24  # the noise is 2^24 to 2^25 steps wide: fp32 shows no more
 MAX_BOUND_BITS = 44  # bits of a bound counted in steps, so that fp64 holds sums of them and noise
-MAX_STEPS = 2**52
+MAX_STEPS = 2**52  # of a number, so that fp64 holds it exactly
 
 Sample = Callable[[Stream, int, float], NDArray[np.int64]]
 
@@ -49,9 +49,10 @@ def laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None =
 
 
 def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float = 1.0) -> torch.Tensor:
-    """Returns x times the factor, cut toward zero, in whole steps of the grid for noise of this width, fp64.
+    """Returns x times the factor, cut toward zero, as the number of steps of the grid for noise of this width, fp64.
 
-    The number is the result times `step_of`. Sums of such tensors are whole, too.
+    Times `step_of` they are numbers again. Sums of such tensors are whole, too. Raises UsageError if a number has too
+    many steps for that.
     """
     steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_of(width, bound)).trunc_()
     if float(steps.abs().max() if steps.numel() else 0) > MAX_STEPS:
@@ -81,7 +82,7 @@ class _Substituted(torch.autograd.Function):
         return gradients[0], None
 
 
-def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+def substitute(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
     """Returns the released numbers in x's dtype, with x's gradient."""
     substituted: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
     return substituted
@@ -93,8 +94,10 @@ class AddedNoise:
 
     Attributes:
         width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
-        clip: the bound applied before. None: there is none.
-        bounded: "text", the L2 norm of all numbers of a text, or "row", the mean absolute coordinate of each row.
+        law: the distribution of the noise.
+        clip: the bound that was applied to the data. None if there was none.
+        bounded: what the clip bounds: "text" is the L2 norm of all numbers of a text, "row" the mean absolute
+            coordinate of each row.
     """
 
     law: Literal["gaussian", "laplace"]

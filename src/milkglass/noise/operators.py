@@ -29,6 +29,8 @@ def keep_mask(stream: Stream, like: torch.Tensor, probability: float) -> torch.T
 
 
 class _Drawing(TorchDispatchMode):
+    """Replaces PyTorch's random operators by draws from a stream while it is entered."""
+
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream
@@ -76,7 +78,7 @@ def drawing_from(stream: Stream) -> Iterator[None]:
     It raises UnsupportedModel for any other operator. It must not be used with gradient checkpointing, which would draw
     a second mask.
     """
-    # Fused attention on a GPU draws its dropout itself; written out, it asks for it. The processor's has none.
+    # Fused attention on a GPU draws its dropout inside; in separate operators it draws by one of those. A CPU's is so.
     written_out = sdpa_kernel([SDPBackend.MATH]) if device.on_gpu() else nullcontext()
     with written_out, _Drawing(stream):
         yield

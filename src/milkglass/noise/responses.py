@@ -31,11 +31,11 @@ class RandomisedResponse:
 
     @property
     def weight(self) -> int:
-        """Returns w, the weight of each other value in units of OWN_WEIGHT, rounded up."""
+        """Returns the weight of each other value, w times OWN_WEIGHT, rounded up."""
         return min(OWN_WEIGHT, math.ceil(OWN_WEIGHT * math.exp(-self.epsilon)) + 1)
 
     @property
-    def kept(self) -> float:
+    def keep_probability(self) -> float:
         """Returns P(y = x)."""
         return OWN_WEIGHT / self._total
 
@@ -47,11 +47,10 @@ class RandomisedResponse:
     @property
     def noise_bits(self) -> float:
         """Returns H(y | x) in bits, the entropy of a sent value that is chance alone."""
-        m, kept = len(self.values), self.kept
+        m, p = len(self.values), self.keep_probability
         if m < 2:
             return 0.0
-        other = (1 - kept) / (m - 1)
-        return -kept * math.log2(kept) - (1 - kept) * math.log2(other)
+        return -p * math.log2(p) - (1 - p) * math.log2((1 - p) / (m - 1))
 
     def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
         """Returns (t,) what is sent for these values (t,)."""
@@ -65,12 +64,12 @@ class RandomisedResponse:
         responses[positions] = self.values[(index[positions] + step) % len(self.values)]
         return responses
 
-    def sent(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
+    def expected_counts(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
         """Returns (size,) how often each value is sent on average, from how often it occurs. Both have the same sum."""
         sent_counts = np.asarray(occurrences, np.float64).copy()
-        occurring = sent_counts[self.values]
-        exchanged = (1 - self.kept) / max(1, len(self.values) - 1)
-        sent_counts[self.values] = occurring * self.kept + (occurring.sum() - occurring) * exchanged
+        counts = sent_counts[self.values]
+        other_probability = (1 - self.keep_probability) / max(1, len(self.values) - 1)
+        sent_counts[self.values] = counts * self.keep_probability + (counts.sum() - counts) * other_probability
         return sent_counts
 
     @property

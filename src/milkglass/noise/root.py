@@ -15,20 +15,24 @@ from scipy.special import ndtri
 from milkglass.noise.stream import Stream, stream_for, subkey
 from milkglass.sequences import Ids
 
-SECRET_BYTES = 32  # bytes
+SECRET_BYTES = 32  # of a client half's secret
 
 
 class NoiseStream:
-    """One stream, the source of noise on data. The same shapes in the same order and key give the same numbers."""
+    """Draws from one stream. The same shapes in the same order under the same key give the same numbers.
+
+    Attributes:
+        stream: the source, from which noise on data is drawn directly.
+    """
 
     def __init__(self, key: bytes | Stream) -> None:
         self.stream = key if isinstance(key, Stream) else Stream(key)
 
-    def bound(self, hidden: torch.Tensor) -> NoiseStream:
-        """Returns separate draws for these states (noise/stream.py).
+    def bind(self, hidden: torch.Tensor) -> NoiseStream:
+        """Returns draws that depend on the numbers of these states too (noise/stream.py).
 
-        The last bits of states depend on what else was computed beside them, and noise must not repeat where they
-        differ.
+        The last bits of states depend on what else was computed beside them, and states that differ must not get the
+        same noise.
         """
         return NoiseStream(stream_for({"hidden": hidden}, self.stream))
 
@@ -50,7 +54,7 @@ class NoiseStream:
         return self.stream.integers(limit, count)
 
     def seed(self) -> int:
-        """Returns a seed for PyTorch's generator, which draws the first weights of the halves. These are no secret."""
+        """Returns a seed for PyTorch's generator, which draws the halves' first weights. These are not secret."""
         return int(self.stream.words(1)[0])
 
 
@@ -61,18 +65,19 @@ def rotation(gaussian: torch.Tensor) -> torch.Tensor:
 
 
 class NoiseRoot:
-    """The secret, 32 bytes, with a salt. Draws under other parameters are independent of the draws here."""
+    """The secret of a client half, 32 bytes, with a salt. Draws under another salt are independent of these."""
 
     def __init__(self, secret: bytes, salt: str) -> None:
         self._secret, self._salt = secret, salt
 
     def draws(self, *label: str | int) -> NoiseStream:
+        """Returns the draws of one purpose, which the label names."""
         return NoiseStream(subkey(self._secret, self._salt, "encoder " + " ".join(map(str, label))))
 
     def of_text(self, ids: Ids, *label: str | int) -> NoiseStream:
-        """Returns draws for one text. Its ids are in the label, so that two texts never get the same noise.
+        """Returns draws for one text. Its ids are in the label, so that different texts never get the same noise.
 
-        With one noise on two texts, their difference would cross in the clear.
+        With the same noise on two texts, their difference would cross in the clear.
         """
         return self.draws(*label, hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest())
 
@@ -94,29 +99,29 @@ class MixingMatrix:
     """
 
     def __init__(
-        self, draws: NoiseStream, rows: torch.Tensor, condition: float = 1.0, shields: int = 0, energy: float = 1.0
+        self, draws: NoiseStream, rows: torch.Tensor, condition: float = 1.0, shield_count: int = 0, energy: float = 1.0
     ) -> None:
         """Draws a matrix for rows (t, d).
 
         Args:
-            condition: c, 1 or more; 1: A is orthogonal.
-            shields: k, Gaussian directions.
-            energy: squared length of each shield, relative to the rows' mean squared length.
+            condition: c, 1 or more; with 1 A is orthogonal.
+            shield_count: k; shields have Gaussian directions.
+            energy: squared norm of each shield, relative to the rows' mean squared norm.
         """
-        size, width = len(rows) + shields, rows.shape[1]
+        size, width = len(rows) + shield_count, rows.shape[1]
         p, q = (draws.orthogonal(size) for _ in range(2))
         uniform = torch.from_numpy(draws.stream.uniform(size))
         stretch = (math.log(condition) * (uniform - 0.5)).exp()
-        directions = torch.nn.functional.normalize(draws.gaussian(shields, width).double(), dim=1)
-        length = float(rows.double().square().sum(1).mean() * energy) ** 0.5
+        directions = torch.nn.functional.normalize(draws.gaussian(shield_count, width).double(), dim=1)
+        norm = float(rows.double().square().sum(1).mean() * energy) ** 0.5
         self.matrix, self.inverse = (p * stretch) @ q, (q.T / stretch) @ p.T
-        self.shields = directions * length
+        self.shields = directions * norm
 
-    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+    def mix(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns (t + k, d) U for rows (t, d), in their dtype."""
         return (self.matrix @ torch.cat([rows.double(), self.shields])).to(rows.dtype)
 
-    def unmixed(self, answer: torch.Tensor) -> torch.Tensor:
-        """Returns (t, m) H W for the answer (t + k, m) to U, in its dtype."""
-        rows = len(self.matrix) - len(self.shields)
-        return (self.inverse[:rows] @ answer.double()).to(answer.dtype)
+    def unmix(self, answer: torch.Tensor) -> torch.Tensor:
+        """Returns (t, m) H W for the answer U W (t + k, m), in its dtype."""
+        row_count = len(self.matrix) - len(self.shields)
+        return (self.inverse[:row_count] @ answer.double()).to(answer.dtype)

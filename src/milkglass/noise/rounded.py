@@ -27,7 +27,7 @@ from milkglass.noise.stream import Stream
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-SAMPLES_AT_A_TIME = 1 << 16  # which a processor's cache holds
+SAMPLES_AT_A_TIME = 1 << 16  # which a CPU's cache holds
 SMALL_TAIL = 2.0**-32  # a tail below this is worked out with 60 digits
 INVERSE_ERROR = 2.0**-42  # of the inverse in fp64, relative to 1 + z: two hundred times what SciPy's functions are off
 TAIL_DIGITS = 60
@@ -53,9 +53,9 @@ def _samples(
     for start in range(0, count, SAMPLES_AT_A_TIME):
         words = stream.long_words(min(SAMPLES_AT_A_TIME, count - start))
         bits = words >> np.uint64(1)
-        magnitude, unsure = _round(bits, ratio, inverse)
-        for index in np.flatnonzero(unsure).tolist():
-            magnitude[index] = _magnitude_by_bits(int(bits[index]), ratio, int(magnitude[index]), tail, stream.further)
+        magnitude, is_unsure = _round(bits, ratio, inverse)
+        for index in np.flatnonzero(is_unsure).tolist():
+            magnitude[index] = _magnitude_by_bits(int(bits[index]), ratio, int(magnitude[index]), tail, stream.reserve)
         samples[start : start + len(words)] = np.where(words & np.uint64(1), -magnitude, magnitude)
     return samples
 
@@ -68,11 +68,11 @@ def _round(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats], F
     magnitude = np.floor(scaled)
     # bits that were not drawn: dz = dp / density, and the tail over the density is at most 1.26 (Gaussian), 1 (Laplace)
     slack = (ratio * INVERSE_ERROR) * (1 + z) + (ratio * 1.3 * 2.0**-64) / tail
-    unsure = np.abs(scaled - magnitude - 0.5) >= 0.5 - slack
-    return magnitude.astype(np.int64), unsure | (tail < SMALL_TAIL)
+    is_unsure = np.abs(scaled - magnitude - 0.5) >= 0.5 - slack
+    return magnitude.astype(np.int64), is_unsure | (tail < SMALL_TAIL)
 
 
-def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], further: Stream) -> int:
+def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any], Any], reserve: Stream) -> int:
     """Returns the magnitude K with |Z| in [(K - 1/2) / r, (K + 1/2) / r), by as many bits as that takes."""
     import mpmath
 
@@ -84,7 +84,7 @@ def _magnitude_by_bits(bits: int, ratio: float, guess: int, tail: Callable[[Any]
                 magnitude = _magnitude(mpmath.mpf(bits + 1) / 2**width, ratio, guess, tail)
                 if magnitude == _magnitude(mpmath.mpf(bits) / 2**width, ratio, magnitude, tail):
                     return magnitude
-            bits, width = (bits << 64) | int(further.long_words(1)[0]), width + 64
+            bits, width = (bits << 64) | int(reserve.long_words(1)[0]), width + 64
 
 
 def _magnitude(probability: Any, ratio: float, guess: int, tail: Callable[[Any], Any]) -> int:

@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BEST_WEIGHT = 1 << 44  # the weight of the best candidate; 2^18 of them can be added
-NO_CANDIDATE = -(1 << 62)
+NO_CANDIDATE = -(1 << 62)  # the noisy score after a list's end
 
 
 def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:

@@ -26,13 +26,7 @@ KEY_BYTES = 32
 
 
 def subkey(root: bytes, model_digest: str, label: str) -> bytes:
-    """Returns the sub-key (KEY_BYTES) for one purpose.
-
-    Args:
-        root: the secret.
-        model_digest: the digest of the base model.
-        label: names the purpose.
-    """
+    """Returns the sub-key (KEY_BYTES) of the secret `root` for one purpose, which the label names."""
     salt = model_digest.encode()
     return HKDF(hashes.SHA256(), KEY_BYTES, salt, b"milkglass/1 " + label.encode()).derive(root)
 
@@ -40,7 +34,7 @@ def subkey(root: bytes, model_digest: str, label: str) -> bytes:
 class Stream:
     """A ChaCha20 key stream: the same key gives the same numbers in the same order.
 
-    A key is used for one stream only, so the nonce is fixed, except for `further`.
+    A key is used for one stream only, so the nonce is fixed, except for `reserve`.
     """
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
@@ -48,7 +42,7 @@ class Stream:
             raise ValueError(f"a key of {len(key)} bytes, {KEY_BYTES} are needed")
         self._key, self._nonce = key, nonce
         self._cipher = Cipher(algorithms.ChaCha20(key, nonce.to_bytes(16, "big")), None).encryptor()
-        self._further: Stream | None = None
+        self._reserve: Stream | None = None
 
     @classmethod
     def of_seed(cls, *parts: int | str | bytes) -> Stream:
@@ -63,14 +57,14 @@ class Stream:
         return cls(hasher.digest())
 
     @property
-    def further(self) -> Stream:
+    def reserve(self) -> Stream:
         """Returns a second stream of the same key, under the next nonce.
 
         A draw that needs more bits reads them there, so that this stream keeps its positions.
         """
-        if self._further is None:
-            self._further = Stream(self._key, self._nonce + 1)
-        return self._further
+        if self._reserve is None:
+            self._reserve = Stream(self._key, self._nonce + 1)
+        return self._reserve
 
     def child(self) -> Stream:
         """Returns an independent stream, whose key is the next 32 bytes of this one."""
@@ -138,10 +132,10 @@ class Stream:
 
 
 # --- streams that depend on the data which their noise covers, so that no noise is ever used for two inputs -----------
-# A stream that follows from a secret and a question alone would give two inputs the same noise, and their difference
-# would be released without noise. Even one input is two if a gradient is computed with other threads, processors or
-# libraries: its last bits differ, and they identify the tokens that were read. So the key of noise is an HMAC over the
-# very numbers that the noise is added to.
+# A stream that follows from a secret and a label alone would give two inputs the same noise, and their difference would
+# be released without noise. Even one input is two if a gradient is computed with other threads, CPUs or libraries: its
+# last bits differ, and they identify the tokens that were read. So the key of noise is an HMAC over the very numbers to
+# which the noise is added.
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -1,1 +1,1 @@
-"""Schemes that rewrite token-indexed tables: ObfusLM, ObfusLM+, SentinelLMs, and mitigations of ours."""
+"""Schemes that rewrite token-indexed tables: ObfusLM, ObfusLM+, SentinelLMs, and mitigations that no paper has."""

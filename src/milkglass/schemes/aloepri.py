@@ -23,12 +23,20 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.schemes.covariant import Covariant
-from milkglass.schemes.covariant_keys import KeyDraws, KeyMatrices, LayerShape, Pairs, StreamKeys, uniform, windowed
+from milkglass.schemes.covariant_keys import (
+    KeyDraws,
+    KeyMatrices,
+    LayerShape,
+    Pairs,
+    StreamKeys,
+    permute_windows,
+    uniform,
+)
 
 
 @dataclass(frozen=True)
 class AloePri(Covariant):
-    """The AloePri scheme with the paper's defaults.
+    """Changes all weights under secret coordinates, with noise on both tables. The defaults are the paper's.
 
     Attributes:
         alpha_e, alpha_h: noise of the input and of the output embeddings, in standard deviations of the table's
@@ -74,16 +82,20 @@ class AloePri(Covariant):
     def head_noise(self) -> float:
         return self.alpha_h
 
-    def stream_width(self, width: int, heads: int) -> int:
-        return width + 2 * self._expansion(width, heads)
+    def stream_width(self, width: int, head_count: int) -> int:
+        return width + 2 * self._expansion(width, head_count)
 
-    def _expansion(self, width: int, heads: int) -> int:
-        """Returns the least h from `expansion` on for which the heads divide d + 2h, or raises UsageError."""
-        fitting = (h for h in range(self.expansion, self.expansion + heads) if (width + 2 * h) % heads == 0)
-        expansion = next(fitting, None)
+    def _expansion(self, width: int, head_count: int) -> int:
+        """Returns the smallest h from `expansion` on for which the heads divide d + 2h.
+
+        Raises UsageError if there is none.
+        """
+        candidates = range(self.expansion, self.expansion + head_count)
+        expansion = next((h for h in candidates if (width + 2 * h) % head_count == 0), None)
         if expansion is None:
             raise UsageError(
-                f"a stream of {width} dimensions cannot be widened by an even number so that {heads} heads divide it",
+                f"a stream of {width} dimensions cannot be widened by an even number so that {head_count} heads "
+                "divide it",
                 "use orthogonal for this model",
             )
         return expansion
@@ -98,7 +110,7 @@ class AloePri(Covariant):
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
         count = shape.head_size // 2
         angles = 2 * math.pi * uniform(count, draws)
-        order = windowed(shape.frequencies, self.window, self.sharpness, draws)
+        order = permute_windows(shape.frequencies, self.window, self.sharpness, draws)
         return Pairs(angles, self.neuron_scales(count, draws), order)
 
     def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:

@@ -1,4 +1,4 @@
-"""Frequency bands: clusters of tokens that are about equally frequent. Ours; the paper clusters by similarity alone.
+"""Frequency bands: clusters of tokens that are about equally frequent. The paper clusters by similarity alone.
 
 A cluster of one common word among nine rare ones hides little: an attacker who always guesses the most frequent token
 of a cluster reads much of a text. Within a band all tokens are about equally frequent in the text on which the bands
@@ -24,7 +24,7 @@ from milkglass.errors import UsageError
 from milkglass.parameters import Limit
 from milkglass.schemes.mixture import Ids
 
-MIN_CLUSTERS_A_BAND = 4  # times k: tokens in a band, so that there is something to choose from
+MIN_CLUSTERS_A_BAND = 4  # times k it is the least number of tokens of a band, so that neighbours can be chosen in it
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Bands:
         Limit(1, open=True).require(self.factor, "the factor of the bands", "2 joins counts of a factor of two")
 
     @classmethod
-    def counted(cls, counts: NDArray[np.int64], factor: float) -> Bands:
+    def from_counts(cls, counts: NDArray[np.int64], factor: float) -> Bands:
         """Returns bands for counts (n,) of each token in the text that is to be protected, or in one like it."""
         if not counts.any():
             raise UsageError("the text for --bands has no tokens", "give text like the one that will be sent")

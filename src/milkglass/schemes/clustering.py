@@ -16,18 +16,18 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import device
-from milkglass.nearest.products import BLOCK_BYTES, MIN_LENGTH, Cosines, Slack, blocks, threads_each
+from milkglass.nearest.products import BLOCK_BYTES, MIN_LENGTH, Cosines, Slack, blocks, limit_threads
 from milkglass.nearest.seed_row import COSINE_DECIMALS, OUTSIDE_VALUE, SeedRow
-from milkglass.nearest.select import Likely
+from milkglass.nearest.select import LikelyRows
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 
 Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
-MANY_ROWS = 100_000  # rows of a table; of fewer, to look again takes what a first look in bf16 saves
-LONG_ROW = 1024  # numbers of a row whose products take much longer than what is done with them
-MIN_WAVE_SEEDS, MAX_WAVE_SEEDS = 32, 192  # compared at a time
-WAVE_BYTES = 128 << 20  # of their cosines
+MANY_ROWS = 100_000  # rows of a table; with fewer, comparing again takes the time that a first look in bf16 saves
+LONG_ROW = 1024  # numbers of a row, from which on products take much longer than what is done with them
+MIN_WAVE_SEEDS, MAX_WAVE_SEEDS = 32, 192  # seeds compared at a time
+WAVE_BYTES = 128 << 20  # bytes of their cosines
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
 SCORE_STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
@@ -65,7 +65,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     is_free = rank >= 0  # by row of the table
     quantile_index = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = replace(Cosines.of(device.moved(table), look=k if len(table) >= MANY_ROWS else 0), row_source=table)
+    cosines = replace(Cosines.of(device.moved(table), k=k if len(table) >= MANY_ROWS else 0), row_source=table)
     for row in _rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
         is_free[row.row] = False
         members = row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
@@ -100,7 +100,7 @@ def _rows(
     # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
     all_threads = torch.get_num_threads()
     workers = 1 if cosines.table.shape[1] >= LONG_ROW else min(2, all_threads)
-    with threads_each(all_threads // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
+    with limit_threads(all_threads // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def start_wave() -> list[Future[_Wave]]:
             seeds_of_workers = [seeds for seeds in np.array_split(next_seeds(), workers) if len(seeds)]
@@ -129,20 +129,20 @@ class _Wave:
     rough: NDArray[np.float32] = field(repr=False)
     slack: Slack
     rank: Ids = field(repr=False)
-    likely: Likely = field(repr=False)
+    likely: LikelyRows = field(repr=False)
 
     @classmethod
     def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, counts: tuple[int, int]) -> _Wave:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
         rough[:, torch.from_numpy(np.flatnonzero(rank < 0))] = OUTSIDE_VALUE
         cosine_array = device.array(rough)
-        return cls(cosines, seeds, cosine_array, slack, rank, Likely.of(cosine_array, *counts))
+        return cls(cosines, seeds, cosine_array, slack, rank, LikelyRows.of(cosine_array, *counts))
 
     def free_ones(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Yields the rows of seeds that are free when their turn comes."""
-        for number, seed in enumerate(self.seeds.tolist()):
+        for index, seed in enumerate(self.seeds.tolist()):
             if is_free[seed]:
-                yield SeedRow(self.cosines, seed, self.rough[number], self.slack, self.rank, self.likely[number])
+                yield SeedRow(self.cosines, seed, self.rough[index], self.slack, self.rank, self.likely[index])
 
 
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
@@ -153,12 +153,12 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     """
     merged = list(clusters)
     means = _mean_directions(table, clusters)
-    lengths = np.maximum(np.linalg.norm(means, axis=1), np.float32(MIN_LENGTH))
+    norms = np.maximum(np.linalg.norm(means, axis=1), np.float32(MIN_LENGTH))
     sizes = np.array([len(cluster) for cluster in merged], np.int64)  # 0 once it has joined another
-    few, step = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
-    for some_clusters in np.split(few, range(step, len(few), step)):
+    small, step = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
+    for some_clusters in np.split(small, range(step, len(small), step)):
         row_of = {i: row for row, i in enumerate(some_clusters.tolist())}
-        mine, cosines = means[some_clusters], (means[some_clusters] @ means.T) / lengths
+        own_means, cosines = means[some_clusters], (means[some_clusters] @ means.T) / norms
         for i, row in row_of.items():
             size = int(sizes[i])
             is_other = sizes > 0
@@ -168,11 +168,11 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
             fits = is_other & (sizes + size < 2 * k)
             j = int(np.where(fits if fits.any() else is_other, cosines[row], -np.inf).argmax())
             means[j] += (means[i] - means[j]) * np.float32(size / (sizes[j] + size))
-            lengths[j] = max(np.linalg.norm(means[j]), np.float32(MIN_LENGTH))
+            norms[j] = max(np.linalg.norm(means[j]), np.float32(MIN_LENGTH))
             if j in row_of:
-                mine[row_of[j]] = means[j]
-                cosines[row_of[j]] = means @ means[j] / lengths
-            cosines[:, j] = mine @ means[j] / lengths[j]
+                own_means[row_of[j]] = means[j]
+                cosines[row_of[j]] = means @ means[j] / norms
+            cosines[:, j] = own_means @ means[j] / norms[j]
             merged[j] = np.concatenate([merged[j], merged[i]])
             sizes[j], sizes[i] = len(merged[j]), 0
     return [cluster for cluster, size in zip(merged, sizes.tolist(), strict=True) if size]

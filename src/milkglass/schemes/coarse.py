@@ -1,4 +1,4 @@
-"""A coarse vocabulary: many tokens share one symbol, so that at most log2(m) bits a token cross. Ours.
+"""A coarse vocabulary: many tokens share one symbol, so that at most log2(m) bits a token cross. Not from a paper.
 
 The n tokens are mapped to m symbols, m far below n, and the server's model has a row for each symbol. No key has to be
 secret for that: anyone with the map, the permutation and any amount of text still receives one of m numbers for each
@@ -40,7 +40,7 @@ from milkglass.schemes.symbols import diversity
 from milkglass.schemes.symbols.diversity import DiversityLimits
 from milkglass.schemes.symbols.finder import Evidence, MapFinder
 from milkglass.schemes.symbols.kmeans import KMeans
-from milkglass.schemes.symbols.learnt import Learnt
+from milkglass.schemes.symbols.learnt import LearntMap
 from milkglass.schemes.symbols.symbol_map import HINT, MergedRows, SymbolMap
 
 UNSEEN_COUNT = 0.3  # occurrences that a token which was never counted is taken to have
@@ -48,16 +48,17 @@ UNSEEN_COUNT = 0.3  # occurrences that a token which was never counted is taken 
 
 @dataclass(frozen=True)
 class Coarse(Scheme):
-    """The coarse vocabulary scheme.
+    """Maps all tokens to a few symbols, and sends these.
 
     Attributes:
-        symbols: m, without symbols of single tokens; fewer if limits joined some.
+        symbols: m, without symbols of single tokens; there are fewer if limits joined some.
         function_words: how many of the most frequent tokens keep their own symbols.
         least_bits: h, the least entropy of the tokens of a symbol, in bits.
         most_share: p_max, the largest share of one token in the mass of its symbol.
-        epsilon: of the exchange of symbols at each occurrence. None: they are sent unchanged.
+        epsilon: of the exchange of symbols at each occurrence. None if they are sent unchanged.
         way: how the map is found: by "kmeans" from vectors and label scores, or "learnt" with the task.
-        map: the map. None: it is not found yet.
+        kmeans, learnt: the parameters of these ways.
+        map: the map. None if it is not found yet.
     """
 
     symbols: int = limited(16, least=2)
@@ -67,7 +68,7 @@ class Coarse(Scheme):
     epsilon: float | None = limited(None, above=0, most=30)
     way: Literal["kmeans", "learnt"] = "kmeans"
     kmeans: KMeans = KMeans()
-    learnt: Learnt = Learnt()
+    learnt: LearntMap = LearntMap()
     map: SymbolMap | None = None
 
     name: ClassVar[str] = "coarse"
@@ -125,32 +126,33 @@ class Coarse(Scheme):
                 f"give at most {max(0, remaining // 2)} as --symbols, or fewer --function-words",
             )
 
-    def exempt(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
+    def exempt_ids(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
         """Returns the ids that get their own symbols, ascending: special, pinned, and the most frequent tokens."""
         exempt_ids = np.union1d(special, np.asarray(pinned, np.int64)).astype(np.int64)
         by_frequency = np.argsort(-counts, kind="stable")
         by_frequency = by_frequency[~np.isin(by_frequency, exempt_ids)][: self.function_words]
         return np.union1d(exempt_ids, by_frequency).astype(np.int64)
 
-    def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
+    def fit(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
-        exempt = self.exempt(evidence.counts, evidence.special, evidence.pinned)
+        exempt = self.exempt_ids(evidence.counts, evidence.special, evidence.pinned)
         tokens = np.setdiff1d(np.arange(n), exempt)
         mass = mass_of(evidence.counts)[tokens]
         clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
         token_symbols = np.empty(n, np.int64)
-        token_symbols[tokens] = diversity.joined(clusters, mass, self.limits)
+        token_symbols[tokens] = diversity.join_symbols(clusters, mass, self.limits)
         self._require_company(token_symbols[tokens])
         token_symbols[exempt] = int(token_symbols[tokens].max()) + 1 + np.arange(len(exempt))
         return replace(self, map=SymbolMap.of(_with_pinned(token_symbols, evidence.pinned), evidence.weights))
 
     def _require_company(self, symbols_of_tokens: Ids) -> None:
         """Raises UsageError if a token without company would be sent unchanged despite an epsilon."""
-        single = int((np.bincount(symbols_of_tokens) == 1).sum())
-        if self.epsilon is not None and single:
+        single_count = int((np.bincount(symbols_of_tokens) == 1).sum())
+        if self.epsilon is not None and single_count:
             raise UsageError(
-                f"{single} of the symbols would stand for one token each, which epsilon = {self.epsilon:g} cannot hide",
+                f"{single_count} of the symbols would stand for one token each, which epsilon = {self.epsilon:g} "
+                "cannot hide",
                 "give fewer --symbols, or a larger least_bits",
             )
 
@@ -170,9 +172,9 @@ def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts.astype(np.float64) + UNSEEN_COUNT
 
 
-def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:
-    """Returns the numbers, exchanged so that each pinned token's symbol has the token's id as its number."""
-    exchanged = numbers.copy()
+def _with_pinned(symbols: Ids, pinned: tuple[int, ...]) -> Ids:
+    """Returns the tokens' symbols, renumbered so that each pinned token's symbol has the token's id as its number."""
+    exchanged = symbols.copy()
     for token in pinned:
         if token > int(exchanged.max()):
             raise UsageError(

@@ -5,7 +5,7 @@ expansion of h, with U in O(d), Z in O(d + 2h):
 
     P = [B  C  E] Z          B = U + lambda V       (d, d), V of variance 1/d
     Q = Z^T [B^-1; F; D]     E = E1 E2, F = F1 F2   (d, h), (h, d), of rank h/2
-                             C F = 0, E D = 0       C (d, h), D (h, d), anew for each P and each Q
+                             C F = 0, E D = 0       C (d, h), D (h, d), drawn for each P and each Q
     P Q = B B^-1 + C F + E D = I, whichever C and D: all P of one family go with all of its Q.
 
 Rows are vectors: a state x (d,) becomes x P, and x P Q = x.
@@ -58,11 +58,11 @@ class StreamKeys(abc.ABC):
     kappa: float
 
     @abc.abstractmethod
-    def writing(self, draws: KeyDraws) -> Tensor:
+    def write_key(self, draws: KeyDraws) -> Tensor:
         """Returns a P for one tensor that writes."""
 
     @abc.abstractmethod
-    def reading(self, draws: KeyDraws) -> Tensor:
+    def read_key(self, draws: KeyDraws) -> Tensor:
         """Returns a Q for one tensor that reads."""
 
 
@@ -73,10 +73,10 @@ class OrthogonalKeys(StreamKeys):
     matrix: Tensor
     kappa: float = 1.0
 
-    def writing(self, draws: KeyDraws) -> Tensor:
+    def write_key(self, draws: KeyDraws) -> Tensor:
         return self.matrix
 
-    def reading(self, draws: KeyDraws) -> Tensor:
+    def read_key(self, draws: KeyDraws) -> Tensor:
         return self.matrix.T
 
 
@@ -85,8 +85,8 @@ class KeyMatrices(StreamKeys):
 
     Attributes:
         b, b_inverse, e, f, z: see the module.
-        beside_f: (h, h - h/2) an orthonormal basis of the rows c with c F = 0.
-        beside_e: (h, h - h/2) an orthonormal basis of the columns d with E d = 0.
+        kernel_f: (h, h - h/2) an orthonormal basis of the rows c with c F = 0.
+        kernel_e: (h, h - h/2) an orthonormal basis of the columns d with E d = 0.
         kappa: its mean square over the draws of C: |B|^2 + |E|^2 + d (h - h/2) / d over D, each a Frobenius norm.
     """
 
@@ -100,20 +100,20 @@ class KeyMatrices(StreamKeys):
 
         e1, e2, f1, f2 = normal(d, rank), normal(rank, h), normal(h, rank), normal(rank, d)
         self.e, self.f, self.z = e1 @ e2, f1 @ f2, draws.orthogonal(d + 2 * h)
-        self.beside_f = torch.linalg.qr(f1, mode="complete")[0][:, rank:]
-        self.beside_e = torch.linalg.qr(e2.T, mode="complete")[0][:, rank:]
+        self.kernel_f = torch.linalg.qr(f1, mode="complete")[0][:, rank:]
+        self.kernel_e = torch.linalg.qr(e2.T, mode="complete")[0][:, rank:]
         mean_square = (float(self.b.square().sum() + self.e.square().sum()) + (h - rank)) / (d + 2 * h)
         self.kappa = mean_square**0.5
 
-    def writing(self, draws: KeyDraws) -> Tensor:
-        d, free = len(self.b), self.beside_f.shape[1]
-        c = draws.gaussian(d, free).double() / d**0.5 @ self.beside_f.T
+    def write_key(self, draws: KeyDraws) -> Tensor:
+        d, kernel_size = len(self.b), self.kernel_f.shape[1]
+        c = draws.gaussian(d, kernel_size).double() / d**0.5 @ self.kernel_f.T
         return torch.cat([self.b, c, self.e], dim=1) @ self.z
 
-    def reading(self, draws: KeyDraws) -> Tensor:
-        d, free = len(self.b), self.beside_e.shape[1]
-        below = self.beside_e @ draws.gaussian(free, d).double() / d**0.5
-        return self.z.T @ torch.cat([self.b_inverse, self.f, below])
+    def read_key(self, draws: KeyDraws) -> Tensor:
+        d, kernel_size = len(self.b), self.kernel_e.shape[1]
+        d_matrix = self.kernel_e @ draws.gaussian(kernel_size, d).double() / d**0.5
+        return self.z.T @ torch.cat([self.b_inverse, self.f, d_matrix])
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,9 @@ class LayerKeys:
         turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)
         return self._permute(turned, True).reshape(matrix.T.shape).T
 
-    def _permute(self, heads: Tensor, grouped: bool) -> Tensor:
-        """Returns heads (key_heads, group, ...) in secret orders: if `grouped` inside each group, then the groups."""
-        if grouped:
+    def _permute(self, heads: Tensor, permutes_inside: bool) -> Tensor:
+        """Returns heads (key_heads, group, ...) in secret orders: with `permutes_inside` of each group, then of all."""
+        if permutes_inside:
             heads = torch.stack([head[torch.from_numpy(self.query_order[k])] for k, head in enumerate(heads)])
         return heads[torch.from_numpy(self.key_order)]
 
@@ -226,18 +226,18 @@ def uniform(count: int, draws: KeyDraws) -> Tensor:
     return torch.special.ndtr(draws.gaussian(count).double())
 
 
-def windowed(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) -> Ids:
+def permute_windows(frequencies: Tensor, max_window: int, sharpness: float, draws: KeyDraws) -> Ids:
     """Returns (e/2,) an order of the pairs: consecutive windows, each permuted.
 
-    A window at pair t has w of at most `most` pairs, with odds exp(sharpness (frequency of its last pair - frequency of
-    t)): it is wide if frequencies are similar.
+    A window that begins at pair t has w pairs, at most `max_window`, with odds exp(sharpness (frequency of its last
+    pair - frequency of t)): it is wide if frequencies are similar.
     """
     count = len(frequencies)
     order: list[int] = []
     while len(order) < count:
         start = len(order)
-        ahead = frequencies[start : start + most]
-        odds = torch.softmax(sharpness * (ahead - ahead[0]), 0).cumsum(0)
-        size = min(len(ahead), 1 + int((odds < uniform(1, draws)).sum()))
+        window = frequencies[start : start + max_window]
+        cumulative = torch.softmax(sharpness * (window - window[0]), 0).cumsum(0)
+        size = min(len(window), 1 + int((cumulative < uniform(1, draws)).sum()))
         order += (start + draws.order(size)).tolist()
     return np.array(order, np.int64)

@@ -85,21 +85,21 @@ class ObfusLM(Scheme):
             raise UsageError("cluster_special and rows = shared do not go together", "a model needs its special tokens")
 
     @property
-    def copies(self) -> int:
+    def ids_per_token(self) -> int:
         return self.aliases or 1
 
     @property
     def shares(self) -> bool:
         return self.rows == "shared"
 
-    def suggested(self, kind: str) -> dict[str, Any]:
+    def suggested_parameters(self, kind: str) -> dict[str, Any]:
         return {"epsilon": 0.1 if kind == "encoder" else 1.0}
 
     def require_tokens(self, token_count: int, special_count: int) -> None:
         self.require_candidates(token_count if self.cluster_special else token_count - special_count)
 
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> ObfusLM:
-        return replace(self, bands=Bands.counted(counts, factor))
+        return replace(self, bands=Bands.from_counts(counts, factor))
 
     def mixture(self, table: torch.Tensor, order: Ids, noise: Noise, progress: Progress | None = None) -> Mixture:
         """Returns the mixture of the rows of `table` (n, d) that `order` lists, clustered in that order."""
@@ -119,9 +119,9 @@ class ObfusLM(Scheme):
             return Mixture.means(len(table), clusters)
         mixtures = [
             Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, draws(label).laplace))
-            for label in noise_labels(self.copies)
+            for label in noise_labels(self.ids_per_token)
         ]
-        return mixtures[0] if self.copies == 1 else AliasedMixture(tuple(mixtures), slots)
+        return mixtures[0] if self.ids_per_token == 1 else AliasedMixture(tuple(mixtures), slots)
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
         """Returns the clusters that EmbedCluster makes of the tokens that take part."""

@@ -22,6 +22,8 @@ from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs, unifor
 
 @dataclass(frozen=True)
 class Orthogonal(Covariant):
+    """Turns the residual stream, and each head's values, by secret orthogonal matrices."""
+
     name: ClassVar[str] = "orthogonal"
     broken: ClassVar[str | None] = "orthogonal conjugation is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = ours("A decoder in secret orthogonal coordinates; after the idea of ConjFormer")

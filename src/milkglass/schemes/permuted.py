@@ -21,6 +21,8 @@ from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs
 
 @dataclass(frozen=True)
 class Permuted(Covariant):
+    """Permutes the dimensions, heads and neurons of a decoder, and its vocabulary."""
+
     name: ClassVar[str] = "permuted"
     broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = ours("A decoder whose dimensions, heads and neurons are permuted")

@@ -32,15 +32,15 @@ class Scheme(abc.ABC):
 
     Attributes:
         name: as a key file keeps it.
-        broken: why nobody should rely on it. None: no such reason is known.
-        hashed: whether the permutation sorts keyed hashes.
+        broken: why nobody should rely on it. None if no reason is known.
+        sorts_hashes: whether ids are permuted by sorting keyed hashes of them; else by a stream of the key.
         needs_heads: whether heads and neurons are rewritten too, so that the parts of a layer must be known.
     """
 
     name: ClassVar[str]
     paper: ClassVar[Paper]
     broken: ClassVar[str | None] = None
-    hashed: ClassVar[bool] = False
+    sorts_hashes: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -48,17 +48,17 @@ class Scheme(abc.ABC):
 
     @property
     def k(self) -> int:
-        """Returns among how many tokens each is meant to hide. 1 promises nothing."""
+        """Returns among how many tokens each is meant to hide; 1 promises nothing."""
         return 1
 
     @property
-    def copies(self) -> int:
+    def ids_per_token(self) -> int:
         """Returns r, the number of scrambled ids of each ordinary token."""
         return 1
 
     @property
     def shares(self) -> bool:
-        """Returns whether all rows of a cluster are equal, so that an id names a cluster and no token."""
+        """Returns whether all rows of a cluster are equal, so that an id names a cluster, not a token."""
         return False
 
     @property
@@ -68,12 +68,12 @@ class Scheme(abc.ABC):
 
     @property
     def token_symbols(self) -> Ids | None:
-        """Returns (n,) the number of each token's symbol, if many tokens have one id. None: no two tokens do."""
+        """Returns (n,) the number of each token's symbol if many tokens have one id, or None if no two tokens do."""
         return None
 
     @property
     def plus(self) -> Plus | None:
-        """Returns how the dimensions of every layer are mixed. None: they are not."""
+        """Returns how the dimensions of every layer are mixed, or None if they are not."""
         return None
 
     @property
@@ -81,8 +81,8 @@ class Scheme(abc.ABC):
         """Returns whether tensors of every layer are rewritten, so that the model's layout must be known."""
         return self.plus is not None
 
-    def stream_width(self, width: int, heads: int) -> int:
-        """Returns D, the dimensions of the new residual stream for d = `width`; `heads` must divide D."""
+    def stream_width(self, width: int, head_count: int) -> int:
+        """Returns D, the dimensions of the new residual stream for d = `width`, which so many heads must divide."""
         return width
 
     @property
@@ -90,16 +90,16 @@ class Scheme(abc.ABC):
         """Returns whether most of the model is unchanged, so that a delta is smaller than the whole."""
         return not self.needs_whole_layers
 
-    def suggested(self, kind: str) -> dict[str, Any]:
+    def suggested_parameters(self, kind: str) -> dict[str, Any]:
         """Returns the parameters that the paper sets for a kind of model, "encoder" or "decoder"."""
         return {}
 
     @property
     def needs_texts(self) -> bool:
-        """Returns whether nothing can be rewritten before `found` has read the client's rows."""
+        """Returns whether nothing can be rewritten before `fit` has read the client's rows."""
         return False
 
-    def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
+    def fit(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
         """Returns the scheme with what it finds in the client's rows. Raises UsageError if it reads none."""
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 
@@ -121,10 +121,12 @@ class Scheme(abc.ABC):
         """Returns how the rows of a table are mixed.
 
         Args:
-            order: (n,) rows in the order in which clusters are begun, which the key draws.
+            table: (n, d) by public id.
+            order: (n,) the rows in the order in which clusters are begun.
+            special: the ids of special tokens.
             draws: gives a stream of the key for each label.
-            slots: number the rows of the result; without aliases there is one for each token.
-            groups: the clusters that the key keeps. None: they are computed.
+            slots: the rows of the result; without aliases there is one for each token.
+            groups: the clusters that the key keeps. If None, they are computed.
         """
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:

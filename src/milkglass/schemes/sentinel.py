@@ -25,7 +25,7 @@ from milkglass.schemes.scheme import Scheme
 
 @dataclass(frozen=True)
 class SentinelLMs(Scheme):
-    """The SentinelLMs scheme.
+    """Permutes the vocabulary and moves all rows by the same glide-reflections.
 
     Attributes:
         reflections: how many glide-reflections are applied, 10 in the papers.
@@ -35,7 +35,7 @@ class SentinelLMs(Scheme):
 
     name: ClassVar[str] = "sentinel"
     broken: ClassVar[str | None] = "SentinelLMs is broken: EDNN reads every token back, whatever the key"
-    hashed: ClassVar[bool] = True
+    sorts_hashes: ClassVar[bool] = True
     paper: ClassVar[Paper] = papers.SENTINEL_LMS.but(
         "The published code derives the permutation from a sum of character codes (10,000 keys) and swaps pairs; "
         "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",

@@ -91,7 +91,9 @@ def _served_network(folder: Path, defence: HiddenStateDefence, config: dict[str,
     """Returns the network that the method leaves to the server, filled from the folder."""
     cut = Checkpoint(folder, config, None, {})  # a method only asks it how many layers there are
     with torch.random.fork_rng(devices=[]):  # a head is drawn, then overwritten
-        served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))
+        served = defence.server_module(
+            defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes)
+        )
         halves.fill(folder, served)
     return served
 

@@ -22,7 +22,7 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 
 @dataclass(frozen=True)
 class Cost:
-    """Processor seconds of an attack that runs to its end and is graded, as it declares them.
+    """CPU seconds of an attack that runs to its end and is graded, as the attack declares them.
 
         fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
 
@@ -30,7 +30,7 @@ class Cost:
     estimate for a person who waits: no result depends on it.
 
     Attributes:
-        fixed: whatever is attacked.
+        fixed: in every case.
         rows: for n = 1,000 rows of a table.
         table: for n^2 d = 10^12, where each of n rows of d dimensions is compared with every other.
         sent: for s = a million tokens that are sent.
@@ -44,6 +44,7 @@ class Cost:
     tokens: float = 15.0
 
     def seconds(self, n: int, d: int, s: int, t: int) -> float:
+        """Returns the sum, for a table of n rows of d dimensions, s tokens sent, and t tokens sent and public."""
         of_tables = self.rows * n / 1e3 + self.table * n * n * d / 1e12
         return self.fixed + of_tables + self.sent * s / 1e6 + self.tokens * t / 1e6
 
@@ -57,11 +58,12 @@ class Attack(abc.ABC):
         sees: the observations without which it cannot run.
         assumes: the names of the fields of `Knowledge` without which it cannot run.
         uses: the names of fields that it uses where they are set.
-        min_seconds: the least budget that is worth beginning with. Such an attack reads more with more time.
-        cost: the time that it takes, from which an audit estimates its own.
+        min_seconds: the smallest budget with which it is worth beginning. If above 0, the attack reads more with more
+            time.
+        cost: what it takes to its end, from which an audit estimates its own time.
         baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs these last.
         undoes: whether it undoes the scheme itself where it applies. An audit runs these first.
-        of_outputs: whether the guess is about what was generated and not about what was sent.
+        of_outputs: whether the guess is about what was generated, not about what was sent.
         finding: the title, raised_if, explanation and change of a finding that a report has if the attack reads 10 % of
             the content tokens or more: Jinja templates that are filled with `scene` and `result`.
     """
@@ -81,10 +83,10 @@ class Attack(abc.ABC):
 
     @abc.abstractmethod
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        """Returns what the attack reads, in time `budget`, with all random draws from `rng`."""
+        """Returns what the attack reads within the budget, with all random draws from `rng`."""
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        """Returns a reason of its own not to run, or None. What it sees and assumes is there."""
+        """Returns a reason of the attack's own not to run, or None. What it sees and assumes is already there."""
         return None
 
     def __call__(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -97,10 +99,10 @@ class Attack(abc.ABC):
 
 
 class Preprocessor(Attack):
-    """An attack that first undoes a part of the scheme: any other may go on from there."""
+    """An attack that first undoes a part of the scheme, so that any other attack can go on from there."""
 
     @abc.abstractmethod
-    def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
+    def undo(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript as it would be without that part. Raises UsageError if it cannot be undone."""
 
 
@@ -133,7 +135,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
             return _MISSING[name]
     if knowledge.corpus is not None and "corpus" in attack.assumes | attack.uses:
         ids = knowledge.corpus.ids
-        size = knowledge.tokens(transcript.size)
+        size = knowledge.token_count(transcript.size)
         unknown_ids = ids[(ids < 0) | (ids >= size)]
         if len(unknown_ids):
             return f"an id of {unknown_ids[0]} in the public text, in a vocabulary of {size}"

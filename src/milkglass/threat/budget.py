@@ -1,10 +1,10 @@
 """How long attacks may take.
 
-A budget counts one of three things: the processor's seconds by default, so that a busy machine finds no less (`ui`,
-`audit --records`, `audit_defence`); the clock's (all other audits); or work (`Budget.of_work`, which `compare` uses),
-where an attack says what each of its steps costs in seconds of one core of the machine on which attacks were timed.
-Work is the same on every machine and every run, so that what a budget of work cuts is, too. An attack asks its budget
-and ends by itself; `ended_with` ends one that does not.
+A budget counts one of three things: CPU seconds by default, so that an attack finds as much on a busy machine (`ui`,
+`audit --records`, `audit_defence`); the clock's seconds (all other audits); or work (`Budget.of_work`, which `compare`
+uses). For work, an attack says what each of its steps costs in seconds of one core of the machine on which attacks were
+timed. That is the same on every machine and in every run, so a budget of work always ends an attack at the same step.
+An attack asks its budget and ends by itself; `time_limit` ends one that does not.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some
 
 
 class WorkClock:
-    """A clock that attacks move on by what they do.
+    """A clock that moves on when attacks report work, and not with time.
 
     Attributes:
-        spent: seconds of work.
+        seconds: of work so far.
     """
 
     def __init__(self) -> None:
-        self.spent = 0.0
+        self.seconds = 0.0
 
     def __call__(self) -> float:
-        return self.spent
+        return self.seconds
 
 
 @dataclass
@@ -46,8 +46,8 @@ class Budget:
         seconds: counted from when the budget is made.
         progress: receives the share of the work that is done, from 0 to 1.
         stopped: says whether everything must end now.
-        clock: returns seconds. By default they are the processor's, over all threads of this process, so that a busy
-            machine finds no less than an idle one. No attack runs in a child process. A `WorkClock` counts work.
+        clock: returns seconds; by default the CPU's, over all threads of this process. No attack runs in a child
+            process. A `WorkClock` counts work.
     """
 
     seconds: float = float("inf")
@@ -71,21 +71,21 @@ class Budget:
 
     @classmethod
     def of_work(cls, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Budget:
-        """Returns a budget that counts work, so that what it cuts is the same in every run."""
+        """Returns a budget that counts work, so that it ends an attack at the same step in every run."""
         return cls(seconds, stopped=stopped, clock=WorkClock())
 
     @property
     def counts_work(self) -> bool:
-        """Returns whether it counts work."""
+        """Returns whether `spend` moves its clock on."""
         return isinstance(self.clock, WorkClock)
 
     def spend(self, seconds: float) -> None:
         """Counts work that was done, see attacks/work.py. A budget of time leaves that to its clock."""
         if isinstance(self.clock, WorkClock):
-            self.clock.spent += seconds
+            self.clock.seconds += seconds
 
     def left(self) -> float:
-        """Returns the seconds that are left; 0 once everything must end."""
+        """Returns the seconds that are left: 0 once everything must end, and less than 0 after an overrun."""
         return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
 
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
@@ -94,21 +94,21 @@ class Budget:
 
 
 class OutOfTime(BaseException):
-    """Ends an attack that does not end by itself. No `except Exception` of an attack catches it."""
+    """Raised inside an attack that does not end by itself. No `except Exception` of an attack catches it."""
 
 
-REPEAT_SECONDS = 0.5  # seconds until an attack that went on is ended again
+REPEAT_SECONDS = 0.5  # after which OutOfTime is raised again in an attack that went on
 
 
 @contextmanager
-def ended_with(deadline: Budget | None) -> Iterator[None]:
+def time_limit(deadline: Budget | None) -> Iterator[None]:
     """Raises OutOfTime inside the block when the budget, which counts the clock's seconds, is spent.
 
-    It needs the main thread of the process; in any other, and without a deadline, nothing is raised. A timer that runs
-    already, such as that of a test, goes on afterwards.
+    Nothing is raised without a deadline, or outside of the process's main thread. A timer that runs already, such as
+    that of a test, goes on afterwards.
     """
-    bounded = deadline is not None and deadline.seconds < float("inf")
-    if deadline is None or not bounded or threading.current_thread() is not threading.main_thread():
+    is_bounded = deadline is not None and deadline.seconds < float("inf")
+    if deadline is None or not is_bounded or threading.current_thread() is not threading.main_thread():
         yield
         return
 

@@ -26,7 +26,7 @@ class LabelledTexts:
     """Texts with their labels, for defences that are trained.
 
     Attributes:
-        pairs: the second texts. None: these are no pairs.
+        pairs: the second text of each pair. None if texts are single.
     """
 
     texts: Sequence[str] = field(repr=False)
@@ -38,7 +38,7 @@ class LabelledTexts:
 
 
 class Client(abc.ABC):
-    """The half that keeps the secrets."""
+    """The half of a defence that keeps the secrets: it turns texts into what crosses the wire."""
 
     @abc.abstractmethod
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
@@ -50,20 +50,21 @@ class Client(abc.ABC):
     def origin(self, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
         """Returns where each token of the texts was sent, by which an audit grades guesses.
 
-        (total of original,) has the place in `sent`, the ids that crossed, of each of the texts' public ids `original`,
-        counted over all texts, or NO_BELIEF (-1) if it was not sent. None: each token was sent in its own place.
+        `original` are the texts' public ids, `sent` the ids that crossed. The result (total of original,) has the place
+        of each token in `sent`, counted over all texts, or NO_BELIEF (-1) if it was not sent. It is None if each token
+        was sent in its own place.
         """
         return None
 
     def rehearsal(self, seed: int) -> Client | None:
-        """Returns this half with an attacker's own secret. None: an attacker cannot run the defence.
+        """Returns this half with an attacker's own secret, or None if an attacker cannot run the defence.
 
         An attacker knows the defence and not its secret (Kerckhoffs).
         """
         return None
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Returns (texts, classes) for the texts last sent, from the server's answer. Here the answer is that."""
+        """Returns (texts, classes) for the texts last sent, from the server's answer: here, the answer itself."""
         return answer
 
     @abc.abstractmethod
@@ -72,21 +73,24 @@ class Client(abc.ABC):
 
 
 class Server(abc.ABC):
-    """The half that keeps no secret.
+    """The half of a defence that keeps no secret: it rests on the machine that is not trusted, and answers.
 
     Attributes:
-        folder: all that is on the server of this defence.
+        folder: holds all that this defence has on the server.
     """
 
     folder: Path
 
     @abc.abstractmethod
     def rest(self) -> tuple[Observation, ...]:
-        """Returns what an attacker has who reads the server's disk."""
+        """Returns what an attacker who reads the server's disk has."""
 
     @abc.abstractmethod
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        """Returns logits, from which `Client.receive` makes (texts, classes). Raises UsageError without classes."""
+        """Returns logits, from which `Client.receive` makes (texts, classes).
+
+        Raises UsageError if the model has no head for classes.
+        """
 
 
 class Defence(abc.ABC):
@@ -94,7 +98,7 @@ class Defence(abc.ABC):
 
     Attributes:
         name: in the catalogue.
-        broken: why nobody should rely on it. None: no such reason is known.
+        broken: why nobody should rely on it. None if no reason is known.
     """
 
     name: ClassVar[str]
@@ -103,20 +107,19 @@ class Defence(abc.ABC):
 
     @property
     def guarantee(self) -> str | None:
-        """Returns what is proved with these parameters, for what and against whom. None: nothing is."""
+        """Returns what is proved with these parameters, for what and against whom, or None if nothing is."""
         return None
 
     @abc.abstractmethod
     def document(self) -> dict[str, Any]:
         """Returns all that decides the halves besides model, corpus and secret, as JSON.
 
-        These are the name, every parameter, and files by their digest. Two defences with equal documents are the same
-        defence.
+        It holds the name, every parameter, and files by their digest. Defences with equal documents are the same.
         """
 
     @abc.abstractmethod
     def refuses(self, base: Checkpoint) -> str | None:
-        """Returns None if this model can be split, else the reason, which is shown to the user."""
+        """Returns the reason, for the user, why this model cannot be split, or None if it can."""
 
     @abc.abstractmethod
     def split(
@@ -129,5 +132,5 @@ class Defence(abc.ABC):
         """
 
     @abc.abstractmethod
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Client, Server]:
         """Returns the halves that `Client.save` and `split` wrote to these folders."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from milkglass.sequences import Ids, Sequences
 
-NO_BELIEF = -1  # a guess that names no public id
+NO_BELIEF = -1  # in place of a public id where nothing is guessed
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Guess:
         running: (total, k) the public ids of each token that was sent. For an attack that reads places.
         bags: the set of public ids of each text. For an attack that reads no order.
         texts: public ids of whole texts, as many as each batch of `Gradients` has, in any order.
-        topics: (b,) the topic of each answer, for an attack that sees only sizes and times.
-        token_lengths: beside `topics`, of each answer the bytes of each token. None: that is not guessed.
+        topics: (answers,) the topic of each answer, for an attack that sees only sizes and times.
+        token_lengths: beside `topics`, of each answer the bytes of each token. None if it is not guessed.
         chances: (total, k + 1) the probability of each token in `running`; the last column is that of any other token,
             times its weight.
-        weights: (n,) the weight of each public id that is not listed. None: all weigh 1.
+        weights: (n,) the weight of each public id that is not listed. None if all weigh 1.
     """
 
     table: Ids | None = None

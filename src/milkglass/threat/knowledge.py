@@ -27,7 +27,7 @@ class Group:
     Attributes:
         rows: (r,) the scrambled ids.
         members: (m,) the public ids.
-        weights: (r, m) how each row mixes the members. None: that was not solved.
+        weights: (r, m) how each row mixes the members. None if that was not solved.
     """
 
     rows: Ids
@@ -41,15 +41,15 @@ class Candidates:
 
     Attributes:
         groups: which ids can stand for which. No scrambled id is in two groups.
-        likelihood: (r, m) for each group: the log-likelihood that each row stands for each member, up to a constant for
-            each row.
+        log_likelihoods: for each group (r, m) the log-likelihood that each row stands for each member, up to a constant
+            for each row.
     """
 
     groups: tuple[Group, ...]
-    likelihood: tuple[NDArray[np.float64], ...]
+    log_likelihoods: tuple[NDArray[np.float64], ...]
 
     def __post_init__(self) -> None:
-        for group, values in zip(self.groups, self.likelihood, strict=True):
+        for group, values in zip(self.groups, self.log_likelihoods, strict=True):
             if values.shape != (len(group.rows), len(group.members)):
                 raise ValueError(f"a likelihood of {values.shape} for {len(group.rows)} x {len(group.members)}")
 
@@ -83,22 +83,22 @@ class Candidates:
         merged = Group(np.concatenate([self.groups[i].rows for i in exchanged]), np.concatenate(own_members))
         others = [i for i in range(len(self.groups)) if i not in {*exchanged}]
         groups = (*(self.groups[i] for i in others), merged)
-        return Candidates(groups, (*(self.likelihood[i] for i in others), likelihood))
+        return Candidates(groups, (*(self.log_likelihoods[i] for i in others), likelihood))
 
     @property
-    def solved(self) -> tuple[Group, ...]:
-        """Returns the groups that were worked out. The others are a solver's guess at what was left over."""
+    def solved_groups(self) -> tuple[Group, ...]:
+        """Returns the groups with weights or with one member. The others are a solver's guess at what was left over."""
         return tuple(group for group in self.groups if group.weights is not None or len(group.members) == 1)
 
 
 @dataclass(frozen=True)
 class Recordings:
-    """Encrypted answers that an attacker requested, of which it knows everything.
+    """Encrypted answers to requests of the attacker's own, with their topics and texts known.
 
     Attributes:
         records: the sizes and times of what crossed.
-        topics: (b,) the topic of each answer.
-        lengths: for each answer the number of bytes of each token. None: that is not known.
+        topics: (answers,) the topic of each answer.
+        lengths: for each answer the number of bytes of each token. None if that is not known.
     """
 
     records: Records
@@ -123,21 +123,22 @@ class Knowledge:
     Attributes:
         public_model: the model that was scrambled or cut.
         corpus: public text, in public ids, of the client's kind or of another.
-        labels: (b,) the class of each text behind the gradients, in their order.
-        pairs: (p, 2) scrambled and public ids that leaked.
+        labels: (texts,) the class of each text behind the gradients, in their order.
+        pairs: (p, 2) scrambled ids that leaked, each with its public id.
         candidates: what an earlier attack worked out.
         simulate: takes a seed, and returns a model scrambled with the attacker's own key and its map (n,) from public
             to scrambled ids.
         observe: takes public ids and a seed, and returns what the client half would send for them.
         rehearse: takes public ids and a seed, and returns what a sanitizer makes of them and (total,) the place at
             which each was sent, NO_BELIEF for one that was not.
-        aliases: how many scrambled ids each ordinary token has.
-        shared: whether a scrambled id stands for a cluster of tokens and not for one token.
+        alias_count: how many scrambled ids each ordinary token has.
+        has_shared_ids: whether a scrambled id stands for a cluster of tokens and not for one token.
         symbols: (n,) the scrambled id of each public token, if many tokens have one id by a public map. The attacker
             can then write any public text as it would be sent.
-        responses: the randomised response by which ids of `symbols` are exchanged where they occur. None: they are not.
+        responses: the randomised response by which ids of `symbols` are exchanged where they occur. None if they are
+            not exchanged, or it is not known.
         step: the model whose gradients are shared, with its loss.
-        lengths: (b,) the number of tokens, special ones too, of each text behind the gradients.
+        lengths: (texts,) the number of tokens, special ones too, of each text behind the gradients.
         noise: the noise that is added to hidden states or gradients before they are sent.
         answers: the public ids of each answer, in order, if the server chose its text.
         recordings: encrypted answers of the same service to requests of the attacker's own.
@@ -151,8 +152,8 @@ class Knowledge:
     simulate: Callable[[int], tuple[Model, Ids]] | None = None
     observe: Callable[[Sequences, int], Activations] | None = None
     rehearse: Callable[[Sequences, int], tuple[Sequences, Ids]] | None = None
-    aliases: int = 1
-    shared: bool = False
+    alias_count: int = 1
+    has_shared_ids: bool = False
     symbols: Ids | None = None
     responses: RandomisedResponse | None = None
     step: SharedStep | None = None
@@ -161,6 +162,6 @@ class Knowledge:
     answers: Sequences | None = None
     recordings: Recordings | None = None
 
-    def tokens(self, size: int) -> int:
+    def token_count(self, size: int) -> int:
         """Returns the number of public ids, or n' = `size` if the public model is not known."""
         return size if self.public_model is None else self.public_model.vocab_size

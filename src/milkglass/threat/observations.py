@@ -19,7 +19,7 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 
 
-class Observation(abc.ABC):  # noqa: B024 - a closed family: these six, and no other
+class Observation(abc.ABC):  # noqa: B024 - a closed family: the six below
     """One kind of data that the server holds or receives."""
 
 
@@ -29,7 +29,7 @@ class Tokens(Observation):
 
     Attributes:
         purpose: "train", "infer", or "" where it is not known.
-        types: for each id the text of a pair to which it belongs, 0 or 1. None: that was not sent.
+        types: for each id the text of a pair to which it belongs, 0 or 1. None if that was not sent.
     """
 
     ids: Sequences
@@ -42,7 +42,7 @@ class Weights(Observation):
     """A model at rest on the server.
 
     Attributes:
-        tuned: whether it was fine-tuned; false: it is as it was uploaded.
+        tuned: whether it was fine-tuned; else it is as it was uploaded.
     """
 
     model: Model
@@ -56,10 +56,10 @@ class Activations(Observation):
     Attributes:
         hidden: (total, d) a row for each token of each text.
         lengths: (texts,) how many rows each text has.
-        layer: how many layers have run; 0: these are embeddings.
+        layer: how many layers have run; with 0 these are embeddings.
         pooled: whether each text has one row alone.
         mixed: (texts,) how many rows stand for each text, if rows are linear combinations of what enters the next
-            layer's attention and of rows that stand for nothing. None: each row is that of one token.
+            layer's attention and of rows that stand for nothing. None if rows are not mixed.
     """
 
     hidden: torch.Tensor
@@ -75,8 +75,8 @@ class Gradients(Observation):
 
     Attributes:
         tensors: by the names of the parameters.
-        batch_size: the texts of the batch.
-        round: the number of the step, from 0.
+        batch_size: how many texts the batch has.
+        round: the index of the step, from 0.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -90,7 +90,7 @@ class Outputs(Observation):
 
     Attributes:
         ids: a sequence for each answer.
-        prompts: the prompt of each answer. None: prompts were not recorded.
+        prompts: the prompt of each answer. None if prompts were not recorded.
     """
 
     ids: Sequences
@@ -102,8 +102,8 @@ class Records(Observation):
     """Encrypted answers, as anybody on the way sees them: how large their records are, and when they come.
 
     Attributes:
-        sizes: of each answer the bytes of each record.
-        times: of each answer the milliseconds from the request to each record.
+        sizes: for each answer the bytes of each record.
+        times: for each answer the milliseconds from the request to each record.
     """
 
     sizes: Sequences
@@ -119,7 +119,7 @@ class Transcript:
 
     Attributes:
         size: n', the number of scrambled ids.
-        key_id: the public identifier of the key. None: it was not recorded.
+        key_id: the public identifier of the key. None if it was not recorded.
     """
 
     observations: tuple[Observation, ...]
@@ -149,7 +149,7 @@ class Transcript:
         return Sequences.of(text for tokens in self.all(Tokens) for text in tokens.ids)
 
     def weights(self, tuned: bool) -> Model | None:
-        """Returns the last model that was fine-tuned, or else uploaded. None: there is no such model."""
+        """Returns the last model that was fine-tuned, or with `tuned` false uploaded; None if there is none."""
         models = [weights.model for weights in self.all(Weights) if weights.tuned == tuned]
         return models[-1] if models else None
 

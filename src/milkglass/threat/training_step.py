@@ -4,7 +4,7 @@
                                            cross-entropy(head(state at i), id at i + 1)  "next-token"
 
 A client computes the gradient of its ids (`gradient`). An attacker who has the model computes that of invented texts,
-given as embeddings, and differentiates it again (`dummy`). Both use the same code.
+given as embeddings, and differentiates it again (`dummy_gradients`). Both use the same code.
 
 Attention is computed without fused kernels, which cannot be differentiated twice. fp32. A step runs where its model is;
 what it is given is moved there.
@@ -31,10 +31,11 @@ Task = Literal["classification", "next-token"]
 
 @dataclass(frozen=True, eq=False)
 class SharedStep:
-    """One training step whose gradients are shared.
+    """A model and a loss, and the gradients of that loss as a client shares them.
 
     Attributes:
         module: a Hugging Face model with its head; parameters that need no gradient are not shared.
+        task: the loss: of the class of each text, or of each next token.
         dropout: whether the step applies the dropout of the model's config.
     """
 
@@ -94,16 +95,16 @@ class SharedStep:
         table, parameters = self.module.get_input_embeddings().weight, self.module.named_parameters()
         return next((name for name, weights in parameters if weights is table and weights.requires_grad), None)
 
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (b, t, d) the input embeddings of ids (b, t)."""
         return self.module.get_input_embeddings()(ids.to(self.device))
 
     # --- the loss -----------------------------------------------------------------------------------------------------
     def loss(self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the loss of a batch.
+        """Returns the mean loss of a batch. Raises UsageError if no token is predicted.
 
         Args:
-            embeds: (b, t, d).
+            embeds: (b, t, d) the input embeddings.
             mask: (b, t) 1 for a text's places, and 0 after them.
             targets: for classification (b,) or, soft, (b, classes); for the next token the ids (b, t) of the texts or,
                 soft, (b, t, v). The target at i is predicted from the state at i - 1, and the first one is not.
@@ -112,11 +113,11 @@ class SharedStep:
         logits = self.logits(embeds, mask)
         if self.task == "classification":
             return torch.nn.functional.cross_entropy(logits, targets)
-        requested = mask[:, 1:].reshape(-1).bool()
-        if not requested.any():
+        is_predicted = mask[:, 1:].reshape(-1).bool()
+        if not is_predicted.any():
             raise UsageError("no text has a second token, so that none is predicted", "give longer texts")
-        predicted, expected = logits[:, :-1].flatten(0, 1)[requested], targets[:, 1:].flatten(0, 1)[requested]
-        return torch.nn.functional.cross_entropy(predicted, expected)
+        predictions, expected = logits[:, :-1].flatten(0, 1)[is_predicted], targets[:, 1:].flatten(0, 1)[is_predicted]
+        return torch.nn.functional.cross_entropy(predictions, expected)
 
     def logits(self, embeds: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns (b, classes), or (b, t, v) for the next token."""
@@ -132,18 +133,21 @@ class SharedStep:
 
     # --- its gradient -------------------------------------------------------------------------------------------------
     def gradient(self, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Returns the shared gradient of ids (b, t), a tensor for each of `names`. Targets: by default the ids."""
+        """Returns the shared gradient of ids (b, t), a tensor for each of `names`.
+
+        `targets` None stands for the ids. Raises UsageError if the task is classification and there are no targets.
+        """
         if targets is None:
             if self.task == "classification":
                 raise UsageError("a class is needed for each text", "give targets")
             targets = ids
         parameters = self._parameters(self.names)
         with torch.enable_grad():
-            loss = self.loss(self.embedded(ids), mask, targets)
+            loss = self.loss(self.embed(ids), mask, targets)
             gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         return {name: gradient.detach() for name, gradient in zip(self.names, gradients, strict=True)}
 
-    def dummy(
+    def dummy_gradients(
         self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor, names: Sequence[str]
     ) -> tuple[torch.Tensor, ...]:
         """Returns the gradients of `names` for embeddings (b, t, d), which can be differentiated in turn.
@@ -159,7 +163,7 @@ class SharedStep:
 
 
 def adapt(module: Any, rank: int) -> None:
-    """Puts adapters of a rank into the queries and values (Hu et al. 2022; alpha = 2 rank).
+    """Puts adapters of this rank into the queries and values, in place (Hu et al. 2022; alpha = 2 rank).
 
     Only they and a class head are trained. GHOST's tables also use a dropout of a tenth on the adapters' inputs, and
     weights of 4 bits; neither is done here.

@@ -1,7 +1,8 @@
 """Writes and reads a transcript: safetensors files and `transcript.jsonl`, to which a server or a client adds.
 
     transcript.jsonl     a line {"milkglass_transcript": 1, "size": n, "key_id": ...}, then a line an observation
-    tokens-00003.safetensors   ids (total,) and lengths (b,), int32; of answers, prompt_ids and prompt_lengths as well
+    tokens-00003.safetensors   ids (total,) and lengths (texts,), int32
+    outputs-00004.safetensors  the same of answers, with prompt_ids and prompt_lengths
     weights-00001/       a checkpoint's config and tensors (links, where the file system allows), no tokenizer
 
 A transcript that a server made may hold anything, so all that is read is checked, and a fault raises CorruptCheckpoint.
@@ -75,13 +76,16 @@ class Recorder:
         tensors = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
         self._write_ids("outputs", ids, {}, tensors)
 
-    def add_weights(self, model: Path, tuned: bool) -> None:
+    def add_weights(self, model_folder: Path, tuned: bool) -> None:
         """Adds a checkpoint's config and tensor files, by links if the file system can."""
         with self._lock:
             target = self._folder / f"weights-{self._count:05}"
             shutil.rmtree(target, ignore_errors=True)  # of an observation that a kill cut off
             files.private_dir(target)
-            for file in [model / "config.json", *Checkpoint.open(model).files, model / "model.safetensors.index.json"]:
+            tensor_files = Checkpoint.open(model_folder).files
+            for file in [
+                model_folder / "config.json", *tensor_files, model_folder / "model.safetensors.index.json"
+            ]:  # fmt: skip
                 if file.is_file():
                     _link(file, target / file.name)
             self._add({"kind": "weights", "folder": target.name, "tuned": tuned})

@@ -27,17 +27,17 @@ class Truth:
     """What the attacker wants to know.
 
     Attributes:
-        inverse: (n',) the public id behind each scrambled id; one of them where an id stands for several tokens.
+        inverse: (n',) the public id behind each scrambled id; one of several where an id stands for several tokens.
         ordinary: (n,) by public id: false for special tokens and for rows without a token, which are never counted.
         content: (n,) by public id: whether a token carries content (`content_tokens`).
         read: turns public ids into text.
         sent: the scrambled ids of all that was sent.
-        original: the public ids of the same texts. None: `inverse` gives them.
-        origin: (total of original,) the place at which each token was sent, NO_BELIEF for one that was not. None: each
-            token was sent in its own place.
-        batches: how many texts were behind each of the gradients. None: one behind each.
-        topics: (b,) the topic of each answer, where only sizes and times are seen.
-        token_lengths: of each answer the bytes of each token.
+        original: the public ids of the same texts. None if `inverse` gives them.
+        origin: (total of original,) the place at which each token was sent, NO_BELIEF for one that was not. None if
+            each token was sent in its own place.
+        batches: how many texts were behind each of the gradients. None if there was one behind each.
+        topics: (answers,) the topic of each answer, where only sizes and times are seen.
+        token_lengths: for each answer the bytes of each token.
     """
 
     inverse: Ids
@@ -96,7 +96,7 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
 
 
 def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
-    """Grades a guess. No other function sees both a guess and the truth. Special tokens are never counted.
+    """Grades a guess by the truth. Special tokens are never counted.
 
     Returns:
         Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every

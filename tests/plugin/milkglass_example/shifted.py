@@ -86,5 +86,5 @@ class Shifted(Defence):
         shutil.copytree(base.folder, folder)
         return ShiftedClient(base, secret), ShiftedServer(folder)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
-        return ShiftedClient(base, (client / "secret").read_bytes()), ShiftedServer(server)
+    def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Client, Server]:
+        return ShiftedClient(base, (client_folder / "secret").read_bytes()), ShiftedServer(server_folder)

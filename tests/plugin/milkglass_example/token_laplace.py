@@ -45,4 +45,4 @@ class TokenLaplace(HiddenStateDefence):
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         bounded = clipping.rows_l1(hidden, self.clip)
-        return grid.in_place_of(hidden, grid.laplace(bounded, 2 * self.clip / self.epsilon, draws.stream, self.clip))
+        return grid.substitute(hidden, grid.laplace(bounded, 2 * self.clip / self.epsilon, draws.stream, self.clip))

@@ -24,8 +24,8 @@ are a first guess. The mean of the rows that they explain best has less noise, s
 repeatedly.
 
 **An untied head** is mixed by the same W and permuted alike, so table and head are put side by side. The unknowns stay
-the same and the equations double. W is drawn once, so this adds no draws of its noise. It helps if rounding or
-training blurred the table. Biases could be one more column and are not used.
+the same, and the equations double. W is drawn once, so the head shows no second draw of its noise. It helps if rounding
+or training blurred the table. Biases could be one more column and are not used.
 
 **Limits.** The attack does not find the order inside a cluster (`matching` does). It does not need k, epsilon or the
 special tokens. Public rows that are equal to the last bit cannot be distinguished, so members are right up to these. If
@@ -53,13 +53,13 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-MEASURED_ROWS = 64  # by which the noise is measured
-EXACT_MISFIT = 1e-6  # rows in fp32 satisfy their equations this well
-MAX_MEDIAN_MISFIT = 0.35  # more left over than this in the median row: not a mixture
+MEASURED_ROWS = 64  # rows by which the noise is measured
+EXACT_MISFIT = 1e-6  # relative error with which rows in fp32 satisfy their equations
+MAX_MEDIAN_MISFIT = 0.35  # with a larger misfit of the median row the table is not a mixture
 MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is sketched
-MAX_REST_CELLS = 100_000  # one group for all that remains, up to this size
-REST_TOKENS = 20  # else so many tokens for each row
-REST_TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
+MAX_REST_CELLS = 100_000  # rows times tokens of the one group that holds all that remains
+REST_TOKENS = 20  # tokens for each row, where that group would be larger
+REST_TEMPERATURE = 0.05  # of what remains: log-likelihood = log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _FreePool:
 
 
 class ClusterSearch:
-    """The state of the search. Rows are indexed by scrambled ids, tokens by public ids.
+    """A search for all clusters of a table. Rows are indexed by scrambled ids, tokens by public ids.
 
     Attributes:
         scrambled, public: (n', d) and (n, d) the rows of both tables.
@@ -80,7 +80,8 @@ class ClusterSearch:
         twins: for the first of several equal tokens, those of them that are free; empty for all other tokens.
         noise: the relative error of the equations, see `measure_noise`.
         projected_rows, projected_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
-        clusters: of each its rows, its tokens, and the weights (rows, tokens), or None if it was not solved for.
+        pool_rows, pool_tokens: those that were free at the last `_refresh`.
+        clusters: for each its rows, its tokens, and the weights (rows, tokens), or None for rows that equal a token's.
     """
 
     projected_rows: Tensor
@@ -89,23 +90,24 @@ class ClusterSearch:
     pool_tokens: _FreePool
 
     def __init__(
-        self, scrambled: Tensor, public: Tensor, settings: ClusterSolve, copies: int, rng: np.random.Generator
+        self, scrambled: Tensor, public: Tensor, settings: ClusterSolve, alias_count: int, rng: np.random.Generator
     ) -> None:
-        self.scrambled, self.public, self.settings, self.copies, self.rng = scrambled, public, settings, copies, rng
+        self.scrambled, self.public, self.settings = scrambled, public, settings
+        self.alias_count, self.rng = alias_count, rng
         self.rows, self.tokens = sparse.unit(scrambled), sparse.unit(public)
         self.is_free, self.twins = np.ones(len(scrambled), np.bool_), [np.empty(0, np.int64)] * len(public)
         self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
-    def take_out_verbatim(self) -> None:
+    def take_out_equal_rows(self) -> None:
         """Takes out rows that equal a public row, and finds which public rows equal each other."""
-        alike = sparse.equal_rows(self.scrambled)
-        for key, tokens in sparse.equal_rows(self.public).items():
-            rows = alike.get(key, [])
+        rows_by_content = sparse.equal_rows(self.scrambled)
+        for content, tokens in sparse.equal_rows(self.public).items():
+            rows = rows_by_content.get(content, [])
             if rows:
                 self.is_free[rows] = False
                 self.clusters.append((np.array(rows), np.array(tokens), None))
-            taken = -(-len(rows) // self.copies)
-            self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones cannot be known
+            taken_count = -(-len(rows) // self.alias_count)
+            self.twins[tokens[0]] = np.array(tokens[taken_count:], np.int64)  # which of them are free cannot be known
 
     @property
     def is_exact(self) -> bool:
@@ -113,11 +115,11 @@ class ClusterSearch:
 
     @property
     def free_tokens(self) -> Ids:
-        return np.flatnonzero(np.array([len(one) > 0 for one in self.twins]))
+        return np.flatnonzero(np.array([len(twins) > 0 for twins in self.twins]))
 
     # --- how good the equations are
     def measure_noise(self) -> None:
-        """Measures `noise`, the median residual of least squares over a row's length, and chooses the projection."""
+        """Measures `noise`, the median residual of least squares relative to a row's norm; chooses the projection."""
         self._project(self.rows.shape[1])
         self._refresh()
         if not self.is_free.any():
@@ -145,7 +147,7 @@ class ClusterSearch:
 
     # --- the search
     def stages(self) -> Iterator[tuple[int, float]]:
-        """Yields the width and the margin of each sweep; none if the table is no mixture."""
+        """Yields the width and the margin of each sweep; nothing if the table is not a mixture."""
         if self.noise > MAX_MEDIAN_MISFIT:
             return
         margins = self.settings.margins[:1] if self.is_exact else self.settings.margins
@@ -154,10 +156,13 @@ class ClusterSearch:
         yield from ((widths[-1], margin) for margin in margins[1:])
 
     def sweep(self, width: int, margin: float, budget: Budget) -> None:
-        """Tries every free row once. Stops early if few are solved, since the clusters are then wider than `width`."""
+        """Tries every free row once as a seed.
+
+        Stops early if few are solved and larger widths are left: the clusters are then larger than `width`.
+        """
         order = self.rng.permutation(np.flatnonzero(self.is_free))
         self._refresh()
-        seeds_tried = solved = next_seed = 0
+        seeds_tried = solved_count = next_seed = 0
         while next_seed < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
             seeds = order[next_seed:][self.is_free[order[next_seed:]]][: self.settings.batch]
             if not len(seeds):
@@ -165,18 +170,18 @@ class ClusterSearch:
             next_seed = 1 + int(np.flatnonzero(order == seeds[-1])[0])
             if self.is_free.sum() < 0.9 * len(self.pool_rows.ids):
                 self._refresh()
-            solved += self._solve_seeds(seeds, width, margin)
+            solved_count += self._solve_seeds(seeds, width, margin)
             seeds_tried += len(seeds)
             budget.spend(self._work(len(seeds), width))
             budget.progress(1 - float(self.is_free.mean()))
             is_widest = width >= self._possible_width(max(self.settings.widths))
-            if seeds_tried >= 96 and solved < 0.2 * seeds_tried and not is_widest:
+            if seeds_tried >= 96 and solved_count < 0.2 * seeds_tried and not is_widest:
                 return
 
-    def _work(self, seeds: int, width: int) -> float:
+    def _work(self, seed_count: int, width: int) -> float:
         """Returns the work of a batch: rows compared, tokens projected on each span, and a cluster settled."""
         rows, tokens = self.pool_rows.projected, self.pool_tokens.projected
-        return seeds * (30 * work.CALL + work.products(float(rows.numel()) + tokens.numel() * width))
+        return seed_count * (30 * work.CALL + work.products(float(rows.numel()) + tokens.numel() * width))
 
     def _refresh(self) -> None:
         rows, tokens = np.flatnonzero(self.is_free), self.free_tokens
@@ -189,14 +194,16 @@ class ClusterSearch:
         Only the first `width` rows span the tokens: aliases add rows to a cluster, but no dimensions to its span.
 
         Returns:
-            (b, m) the nearest scrambled rows, and (b, z) the tokens that the first `width` of them explain best.
+            (seeds, m) the nearest scrambled rows, and (seeds, z) the tokens that the first `width` of them explain
+                best.
         """
         rows, tokens = self.pool_rows, self.pool_tokens
-        wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
-        extra = 16 if self.noise < MAX_SKETCH_NOISE else 96
-        nearest_rows = (self.projected_rows[torch.from_numpy(seeds)] @ rows.projected.T).topk(wide, dim=1).indices
+        row_count, width = min(self.alias_count * width, len(rows.ids)), min(width, len(rows.ids))
+        extra_count = 16 if self.noise < MAX_SKETCH_NOISE else 96
+        cosines = self.projected_rows[torch.from_numpy(seeds)] @ rows.projected.T
+        nearest_rows = cosines.topk(row_count, dim=1).indices
         shares = sparse.explained_shares(tokens.projected, rows.projected[nearest_rows[:, :width]])
-        count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
+        count = min(width + extra_count, self.rows.shape[1] // 2, len(tokens.ids))
         return rows.ids[nearest_rows.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
     def _solve_seeds(self, seeds: Ids, width: int, margin: float) -> int:
@@ -205,13 +212,13 @@ class ClusterSearch:
         is_member, _ = sparse.eliminate(
             self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
         )
-        solved = 0
-        for number, seed in enumerate(seeds):
+        solved_count = 0
+        for index, seed in enumerate(seeds):
             if self.is_free[seed]:
-                solved += self._settle(
-                    candidates[number][is_member[number].numpy()], nearest_rows[number], candidates[number], margin
+                solved_count += self._settle(
+                    candidates[index][is_member[index].numpy()], nearest_rows[index], candidates[index], margin
                 )
-        return solved
+        return solved_count
 
     def _settle(self, tokens: Ids, nearest_rows: Ids, candidates: Ids, margin: float) -> bool:
         """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
@@ -220,13 +227,13 @@ class ClusterSearch:
             tokens = self._free_among(tokens)
             if not 0 < len(tokens) <= self.rows.shape[1] // 3:
                 return False
-            rows, worse = self._rows_of(tokens, nearest_rows)
-            half = rows[: 1 + self.copies * len(tokens) // 2]
-            if worse < margin and attempt == 0 and self._are_explained(half, tokens):
-                rows, worse = self._rows_of(tokens, self._explained_rows(tokens))  # perhaps a row is not a neighbour
-            if worse >= margin:
+            rows, ratio = self._rows_of(tokens, nearest_rows)
+            better_half = rows[: 1 + self.alias_count * len(tokens) // 2]
+            if ratio < margin and attempt == 0 and self._are_explained(better_half, tokens):
+                rows, ratio = self._rows_of(tokens, self._explained_rows(tokens))  # perhaps a row is not a neighbour
+            if ratio >= margin:
                 return self._claim(rows, tokens)
-            refitted = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)
+            refitted = self._tokens_of(rows, tokens, candidates, searches_all=attempt == 0)
             if set(refitted.tolist()) == set(tokens.tolist()):
                 return False
             tokens = refitted
@@ -242,31 +249,34 @@ class ClusterSearch:
     def _explained_rows(self, tokens: Ids) -> Ids:
         """Returns the free rows that these tokens explain best, a few more than needed."""
         misfits = sparse.misfit(self.pool_rows.projected, self.projected_tokens[torch.from_numpy(tokens)])
-        count = min(2 * self.copies * len(tokens) + 8, len(misfits))
+        count = min(2 * self.alias_count * len(tokens) + 8, len(misfits))
         rows = self.pool_rows.ids[misfits.topk(count, largest=False).indices.numpy()]
         return rows[self.is_free[rows]]
 
-    def _rows_of(self, tokens: Ids, among: Ids) -> tuple[Ids, float]:
-        """Returns the rows of `among` that these tokens explain best, and how many times worse the next row fits.
+    def _rows_of(self, tokens: Ids, candidates: Ids) -> tuple[Ids, float]:
+        """Returns the candidate rows that these tokens explain best, and how many times worse the next row fits.
 
-        There are `copies` rows for each token. Equal tokens may add rows, up to the number of them that are free. The
-        ratio is 0 if even the best rows do not fit.
+        There are `alias_count` rows for each token. Equal tokens may add rows, up to the number of them that are free.
+        The ratio is 0 if even the best rows do not fit.
         """
-        misfits = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(tokens)]).numpy()
+        misfits = sparse.misfit(self.rows[torch.from_numpy(candidates)], self.tokens[torch.from_numpy(tokens)]).numpy()
         order = np.argsort(misfits, kind="stable")
         misfits = np.append(np.maximum(misfits[order], self.noise), 1.0)
-        best, worse = self.copies * len(tokens), 0.0
-        most = min(self.copies * sum(len(self.twins[token]) for token in tokens), len(order))
-        for count in range(self.copies * len(tokens), most + 1, self.copies):
+        best_count, best_ratio = self.alias_count * len(tokens), 0.0
+        max_count = min(self.alias_count * sum(len(self.twins[token]) for token in tokens), len(order))
+        for count in range(self.alias_count * len(tokens), max_count + 1, self.alias_count):
             ratio = float(misfits[count] / misfits[count - 1])
-            if ratio > worse and (misfits[count - 1] <= 10 * self.noise or self.noise > MAX_SKETCH_NOISE):
-                best, worse = count, ratio
-        return among[order[:best]], worse
+            if ratio > best_ratio and (misfits[count - 1] <= 10 * self.noise or self.noise > MAX_SKETCH_NOISE):
+                best_count, best_ratio = count, ratio
+        return candidates[order[:best_count]], best_ratio
 
-    def _tokens_of(self, rows: Ids, tokens: Ids, candidates: Ids, wide: bool) -> Ids:
-        """Returns the tokens that explain the rows' mean, which has less noise; `wide`: not only candidates."""
+    def _tokens_of(self, rows: Ids, tokens: Ids, candidates: Ids, searches_all: bool) -> Ids:
+        """Returns the tokens that explain the rows' mean, which has less noise than a row.
+
+        They are chosen from `tokens` and `candidates`, with `searches_all` from all free tokens.
+        """
         pool = np.concatenate([candidates, tokens])
-        if wide:
+        if searches_all:
             mean = sparse.unit(self.projected_rows[torch.from_numpy(rows)].mean(0))
             present = self.projected_tokens[torch.from_numpy(tokens)]
             added = sparse.best_added(self.pool_tokens.projected, present, mean, 16)
@@ -284,29 +294,32 @@ class ClusterSearch:
         if self.is_exact and solved.min() < -1e-3:
             return False
         errors = sparse.weight_errors(basis, self.scrambled[torch.from_numpy(rows)], self.noise)
-        for row_numbers, token_numbers in sparse.connected_parts(solved > errors):
-            self.is_free[rows[row_numbers]] = False
-            block = solved[np.ix_(row_numbers, token_numbers)]
-            members, weights = self._expand(len(row_numbers), tokens[token_numbers], block)
-            self.clusters.append((rows[row_numbers], members, weights))
+        for row_indices, token_indices in sparse.connected_parts(solved > errors):
+            self.is_free[rows[row_indices]] = False
+            block = solved[np.ix_(row_indices, token_indices)]
+            members, weights = self._expand(len(row_indices), tokens[token_indices], block)
+            self.clusters.append((rows[row_indices], members, weights))
         return True
 
-    def _expand(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns one member for each token's worth of rows, and their weights; equal tokens share one weight."""
-        extra = count // self.copies - len(tokens)
+    def _expand(self, row_count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
+        """Returns the members of so many rows, with equal tokens where rows need them, and their weights.
+
+        Equal tokens share the weight (rows,) of the first of them.
+        """
+        extra_count = row_count // self.alias_count - len(tokens)
         members, columns = [], []
         for column, token in enumerate(tokens):
-            copies = self.twins[token][: 1 + max(0, extra)]
-            self.twins[token] = self.twins[token][len(copies) :]
-            extra -= len(copies) - 1
-            members.append(copies)
-            columns.append(np.repeat(weights[:, column : column + 1] / len(copies), len(copies), axis=1))
+            twins = self.twins[token][: 1 + max(0, extra_count)]
+            self.twins[token] = self.twins[token][len(twins) :]
+            extra_count -= len(twins) - 1
+            members.append(twins)
+            columns.append(np.repeat(weights[:, column : column + 1] / len(twins), len(twins), axis=1))
         return np.concatenate(members), np.concatenate(columns, axis=1)
 
 
 @dataclass(frozen=True)
 class ClusterSolve(Solver):
-    """The cluster solve attack.
+    """Finds the tokens of each cluster, and the weights that mixed them, by sparse linear equations.
 
     Attributes:
         widths: how many neighbours are taken to span a cluster, tried in this order.
@@ -335,8 +348,8 @@ class ClusterSolve(Solver):
     ) -> Candidates:
         """Returns a group with weights for each cluster, its order equally likely. Noise may make a weight negative."""
         features = _features(transcript.model, required(knowledge.public_model), self.head)
-        search = ClusterSearch(*features, self, knowledge.aliases, rng)
-        search.take_out_verbatim()
+        search = ClusterSearch(*features, self, knowledge.alias_count, rng)
+        search.take_out_equal_rows()
         search.measure_noise()
         budget.spend(work.elements(5.0 * (search.scrambled.numel() + search.public.numel())))
         for width, margin in search.stages():
@@ -345,13 +358,12 @@ class ClusterSolve(Solver):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         seen, public = transcript.model, required(knowledge.public_model)
-        if knowledge.shared:
+        if knowledge.has_shared_ids:
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
-        ours, theirs = (public.vocab_size, public.width), (seen.vocab_size, seen.width)
-        fits = (
-            seen.width == public.width and public.vocab_size <= seen.vocab_size <= knowledge.aliases * public.vocab_size
-        )
-        return None if fits else f"the public table is {ours}, the one seen {theirs}"
+        public_shape, seen_shape = (public.vocab_size, public.width), (seen.vocab_size, seen.width)
+        max_size = knowledge.alias_count * public.vocab_size
+        fits = seen.width == public.width and public.vocab_size <= seen.vocab_size <= max_size
+        return None if fits else f"the public table is {public_shape}, the one seen {seen_shape}"
 
 
 def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
@@ -365,15 +377,17 @@ def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
 
 def _candidates(search: ClusterSearch) -> Candidates:
     groups = [Group(rows, members, weights) for rows, members, weights in search.clusters]
-    pairs = [(one, np.zeros((len(one.rows), len(one.members)))) for one in groups]
+    pairs = [(group, np.zeros((len(group.rows), len(group.members)))) for group in groups]
     pairs += _unsolved_groups(search, np.flatnonzero(search.is_free)) if search.is_free.any() else []
-    return Candidates(tuple(group for group, _ in pairs), tuple(values for _, values in pairs))
+    return Candidates(tuple(group for group, _ in pairs), tuple(log_likelihood for _, log_likelihood in pairs))
 
 
 def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
     """Yields what was not solved, by cosine: one group, or if that is too large, each row with its nearest tokens."""
     assigned_tokens = [
-        members for where, members, weights in search.clusters if weights is not None or len(where) >= len(members)
+        members
+        for cluster_rows, members, weights in search.clusters
+        if weights is not None or len(cluster_rows) >= len(members)
     ]
     unassigned = np.setdiff1d(np.arange(len(search.tokens)), np.concatenate([*assigned_tokens, np.empty(0, np.int64)]))
     if not len(unassigned):
@@ -382,11 +396,11 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, 
     if len(rows) * len(unassigned) <= MAX_REST_CELLS:
         yield (
             Group(rows, unassigned),
-            sparse.likelihood(search.rows[torch.from_numpy(rows)] @ tokens.T / REST_TEMPERATURE).numpy(),
+            sparse.log_softmax(search.rows[torch.from_numpy(rows)] @ tokens.T / REST_TEMPERATURE).numpy(),
         )
         return
     for block in np.array_split(rows, 1 + len(rows) // 512):
-        likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
-        best = likelihood.topk(min(REST_TOKENS, len(unassigned)), dim=1)
-        for row, nearest_places, log_likelihood in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
-            yield Group(np.array([row]), unassigned[nearest_places]), log_likelihood[None]
+        log_likelihoods = sparse.log_softmax(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
+        best = log_likelihoods.topk(min(REST_TOKENS, len(unassigned)), dim=1)
+        for row, nearest, log_likelihood in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
+            yield Group(np.array([row]), unassigned[nearest]), log_likelihood[None]

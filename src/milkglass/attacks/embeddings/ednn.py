@@ -30,6 +30,8 @@ def differences(table: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EDNN(NearestRows):
+    """Reads each scrambled id as the public token with the nearest differences inside its embedding."""
+
     k: int = 10
 
     name = "ednn"

@@ -6,7 +6,7 @@ permutation of the vocabulary. Products of rows stay the same:
     E* E*^T = P (E E^T) P^T.
 
 Row i of the left side holds the numbers of its token's public row in an unknown order. Sorted, they are a fingerprint.
-All n x n products are not needed: rows keep their lengths too, so the `landmarks` longest rows are the same tokens on
+Not all n x n products are needed: rows keep their norms too, so the `landmarks` largest rows are the same tokens on
 both sides. The sorted products with these rows are the fingerprint (n, landmarks).
 
 **Refinement by anchors.** Rounding, fine-tuning and noise blur the fingerprints long before they hide the rotation. So
@@ -18,8 +18,8 @@ It keeps the half of the pairs that fits best and finds T again, until the pairs
 At last it rotates the table back and guesses the nearest public row.
 
 **Applies** if T is orthogonal and rows are not mixed. **Fails** if T stretches (ObfusLM+), if rows are mixed (ObfusLM's
-W shortens every row), or if noise is as large as the differences between lengths. It refuses if the sorted lengths of
-the two sides differ. If the layers are transformed as well, known_weight.py needs none of this.
+W shortens every row), or if noise is as large as the differences between norms. It refuses if the sorted norms of the
+two sides differ. If the layers are transformed as well, known_weight.py needs none of this.
 
 It reads the table alone: no layers, ids or text.
 """
@@ -39,29 +39,29 @@ from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-MAX_ROUNDS = 30
+MAX_ROUNDS = 30  # of choosing the better half of the pairs
 
 
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
     """Returns (r, landmarks) the sorted products of some rows of a table (n, d) with its longest rows."""
-    longest = table.norm(dim=1).topk(landmarks).indices
-    marks = table[longest].T.contiguous()
+    longest_rows = table.norm(dim=1).topk(landmarks).indices
+    marks = table[longest_rows].T.contiguous()
     return torch.cat([(table[block] @ marks).sort(dim=1).values for block in rows.split(2048)])
 
 
 def mutual_nearest(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the numbers of the rows of both sides whose fingerprints are each other's nearest."""
+    """Returns the indices of the rows of both sides whose fingerprints are each other's nearest."""
     nearest_public = nearest(seen, public, 1, "euclidean")[:, 0]
-    kept, index_of_kept = nearest_public.unique(return_inverse=True)
-    nearest_seen = nearest(public[kept], seen, 1, "euclidean")[:, 0][index_of_kept]
+    distinct, inverse = nearest_public.unique(return_inverse=True)
+    nearest_seen = nearest(public[distinct], seen, 1, "euclidean")[:, 0][inverse]
     rows = torch.arange(len(seen))
     return rows[nearest_seen == rows], nearest_public[nearest_seen == rows]
 
 
-def rotation(before: Tensor, after: Tensor) -> Tensor:
-    """Returns the orthogonal T (d, d) that minimises ||before T - after|| (Schönemann 1966), in fp64."""
-    u, _, v = torch.linalg.svd(before.double().T @ after.double())
-    return u @ v  # of the singular value decomposition of before^T after
+def rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
+    """Returns the orthogonal T (d, d) that minimises ||vectors T - turned_vectors|| (Schönemann 1966), in fp64."""
+    u, _, v = torch.linalg.svd(vectors.double().T @ turned_vectors.double())
+    return u @ v
 
 
 def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
     turn = rotation(vectors, turned_vectors)
     inliers = torch.empty(0, dtype=torch.long)
     for _ in range(MAX_ROUNDS):
-        lengths = vectors.double().norm(dim=1).clamp_min(1e-30)
-        error = (vectors.double() @ turn - turned_vectors.double()).norm(dim=1) / lengths
+        norms = vectors.double().norm(dim=1).clamp_min(1e-30)
+        error = (vectors.double() @ turn - turned_vectors.double()).norm(dim=1) / norms
         best = error.topk(-(-len(error) // 2), largest=False).indices.sort().values
         if torch.equal(best, inliers):
             break
@@ -81,12 +81,12 @@ def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gram(NearestRows):
-    """The Gram matching attack.
+    """Finds a secret rotation of the table by products of rows, and guesses the nearest rows after it is undone.
 
     Attributes:
-        landmarks: rows with which products are taken.
-        anchors: scrambled rows that are matched by fingerprint, at least four times the dimensions.
-        tolerance: how much the lengths of rows may differ.
+        landmarks: how many rows products are taken with.
+        anchors: how many scrambled rows are matched by fingerprint; at least four times the dimensions are.
+        tolerance: how much the sorted norms of rows may differ, relative to them.
     """
 
     landmarks: int = 512

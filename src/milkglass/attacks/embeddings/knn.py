@@ -1,7 +1,7 @@
 """KNN: reads each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
 This is the weakest attack, and every paper reports it. A scheme that mixes an embedding with others, or adds noise to
-it, mostly leaves it near its old place. The attack uses no frequencies, neighbours or repetition (docs/evidence.md).
+it, mostly leaves it near its old place. The attack uses no frequencies and no neighbours in the text.
 
 `NearestRows` is the base of all attacks that compare rows, by any features.
 """
@@ -49,7 +49,8 @@ class NearestRows(Attack):
     k: int
 
     @abc.abstractmethod
-    def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures: ...
+    def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
+        """Returns what is compared of the scrambled and the public rows."""
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return same_width(transcript, knowledge)
@@ -67,7 +68,7 @@ class NearestRows(Attack):
 def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
     """Returns (n, k) the nearest public rows (m, d) of each row (n, d), best first; fewer rows if the budget ends.
 
-    Computed on the device, and returned on the processor.
+    Computed on the device, and returned on the CPU.
     """
     index = ExactIndex.of(device.moved(public), metric, k)
     nearest_rows = []
@@ -75,7 +76,7 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
         if budget is not None:
             if budget.left() <= 0:
                 break
-            budget.spend(work.compared(block, public))
+            budget.spend(work.comparisons(block, public))
         nearest_rows.append(index.top_k(block, k).rows.cpu())
     return torch.cat(nearest_rows) if nearest_rows else torch.empty(0, min(k, len(public)), dtype=torch.long)
 
@@ -88,6 +89,8 @@ def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
 
 @dataclass(frozen=True)
 class KNN(NearestRows):
+    """Reads each scrambled id as the public token with the nearest embedding."""
+
     metric: Metric = "cosine"
     k: int = 10
 

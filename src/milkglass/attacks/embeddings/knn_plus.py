@@ -22,7 +22,7 @@ from milkglass.threat.observations import Transcript
 
 @dataclass(frozen=True)
 class KNNPlus(NearestRows):
-    """The KNN+ attack.
+    """Reads each scrambled id by KNN or EDNN, whichever reads more under a key of the attacker's own.
 
     Attributes:
         sample: how many ids of the rehearsal are compared.
@@ -47,8 +47,8 @@ class KNNPlus(NearestRows):
         """Returns the top-1 accuracies of KNN and EDNN on a sample of tokens, under a key of the attacker's own."""
         public = required(knowledge.public_model).table
         model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
-        tried = rng.choice(len(public), min(self.sample, len(public)), replace=False)
-        rows, expected = model.table[torch.from_numpy(sigma[tried].astype(np.int64))], torch.from_numpy(tried)
+        tokens = rng.choice(len(public), min(self.sample, len(public)), replace=False)
+        rows, expected = model.table[torch.from_numpy(sigma[tokens].astype(np.int64))], torch.from_numpy(tokens)
         cosine = nearest(rows, public, 1)[:, 0]
         differential = nearest(differences(rows), differences(public), 1, "euclidean")[:, 0]
         return float((cosine == expected).float().mean()), float((differential == expected).float().mean())

@@ -146,9 +146,9 @@ class KnownWeight(Preprocessor):
         return estimates if isinstance(estimates, str) else None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return self.then(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
+        return self.then(self.undo(transcript, knowledge), self.prepared(knowledge), budget, rng)
 
-    def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
+    def undo(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript with the model before its transformation, or raises UsageError."""
         uploaded = transcript.model
         undone = without_transformation(required(knowledge.public_model), uploaded, self.tolerance)

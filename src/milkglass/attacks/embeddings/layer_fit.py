@@ -27,25 +27,31 @@ from torch import Tensor
 
 from milkglass.models.view import Model
 
-SAMPLE_LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
-MIN_ROWS_PER_DIMENSION = 1.1  # rows for each dimension, at least, before a fit means anything
+SAMPLE_LAYERS = 6  # matrices of each kind, spread over the model: more add nothing but time
+MIN_ROWS_PER_DIMENSION = 1.1  # with fewer rows for each dimension a fit means nothing
 MIN_CHANGE = 0.1  # a matrix that differs less from the public one was trained, not transformed
 MAX_STACKED_DIFFERENCE = 0.3  # two kinds whose T differ by less are stacked
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The transformation (d, d) of one kind of matrix, with the relative error of its fit, from a number of rows."""
+    """The transformation (d, d) that fits one kind of matrix best.
+
+    Attributes:
+        transformation: T.
+        residual: the relative error of the fit.
+        row_count: the number of rows of Phi that were fitted.
+    """
 
     transformation: Tensor
     residual: float
-    rows: int
+    row_count: int
 
     @property
-    def unexplained(self) -> float:
+    def unexplained_share(self) -> float:
         """Returns the residual relative to that of unrelated matrices, or 1 if there are too few rows."""
         d = len(self.transformation)
-        return self.residual / (1 - d / self.rows) ** 0.5 if self.rows >= MIN_ROWS_PER_DIMENSION * d else 1.0
+        return self.residual / (1 - d / self.row_count) ** 0.5 if self.row_count >= MIN_ROWS_PER_DIMENSION * d else 1.0
 
 
 @dataclass(frozen=True)
@@ -56,36 +62,37 @@ class NormalEquations:
         gram: Phi^T Phi.
         cross: Phi^T Phi*.
         power: ||Phi*||^2.
-        rows: the number of rows of Phi.
+        row_count: the number of rows of Phi.
     """
 
     gram: Tensor
     cross: Tensor
     power: float
-    rows: int
+    row_count: int
 
     @classmethod
-    def of(cls, before: Tensor, after: Tensor) -> NormalEquations:
-        a, b = before.double(), after.double()
+    def of(cls, public: Tensor, seen: Tensor) -> NormalEquations:
+        """Returns the equations for Phi = `public` and Phi* = `seen`."""
+        a, b = public.double(), seen.double()
         return cls(a.T @ a, a.T @ b, float((b * b).sum()), len(a))
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
         return NormalEquations(
-            self.gram + other.gram, self.cross + other.cross, self.power + other.power, self.rows + other.rows
+            self.gram + other.gram, self.cross + other.cross, self.power + other.power, self.row_count + other.row_count
         )
 
-    def scaled(self, gain: Tensor) -> NormalEquations:
+    def with_gain(self, gain: Tensor) -> NormalEquations:
         """Returns the equations with Phi diag(gain) in place of Phi."""
         g = gain.double()
         return replace(self, gram=g[:, None] * self.gram * g, cross=g[:, None] * self.cross)
 
     def solve(self) -> Estimate:
         """Returns the T that minimises ||Phi T - Phi*||, with its relative error."""
-        spread = torch.linalg.eigvalsh(self.gram)
-        ridge = 1e-13 * float(spread[-1].clamp_min(torch.finfo(torch.float64).tiny))
+        eigenvalues = torch.linalg.eigvalsh(self.gram)
+        ridge = 1e-13 * float(eigenvalues[-1].clamp_min(torch.finfo(torch.float64).tiny))
         t = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)
         square_error = self.power - 2 * float((t * self.cross).sum()) + float((t * (self.gram @ t)).sum())
-        return Estimate(t, (max(square_error, 0.0) / max(self.power, 1e-300)) ** 0.5, self.rows)
+        return Estimate(t, (max(square_error, 0.0) / max(self.power, 1e-300)) ** 0.5, self.row_count)
 
 
 # --- which matrices --------------------------------------------------------------------------------------------------
@@ -96,7 +103,7 @@ class Stack:
     Attributes:
         stem: the name with * for the number.
         names: the matrices that are looked at.
-        transposed: whether they are transposed, for each view in which they are rows of d; both if they are square.
+        transposed: the views in which their rows have d numbers: whether each is transposed. Both if they are square.
     """
 
     stem: str
@@ -104,13 +111,13 @@ class Stack:
     transposed: tuple[bool, ...]
 
     def change(self, public: Model, seen: Model) -> float:
-        """Returns how far the matrices seen are from the public ones, relative to their size. This is cheap."""
-        moved = power = 0.0
+        """Returns how far the matrices seen are from the public ones, relative to their norm. This is cheap."""
+        difference = power = 0.0
         for name in self.names:
-            before, after = public.tensors[name].float(), seen.tensors[name].float()
-            moved += float(((after - before) ** 2).sum())
-            power += float((after * after).sum())
-        return (moved / power) ** 0.5 if power else 0.0
+            public_matrix, seen_matrix = public.tensors[name].float(), seen.tensors[name].float()
+            difference += float(((seen_matrix - public_matrix) ** 2).sum())
+            power += float((seen_matrix * seen_matrix).sum())
+        return (difference / power) ** 0.5 if power else 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class FittedStack:
 
     Attributes:
         name: of the stack.
-        gain: of the norm that is folded into the public matrices. None: no gain fits better.
+        gain: the norm gain that is folded into the public matrices. None if it fits best without one.
         normal: the sum of the matrices' normal equations.
         fit: their solution.
     """
@@ -141,13 +148,15 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
         selected = [
             names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), SAMPLE_LAYERS)).astype(int))
         ]
-        shapes = {tuple(one.tensors[name].shape) for name in selected for one in (public, seen)}
+        shapes = {tuple(model.tensors[name].shape) for name in selected for model in (public, seen)}
         shape = shapes.pop()
         if shapes or len(shape) != 2 or size in shape:
             continue
         views = ((False, shape[0], shape[1]), (True, shape[1], shape[0]))
-        least = MIN_ROWS_PER_DIMENSION * d
-        transposed = tuple(turn for turn, rows, columns in views if columns == d and len(selected) * rows >= least)
+        min_rows = MIN_ROWS_PER_DIMENSION * d
+        transposed = tuple(
+            is_transposed for is_transposed, rows, columns in views if columns == d and len(selected) * rows >= min_rows
+        )
         if transposed:
             yield Stack(stem, tuple(selected), transposed)
 
@@ -171,8 +180,8 @@ def gains_beside(public: Model, name: str) -> list[str]:
     layer = re.match(r"(.*?\.\d+\.)", name)
     if layer is None:
         return []
-    weights = [one for one in public.tensors if one.startswith(layer[1]) and one.endswith("weight")]
-    return [one for one in weights if public.tensors[one].shape == (public.width,)]
+    weights = [tensor for tensor in public.tensors if tensor.startswith(layer[1]) and tensor.endswith("weight")]
+    return [tensor for tensor in weights if public.tensors[tensor].shape == (public.width,)]
 
 
 def _best(stem: str, normals: Mapping[str, NormalEquations], public: Model) -> FittedStack:
@@ -182,35 +191,35 @@ def _best(stem: str, normals: Mapping[str, NormalEquations], public: Model) -> F
     fitted: list[FittedStack] = []
     for gain in (None, *everywhere):
         scaled = [
-            normal if gain is None else normal.scaled(public.tensors[beside[name][gain]])
+            normal if gain is None else normal.with_gain(public.tensors[beside[name][gain]])
             for name, normal in normals.items()
         ]
         total = functools.reduce(operator.add, scaled)
         fitted.append(FittedStack(stem, gain, total, total.solve()))
-        if fitted[0].fit.unexplained < 1e-3:  # nothing was folded
+        if fitted[0].fit.unexplained_share < 1e-3:  # nothing was folded
             break
-    return min(fitted, key=lambda kind: kind.fit.unexplained)
+    return min(fitted, key=lambda kind: kind.fit.unexplained_share)
 
 
 # --- what they say together ------------------------------------------------------------------------------------------
 def find_transformations(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
-    """Returns the transformations of the layers, the surest first, or why there is none."""
+    """Returns the transformations of the layers, the one that fits best first, or why there is none."""
     if not any(stacks(public, seen)):
         return "no kind of matrix of the layers is in both models with enough rows"
-    moved = list(fitted_stacks(public, seen))
-    if not moved:
+    fitted = list(fitted_stacks(public, seen))
+    if not fitted:
         return "the layers are the public ones: nothing but the tables was transformed"
-    best = min(one.fit.unexplained for one in moved)
+    best = min(stack.fit.unexplained_share for stack in fitted)
     if best > tolerance:
         return f"no matrix of the layers is a public one multiplied from one side: the best fit misses {best:.0%}"
     groups: list[NormalEquations] = []
-    for stack in sorted(moved, key=lambda one: one.fit.unexplained):
-        if stack.fit.unexplained > tolerance:
+    for stack in sorted(fitted, key=lambda stack: stack.fit.unexplained_share):
+        if stack.fit.unexplained_share > tolerance:
             break
-        for number, group in enumerate(groups):
+        for index, group in enumerate(groups):
             t = group.solve().transformation
             if float((stack.fit.transformation - t).norm() / t.norm()) < MAX_STACKED_DIFFERENCE:
-                groups[number] = group + stack.normal
+                groups[index] = group + stack.normal
                 break
         else:
             groups.append(stack.normal)

@@ -17,10 +17,10 @@ closed form. Groups of one size are computed together. `assignment` then takes t
 
 **Limits.** Unless eps is given (Kerckhoffs), it is estimated on a grid by the likelihood of the weights of many
 clusters. At eps = 0.1 the weights hardly show it, and it hardly matters. An untied head carries the *same* W, drawn
-once, so it is no second observation of the order; it helps only the cluster solve, if rounding blurred the table.
-The same applies to biases. Some groups keep their likelihood: those without weights, those whose rows are no multiple
-of their tokens, and those with a token that drew no noise. Two aliases of a token draw from one law, so more aliases
-make the sizes of noise easier to distinguish.
+once, so it is not a second observation of the order; it helps only the cluster solve, if rounding blurred the table.
+The same applies to biases. Some groups keep their likelihood: those without weights, those with a number of rows that
+is not a multiple of their tokens, and those with a token that drew no noise. Two aliases of a token draw from one law,
+so more aliases make the sizes of noise easier to distinguish.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from milkglass.threat.observations import Transcript, Weights
 
 Floats = NDArray[np.float64]
 
+BREAKPOINTS_AT_A_TIME = 2_000_000  # numbers a_j, which a batch of groups has
 GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
-BREAKPOINTS_AT_A_TIME = 2_000_000
-SAMPLE_BREAKPOINTS = 1_200_000  # of which eps is estimated: 1,200 groups of 10
-LIKELIHOOD_EVALUATIONS = 36  # of the likelihood, by which eps is estimated
-MIN_NOISE_SCALE = 1e-9  # a smaller scale of noise is none: the tokens have one direction
+SAMPLE_BREAKPOINTS = 1_200_000  # breakpoints of the groups by which eps is estimated: 1,200 groups of 10
+LIKELIHOOD_EVALUATIONS = 36  # evaluations of the likelihood by which eps is estimated
+MIN_NOISE_SCALE = 1e-9  # with a smaller scale there was no noise: the tokens have one direction
 
 
 @dataclass(frozen=True)
 class Matching(Solver):
-    """The matching attack.
+    """Finds the order inside clusters by the likelihood of the weights that mixed them.
 
     Attributes:
-        epsilon: the scheme's parameter. None: it is estimated.
-        floor: the least weight; noise may make a weight zero.
+        epsilon: the scheme's parameter. If None, it is estimated.
+        floor: a smaller weight is taken as this; noise may make a weight zero.
     """
 
     epsilon: float | None = None
@@ -73,94 +73,95 @@ class Matching(Solver):
             raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "None estimates it")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return "all rows of a cluster are one: no order is left to be found" if knowledge.shared else None
+        return "all rows of a cluster are one: no order is left to be found" if knowledge.has_shared_ids else None
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Returns the same groups, with the likelihood of their weights added to theirs."""
         candidates, table = required(knowledge.candidates), required(knowledge.public_model).table
-        groups, likelihoods = candidates.groups, list(candidates.likelihood)
-        usable = [number for number, group in enumerate(groups) if _usable(group)]
+        groups, log_likelihoods = candidates.groups, list(candidates.log_likelihoods)
+        usable = [index for index, group in enumerate(groups) if _is_usable(group)]
         epsilon = self.epsilon
         if epsilon is None and usable:
             order = rng.permutation(usable)
-            cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
-            sampled_numbers = order[: 1 + int((cells < SAMPLE_BREAKPOINTS).sum())].tolist()
-            sample = _cluster_batches(groups, sampled_numbers, table, self.floor)
-            epsilon = estimate(sample)
+            breakpoints = np.cumsum([len(groups[index].rows) * len(groups[index].members) ** 2 for index in order])
+            sampled = order[: 1 + int((breakpoints < SAMPLE_BREAKPOINTS).sum())].tolist()
+            sample = _cluster_batches(groups, sampled, table, self.floor)
+            epsilon = estimate_epsilon(sample)
             budget.spend(LIKELIHOOD_EVALUATIONS * sum(map(_work, sample)))
         for batch in _cluster_batches(groups, usable, table, self.floor):
             if budget.left() <= 0:
                 break
             budget.spend(_work(batch))
-            for number, group_likelihood in zip(batch.numbers, likelihood(batch, required(epsilon)), strict=True):
-                likelihoods[number] = likelihoods[number] + group_likelihood
-        return Candidates(groups, tuple(likelihoods))
+            for index, of_weights in zip(batch.indices, log_likelihood(batch, required(epsilon)), strict=True):
+                log_likelihoods[index] = log_likelihoods[index] + of_weights
+        return Candidates(groups, tuple(log_likelihoods))
 
 
 @dataclass(frozen=True)
 class ClusterBatch:
-    """g groups of s tokens.
+    """g groups of s tokens and r rows each, whose likelihoods are computed together.
 
     Attributes:
-        numbers: (g,) their places in the list of groups.
+        indices: of the groups in the list of all groups.
         cosines: (g, s, s) of tokens i and j.
-        logs: (g, r, s) the logarithm of row r's weight of token j; r is s, or a multiple of s with aliases.
+        log_weights: (g, r, s) of token j in each row; r is s, or a multiple of s with aliases.
     """
 
-    numbers: list[int]
+    indices: list[int]
     cosines: Floats
-    logs: Floats
+    log_weights: Floats
 
 
 def _work(batch: ClusterBatch) -> float:
     """Returns the work of a batch's likelihood, which is some fifteen passes over all breakpoints."""
-    return work.elements(15.0 * batch.logs.size * batch.cosines.shape[1])
+    return work.elements(15.0 * batch.log_weights.size * batch.cosines.shape[1])
 
 
-def _usable(group: Group) -> bool:
+def _is_usable(group: Group) -> bool:
+    """Returns whether a group has weights, and as many rows for each of its tokens."""
     return group.weights is not None and len(group.members) > 1 and len(group.rows) % len(group.members) == 0
 
 
 def _cluster_batches(
-    groups: tuple[Group, ...], usable: list[int], table: torch.Tensor, floor: float
+    groups: tuple[Group, ...], indices: list[int], table: torch.Tensor, floor: float
 ) -> list[ClusterBatch]:
-    """Returns the clusters of these groups in batches of one size, as many as fit in memory at a time."""
+    """Returns the groups with these indices in batches of one size, as many as fit in memory at a time."""
     batches = []
-    sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in usable]).reshape(-1, 2)
-    for rows, size in np.unique(sizes, axis=0).tolist():
-        same_size = np.array(usable)[(sizes == (rows, size)).all(1)]
-        step = max(1, BREAKPOINTS_AT_A_TIME // (rows * size**2))
-        for group_numbers in (same_size[at : at + step].tolist() for at in range(0, len(same_size), step)):
-            members = np.stack([groups[number].members for number in group_numbers])
+    sizes = np.array([(len(groups[index].rows), len(groups[index].members)) for index in indices]).reshape(-1, 2)
+    for row_count, size in np.unique(sizes, axis=0).tolist():
+        same_size = np.array(indices)[(sizes == (row_count, size)).all(1)]
+        step = max(1, BREAKPOINTS_AT_A_TIME // (row_count * size**2))
+        for batch_indices in (same_size[start : start + step].tolist() for start in range(0, len(same_size), step)):
+            members = np.stack([groups[index].members for index in batch_indices])
             unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2, eps=1e-30)
-            weights = np.stack([np.asarray(groups[number].weights) for number in group_numbers])
+            weights = np.stack([np.asarray(groups[index].weights) for index in batch_indices])
             batches.append(
-                ClusterBatch(group_numbers, (unit @ unit.transpose(1, 2)).numpy(), np.log(np.maximum(weights, floor)))
+                ClusterBatch(batch_indices, (unit @ unit.transpose(1, 2)).numpy(), np.log(np.maximum(weights, floor)))
             )
     return batches
 
 
-def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
+def log_likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
     """Returns (g, r, s) log p(weights of row r | row r is token i), up to one constant."""
     cosines = batch.cosines
     scale = (cosines.max(2) - cosines.min(2)) / 2  # (g, i)
-    a = epsilon * cosines[:, None, :, :] / 2 - batch.logs[:, :, None, :]  # (g, r, i, j)
-    log_likelihood = _integral(a, np.maximum(scale, MIN_NOISE_SCALE)[:, None, :])
-    log_likelihood[(scale <= MIN_NOISE_SCALE).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
-    return log_likelihood
+    a = epsilon * cosines[:, None, :, :] / 2 - batch.log_weights[:, :, None, :]  # (g, r, i, j)
+    values = _log_integral(a, np.maximum(scale, MIN_NOISE_SCALE)[:, None, :])
+    values[(scale <= MIN_NOISE_SCALE).any(1)] = 0.0  # a token drew no noise: nothing can be said
+    return values
 
 
-def _integral(a: Floats, b: Floats) -> Floats:
+def _log_integral(a: Floats, b: Floats) -> Floats:
     """Returns the log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b), for a (..., s) and b (...)."""
     size = a.shape[-1]
     a = np.sort(a, axis=-1) / b[..., None]  # in units of b; dc = b dx
     total = a.sum(-1, keepdims=True)
-    sums_before = np.cumsum(a, axis=-1)
+    running_sums = np.cumsum(a, axis=-1)
     count = np.arange(1, size + 1)
     # at the breakpoint a_q: minus the sum of |a_q - a_j|
-    height = -((2 * count - size) * a + total - 2 * sums_before)
+    height = -((2 * count - size) * a + total - 2 * running_sums)
     tails = np.stack([height[..., 0], height[..., -1]], -1) - np.log(size)  # the two tails fall with slope s
     width = np.diff(a, axis=-1)
     slope = np.abs(size - 2 * count[:-1])
@@ -172,19 +173,19 @@ def _integral(a: Floats, b: Floats) -> Floats:
         between = top + np.log(width * share)
     log_terms = np.concatenate([tails, between], -1)
     largest = log_terms.max(-1)
-    summed = largest + np.log(np.exp(log_terms - largest[..., None]).sum(-1))
-    return summed + np.log(b) - size * np.log(2 * b)
+    log_sum = largest + np.log(np.exp(log_terms - largest[..., None]).sum(-1))
+    return log_sum + np.log(b) - size * np.log(2 * b)
 
 
-def estimate(batches: list[ClusterBatch]) -> float:
+def estimate_epsilon(batches: list[ClusterBatch]) -> float:
     """Returns the eps of greatest likelihood if each row is any token of its group, by a grid refined twice."""
 
     def fit(epsilon: float) -> float:
         total = 0.0
         for batch in batches:
-            log_likelihood = likelihood(batch, epsilon)
-            largest = log_likelihood.max(2)
-            total += float((largest + np.log(np.exp(log_likelihood - largest[..., None]).mean(2))).sum())
+            values = log_likelihood(batch, epsilon)
+            largest = values.max(2)
+            total += float((largest + np.log(np.exp(values - largest[..., None]).mean(2))).sum())
         return total
 
     grid = np.array(GRID)

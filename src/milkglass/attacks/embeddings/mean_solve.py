@@ -31,21 +31,21 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # how far a row stored so is off, relative
-EXACT_MISFIT = 1e-6
-MAX_ROUNDS = 6
-REACH = (2048, 8192, None)  # of the free public rows nearest to a mean, those that are looked at in each pass
+ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # relative error of a row that is stored like this
+EXACT_MISFIT = 1e-6  # the same in fp32
+MAX_ROUNDS = 6  # of matching pursuit
+REACH = (2048, 8192, None)  # how many of the free public rows nearest to a mean each pass looks at; None: all
 REST_TOKENS = 20  # tokens named for a cluster that was not solved
-REST_TEMPERATURE = 0.05
+REST_TEMPERATURE = 0.05  # of their log-likelihood: log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
 class MeanSolve(Solver):
-    """The mean solve attack.
+    """Finds the tokens of each cluster whose rows are all their mean, by sparse linear equations.
 
     Attributes:
-        pool: public rows from which a mean is explained at first, at most half the dimensions.
-        more: public rows that are added in each round.
+        pool: how many public rows a mean is explained from at first; at most half the dimensions are used.
+        more: how many public rows are added in each round.
     """
 
     pool: int = 64
@@ -59,7 +59,7 @@ class MeanSolve(Solver):
     assumes = frozenset({"public_model"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not knowledge.shared:
+        if not knowledge.has_shared_ids:
             return "each row is a mixture of its own: cluster-solve finds its tokens"
         if knowledge.symbols is not None:
             return "the map from tokens to ids is known: nothing is left to be solved"
@@ -84,36 +84,36 @@ class MeanSolve(Solver):
         noise = _noise(seen)
         for reach in REACH:
             unsolved: list[Ids] = []
-            for number, rows in enumerate(unsolved_clusters):
+            for index, rows in enumerate(unsolved_clusters):
                 members = None
                 if budget.left() > 0:
                     members = self._members(sparse.unit(seen[rows[0]]), tokens, is_unused, len(rows), noise, reach)
                     budget.spend(20 * work.CALL + work.elements(len(tokens)) + work.products(4.0 * tokens.numel()))
-                    budget.progress(number / len(unsolved_clusters))
+                    budget.progress(index / len(unsolved_clusters))
                 if members is None:
                     unsolved.append(rows)
                     continue
                 is_unused[members] = False
                 groups.append(Group(rows, members, np.full((len(rows), len(members)), 1 / len(members))))
             unsolved_clusters = unsolved
-        likelihoods = [np.zeros((len(one.rows), len(one.members))) for one in groups]
+        log_likelihoods = [np.zeros((len(group.rows), len(group.members))) for group in groups]
         for rows in unsolved_clusters:
             group, log_likelihood = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, is_unused)
             groups.append(group)
-            likelihoods.append(log_likelihood)
-        return Candidates(tuple(groups), tuple(likelihoods))
+            log_likelihoods.append(log_likelihood)
+        return Candidates(tuple(groups), tuple(log_likelihoods))
 
     def _members(
         self, mean: Tensor, tokens: Tensor, is_unused: np.ndarray, size: int, noise: float, reach: int | None
     ) -> Ids | None:
-        """Returns the `size` tokens that make up the mean, (d,) of length 1. None: there is no such solution."""
+        """Returns the `size` tokens that make up the mean, (d,) of norm 1, or None if there is no such solution."""
         d, count = len(mean), int(is_unused.sum())
         if count < size:
             return None
         likeness = (tokens @ mean).masked_fill(torch.from_numpy(~is_unused), -2)
-        among = likeness.topk(min(count, reach or count)).indices
-        rows = tokens[among]
-        pool = (rows @ mean).topk(min(self.pool, d // 2, len(among))).indices
+        candidates = likeness.topk(min(count, reach or count)).indices
+        rows = tokens[candidates]
+        pool = (rows @ mean).topk(min(self.pool, d // 2, len(candidates))).indices
         for _ in range(MAX_ROUNDS):
             is_member, _ = sparse.eliminate(rows[pool][None], mean[None], noise)
             selected = pool[is_member[0]]
@@ -121,7 +121,7 @@ class MeanSolve(Solver):
                 return None
             misfit = float(sparse.misfit(mean[None], rows[selected])[0])
             if misfit <= 10 * noise:
-                return among[selected].numpy() if len(selected) == size else None
+                return candidates[selected].numpy() if len(selected) == size else None
             added = sparse.best_added(rows, rows[selected], mean, self.more)
             pool = torch.cat([selected, added]).unique()
             pool = pool if len(pool) <= d // 2 else pool[: d // 2]
@@ -129,13 +129,14 @@ class MeanSolve(Solver):
 
 
 def _noise(table: Tensor) -> float:
-    """Returns the relative error of a row by storage, taken from whether bf16 or fp16 can hold the table's numbers."""
+    """Returns the relative error of a row, by whether its numbers are those of bf16, of fp16 or of fp32."""
     sample = table[: 1 << 12]
-    return next((off for kind, off in ROUNDINGS if torch.equal(sample.to(kind).float(), sample)), EXACT_MISFIT)
+    return next((error for dtype, error in ROUNDINGS if torch.equal(sample.to(dtype).float(), sample)), EXACT_MISFIT)
 
 
-def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, free: np.ndarray) -> tuple[Group, np.ndarray]:
-    among = np.flatnonzero(free) if free.any() else np.arange(len(tokens))
-    scores = sparse.likelihood((tokens[torch.from_numpy(among)] @ mean / REST_TEMPERATURE)[None])[0]
-    best = scores.topk(min(REST_TOKENS, len(among)))
-    return Group(rows, among[best.indices.numpy()]), np.repeat(best.values.numpy()[None], len(rows), 0)
+def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, is_unused: np.ndarray) -> tuple[Group, np.ndarray]:
+    """Returns a group of the unused tokens nearest to a mean, or the nearest of all, and its log-likelihoods."""
+    candidates = np.flatnonzero(is_unused) if is_unused.any() else np.arange(len(tokens))
+    scores = sparse.log_softmax((tokens[torch.from_numpy(candidates)] @ mean / REST_TEMPERATURE)[None])[0]
+    best = scores.topk(min(REST_TOKENS, len(candidates)))
+    return Group(rows, candidates[best.indices.numpy()]), np.repeat(best.values.numpy()[None], len(rows), 0)

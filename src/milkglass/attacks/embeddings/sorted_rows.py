@@ -16,14 +16,14 @@ matched as a whole by Euclidean distance, which is one matrix product.)
 Schemes for pre-norm models must fold the gain g of the norm before Phi into it: Phi* = Phi diag(g) T^-T. Gains are
 public, so Phi diag(g) is also tried, for each gain of Phi's layer that the upload changed.
 
-**Choice of the product.** The sorted lengths of its rows must equal those of the public product. An orthogonal T keeps
-the table's lengths as well, though its rows then match nothing. So of the products that keep their lengths, the attack
-takes the one whose sample of fingerprints lies nearest to public ones, relative to the distances among public ones.
+**Choice of the product.** The sorted norms of its rows must equal those of the public product. An orthogonal T keeps
+the table's norms as well, though its sorted rows then match nothing. So of the products that keep their norms, the
+attack takes the one with a sample of fingerprints that lies nearest to public ones, relative to the median distance.
 
 **Applies** if only permutations are in the way. Public rows that are permutations of each other stay ambiguous.
 **Fails** if rows are mixed (ObfusLM's W), if noise is as large as the distance between sorted rows (far smaller than
 between rows), or if T does not cancel. (The paper's ObfusLM+, Phi* = Phi W*, leaves W* W*^T; known_weight.py undoes
-that.) It refuses if no product keeps its lengths.
+that.) It refuses if no product keeps its norms.
 
 It ignores the order of columns even where that never changed. gram.py and known_weight.py find T itself.
 """
@@ -45,9 +45,9 @@ from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-ROWS_AT_A_TIME = 2048  # multiplied and sorted at a time
+ROWS_AT_A_TIME = 2048  # rows multiplied and sorted at a time
 MAX_READERS = 4  # matrices that are tried
-QUANTILES = 1024  # of the lengths of rows
+QUANTILES = 1024  # of the norms of rows
 SAMPLE_ROWS = 256  # rows that decide between products
 
 
@@ -58,7 +58,7 @@ class SortableRows:
     Attributes:
         name: the name of the reader and of the gain folded into the public one, or "table".
         seen, public: the observed and the public table.
-        seen_reader, public_reader: what each is multiplied by. None: nothing.
+        seen_reader, public_reader: what each is multiplied by. None if it is not multiplied.
     """
 
     name: str
@@ -69,14 +69,14 @@ class SortableRows:
 
     @property
     def fit(self) -> float:
-        """Returns the median relative difference between the two sides' sorted row lengths.
+        """Returns the median relative difference between the two sides' sorted row norms.
 
-        Lengths are compared by quantiles, so the two sides may have different numbers of rows.
+        Norms are compared by quantiles, so the two sides may have different numbers of rows.
         """
-        spread = torch.linspace(0, 1, min(len(self.public), len(self.seen), QUANTILES))
-        ours = _lengths(self.public, self.public_reader).quantile(spread)
-        theirs = _lengths(self.seen, self.seen_reader).quantile(spread)
-        return float(((theirs - ours).abs() / ours.clamp_min(1e-30)).median())
+        levels = torch.linspace(0, 1, min(len(self.public), len(self.seen), QUANTILES))
+        public_norms = _row_norms(self.public, self.public_reader).quantile(levels)
+        seen_norms = _row_norms(self.seen, self.seen_reader).quantile(levels)
+        return float(((seen_norms - public_norms).abs() / public_norms.clamp_min(1e-30)).median())
 
     def distance(self, points: int) -> float:
         """Returns how near a sample of fingerprints lies to public ones, relative to their median distance to them."""
@@ -92,8 +92,8 @@ class SortableRows:
         )
 
 
-def _lengths(table: Tensor, reader: Tensor | None) -> Tensor:
-    """Returns (n,) the lengths of the rows of table reader^T, computed by the (d, d) matrix reader^T reader."""
+def _row_norms(table: Tensor, reader: Tensor | None) -> Tensor:
+    """Returns (n,) the norms of the rows of table reader^T, computed by the (d, d) matrix reader^T reader."""
     if reader is None:
         return table.norm(dim=1)
     inner = reader.T @ reader
@@ -119,43 +119,45 @@ def products(seen: Model, public: Model) -> Iterator[SortableRows]:
     public_table, seen_table = public.table, seen.table
     yield SortableRows("table", seen_table, public_table)
     size, d = public_table.shape
-    readers = 0
+    reader_count = 0
     for name in public.tensors:
-        if readers == MAX_READERS or not name.endswith("weight") or name not in seen.tensors:
+        if reader_count == MAX_READERS or not name.endswith("weight") or name not in seen.tensors:
             continue
-        reader, changed = public.tensors[name], seen.tensors[name]
+        reader, seen_reader = public.tensors[name], seen.tensors[name]
         reads_stream = reader.dim() == 2 and reader.shape[1] == d and len(reader) >= d and size not in reader.shape
-        if reads_stream and changed.shape == reader.shape and not torch.equal(reader, changed):
-            readers += 1
-            yield SortableRows(name, seen_table, public_table, changed.float(), reader.float())
+        if reads_stream and seen_reader.shape == reader.shape and not torch.equal(reader, seen_reader):
+            reader_count += 1
+            yield SortableRows(name, seen_table, public_table, seen_reader.float(), reader.float())
             for gain in gains_beside(public, name):
                 public_gain, seen_gain = public.tensors[gain], seen.tensors.get(gain)
                 # what is folded into the reader leaves its norm
                 if seen_gain is None or not torch.equal(public_gain, seen_gain):
                     folded = reader.float() * public_gain.float()
-                    yield SortableRows(f"{name} x {gain}", seen_table, public_table, changed.float(), folded)
+                    yield SortableRows(f"{name} x {gain}", seen_table, public_table, seen_reader.float(), folded)
 
 
-def fitting(transcript: Transcript, knowledge: Knowledge, tolerance: float) -> tuple[list[SortableRows], float]:
-    """Returns the products whose rows keep their lengths and the best fit. If none does, the product that fits best."""
-    fits = [(one.fit, one) for one in products(transcript.model, required(knowledge.public_model))]
+def fitting_products(
+    transcript: Transcript, knowledge: Knowledge, tolerance: float
+) -> tuple[list[SortableRows], float]:
+    """Returns the products whose rows keep their norms, or else the product that fits best, and the best fit."""
+    fits = [(product.fit, product) for product in products(transcript.model, required(knowledge.public_model))]
     best_fit = min(fit for fit, _ in fits)
-    return [one for fit, one in fits if fit <= max(tolerance, best_fit)], best_fit
+    return [product for fit, product in fits if fit <= max(tolerance, best_fit)], best_fit
 
 
 def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> SortableRows:
-    """Returns, of the products whose rows keep their lengths, the one whose fingerprints lie nearest to public ones."""
-    candidates, _ = fitting(transcript, knowledge, tolerance)
-    return candidates[0] if len(candidates) == 1 else min(candidates, key=lambda one: one.distance(points))
+    """Returns, of the products whose rows keep their norms, the one whose fingerprints lie nearest to public ones."""
+    candidates, _ = fitting_products(transcript, knowledge, tolerance)
+    return candidates[0] if len(candidates) == 1 else min(candidates, key=lambda product: product.distance(points))
 
 
 @dataclass(frozen=True)
 class SortedRows(NearestRows):
-    """The sorted rows attack.
+    """Reads each scrambled id as the public token with the nearest sorted row.
 
     Attributes:
-        points: places of a sorted row that are compared.
-        tolerance: how much the lengths of rows may differ.
+        points: how many places of a sorted row are compared.
+        tolerance: how much the sorted norms of rows may differ, relative to them.
     """
 
     points: int = 128
@@ -172,7 +174,7 @@ class SortedRows(NearestRows):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := super().refuses(transcript, knowledge):
             return reason
-        _, fit = fitting(transcript, knowledge, self.tolerance)
+        _, fit = fitting_products(transcript, knowledge, self.tolerance)
         if fit <= self.tolerance:
             return None
         return f"the rows' lengths differ from the public ones by {fit:.0%}: their columns were not only permuted"

@@ -1,7 +1,7 @@
 """The linear algebra of the cluster solve: which few public rows span what a few scrambled rows span.
 
-All functions take rows of length 1. Shapes: b problems at a time, m scrambled rows and z candidate tokens in each, d
-dimensions.
+All functions take rows of norm 1. Shapes: b problems at a time, m scrambled rows and z candidate tokens in each; n
+tokens of the vocabulary; r rows and c tokens of one cluster; d dimensions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from milkglass.sequences import Ids
 
-MIN_EIGENVALUE = 1e-14
-TOKENS_AT_ONCE = 4096
-MAX_ROUNDS = 12
+MIN_EIGENVALUE = 1e-14  # of a Gram matrix; a smaller one is taken as this
+TOKENS_AT_ONCE = 4096  # tokens projected at a time
+MAX_ROUNDS = 12  # rounds of an elimination
 STRICTNESS = (0.0, 1.0, 2.0, 3.0, 4.0)  # standard errors that a weight must exceed, round by round
 
 
@@ -51,11 +51,12 @@ def explained_shares(tokens: Tensor, row_groups: Tensor) -> Tensor:
 def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """Finds which tokens (b, z, d) make up each target (b, d) with positive weights, by backward elimination.
 
-    Each round solves least squares on the remaining tokens. Then tokens drop out whose weights are not positive by so
-    many standard errors.
+    Each round solves least squares on the remaining tokens. Then those drop out whose weights do not exceed so many
+    standard errors (STRICTNESS). Without noise only the members have weights after the first round, because z < d makes
+    a chance fit impossible.
 
-    `noise` is a target's error, relative to its length 1. Without noise the first round already leaves the members
-    alone, because z < d makes a chance fit impossible.
+    Args:
+        noise: the norm of a target's error; the target's own norm is 1.
 
     Returns:
         (b, z) whether each token remains, and (b, z) its weight.
@@ -63,35 +64,35 @@ def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Ten
     tokens, target = tokens.double(), target.double()
     gram = tokens @ tokens.transpose(1, 2)
     products = (tokens @ target[:, :, None])[:, :, 0]
-    error = noise / tokens.shape[2] ** 0.5  # for each coordinate
+    error = noise / tokens.shape[2] ** 0.5  # of each coordinate
     eye = torch.eye(gram.shape[1], dtype=gram.dtype)
     active = torch.ones(products.shape, dtype=torch.bool)
     weights = products
-    for number in range(MAX_ROUNDS):
+    for round_index in range(MAX_ROUNDS):
         mask = active.double()
         inverse = torch.linalg.inv(gram * mask[:, :, None] * mask[:, None, :] + eye * (1 - mask + 1e-12)[:, None, :])
         weights = (inverse @ (products * mask)[:, :, None])[:, :, 0] * mask
-        strictness = STRICTNESS[min(number, len(STRICTNESS) - 1)]
+        strictness = STRICTNESS[min(round_index, len(STRICTNESS) - 1)]
         limit = strictness * error * torch.diagonal(inverse, dim1=1, dim2=2).clamp_min(0).sqrt()
         dropped = active & (weights <= limit)
         active &= ~dropped
-        if number >= len(STRICTNESS) - 1 and not dropped.any():
+        if round_index >= len(STRICTNESS) - 1 and not dropped.any():
             break
     return active, weights * active
 
 
 def misfit(rows: Tensor, tokens: Tensor) -> Tensor:
-    """Returns (r,) the distance of each row (r, d) from the span of the tokens (c, d), relative to the row's length."""
+    """Returns (r,) the distance of each row (r, d) of norm 1 from the span of the tokens (c, d)."""
     basis = torch.linalg.qr(tokens.double().T)[0].to(rows.dtype)
     return (rows - (rows @ basis) @ basis.T).norm(dim=1)
 
 
 def best_added(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> Tensor:
-    """Returns (count,) the tokens (n, d) that most reduce the target's misfit, each added alone to those present."""
+    """Returns (count,) which of the tokens (n, d) most reduce the target's misfit, each added alone to `present`."""
     basis = torch.linalg.qr(present.double().T)[0].float()
     residual = target - basis @ (basis.T @ target)
-    new_lengths = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
-    return ((tokens @ residual) / new_lengths).topk(min(count, len(tokens))).indices
+    norms_outside = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
+    return ((tokens @ residual) / norms_outside).topk(min(count, len(tokens))).indices
 
 
 def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
@@ -101,29 +102,29 @@ def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.floa
     return (6 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
 
 
-def likelihood(scores: Tensor) -> Tensor:
+def log_softmax(scores: Tensor) -> Tensor:
     """Returns (r, n) the log softmax of each row, in fp64."""
     return torch.log_softmax(scores.double(), 1)
 
 
 def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
-    """Returns the numbers of the rows with each content. Rows are equal if they are so to the last bit."""
-    same: dict[bytes, list[int]] = {}
-    for number, row in enumerate(table.numpy()):
-        same.setdefault((row + 0.0).tobytes(), []).append(number)  # + 0: minus zero is zero
-    return same
+    """Returns the indices of the rows with each content. Rows are equal if they are so to the last bit."""
+    indices_by_content: dict[bytes, list[int]] = {}
+    for index, row in enumerate(table.numpy()):
+        indices_by_content.setdefault((row + 0.0).tobytes(), []).append(index)  # + 0: minus zero is zero
+    return indices_by_content
 
 
 def connected_parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
     """Returns the rows and columns of each connected part of `mixes` (r, c): whether each row mixes each token.
 
-    If a part has more tokens than rows, or no tokens, the parts are no clusters, and all rows and tokens are one part.
+    If a part has more tokens than rows, or no tokens, the parts are not clusters, and all rows and tokens are one part.
     """
     r, c = mixes.shape
     graph = np.zeros((r + c, r + c), np.bool_)
     graph[:r, r:] = mixes
     count, label = connected_components(graph, directed=False)
-    connected = [(np.flatnonzero(label[:r] == one), np.flatnonzero(label[r:] == one)) for one in range(count)]
-    if all(0 < len(those) <= len(part) for part, those in connected):
-        return connected
+    parts = [(np.flatnonzero(label[:r] == part), np.flatnonzero(label[r:] == part)) for part in range(count)]
+    if all(0 < len(columns) <= len(rows) for rows, columns in parts):
+        return parts
     return [(np.arange(r), np.arange(c))]

@@ -42,13 +42,13 @@ from milkglass.threat.observations import Transcript, Weights
 
 def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]:
     """Returns (n,) how far each row moved, apart from a common shrinking."""
-    before, after = uploaded.double(), tuned.double()
-    length = (before * before).sum(1)
-    factors = ((before * after).sum(1) / length.clamp_min(1e-30))[length > 0]
-    distances = (after - before).norm(dim=1)
-    is_calm = (after - before).norm(dim=1)[length > 0] <= torch.quantile(distances[length > 0][:1_000_000], 0.2)
+    old, new = uploaded.double(), tuned.double()
+    square = (old * old).sum(1)
+    factors = ((old * new).sum(1) / square.clamp_min(1e-30))[square > 0]
+    distances = (new - old).norm(dim=1)[square > 0]
+    is_calm = distances <= torch.quantile(distances[:1_000_000], 0.2)
     factor = float(factors[is_calm].median()) if bool(is_calm.any()) else 1.0
-    return np.asarray((after - factor * before).norm(dim=1).numpy(), np.float64)
+    return np.asarray((new - factor * old).norm(dim=1).numpy(), np.float64)
 
 
 def occurring_rows(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
@@ -59,7 +59,7 @@ def occurring_rows(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bo
 
 @dataclass(frozen=True)
 class TunedRows(Solver):
-    """The attack on fine-tuned rows.
+    """Matches how far rows moved in training with how often public text has their candidates.
 
     Attributes:
         spread: how far movements of one count scatter, as a standard deviation of their logarithm.
@@ -83,7 +83,7 @@ class TunedRows(Solver):
 
     @staticmethod
     def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:
-        """Returns (n,) whether the private texts contain each scrambled id. None: a table is missing."""
+        """Returns (n,) whether the private texts contain each scrambled id, or None if a table is missing."""
         tables = _tables(transcript)
         return None if isinstance(tables, str) else occurring_rows(*tables)
 
@@ -94,12 +94,12 @@ class TunedRows(Solver):
         tables = _tables(transcript)
         assert not isinstance(tables, str)
         movements = normal_scores(movement(*tables))
-        public_counts = normal_scores(required(knowledge.corpus).counts(knowledge.tokens(transcript.size)))
-        likelihood = tuple(
+        public_counts = normal_scores(required(knowledge.corpus).counts(knowledge.token_count(transcript.size)))
+        log_likelihoods = tuple(
             prior - (movements[group.rows][:, None] - public_counts[group.members][None]) ** 2 / (2 * self.spread**2)
-            for group, prior in zip(candidates.groups, candidates.likelihood, strict=True)
+            for group, prior in zip(candidates.groups, candidates.log_likelihoods, strict=True)
         )
-        return Candidates(candidates.groups, likelihood)
+        return Candidates(candidates.groups, log_likelihoods)
 
 
 def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:

@@ -4,18 +4,17 @@
    and its rank is the number of these vectors (`spans`, `dager_layers`).
 2. Every token of the vocabulary is put at every position and compared with that span.
 3. The tokens in the span are combined to texts that are in the span of the second layer's gradients too: prefix by
-   prefix in a decoder (`grown_texts`), position by position in an encoder (`Combiner`).
+   prefix in a decoder (`grow_texts`), position by position in an encoder (`Combiner`).
 4. A causal model with the next-token loss never reads the last token of a text, so the layers' gradients do not show
-   it.
-   But it is a target. The head's gradient has a row for each target token. It contains minus the state from which
-   that token was predicted, divided by the number of predictions. Everything else in the head's gradient follows from
-   the text before it, and what is left is that state. If head and table are one, rows of tokens that were read contain
-   a part of it too; then the whole gradient decides among these. Adapters leave the head unchanged, and this step does
-   not apply.
+   it. But it is a target, and the head's gradient has a row for each target token: minus the state from which that
+   token was predicted, divided by the number of predictions. Everything else in the head's gradient follows from the
+   text before that token, and what is left is the state. If head and table are one, rows of tokens that were read
+   contain a part of it too; then the whole gradient decides among these. If only adapters are trained, the head has no
+   gradient, and this step does not apply.
 
-There is no optimisation, no start and no prior: a text is found exactly or not at all. Noise and pruning give every
-gradient full rank, and nothing is found; `surviving-entries` is for these. A batch with as many tokens as the model is
-wide has full rank too. Known lengths help.
+No embeddings are optimised and no language is assumed: tokens are in the spans or not. Noise and pruning give every
+gradient full rank, and nothing is found; `surviving-entries` is for pruned gradients. A batch with as many tokens as
+the model is wide has full rank too. Known lengths help.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from milkglass.attacks.gradients.dager_layers import (
     TokenTuple,
     blocks,
     checking_work,
-    chosen_texts,
-    grown_texts,
+    choose_texts,
+    grow_texts,
     largest_distances,
     spans_of,
     states,
@@ -52,21 +51,22 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 from milkglass.threat.training_step import batch as padded
 
-MIN_SHARE_OF_STATE = 0.5  # share of the state that must be left in a row for its token to be the last
+MIN_SHARE_OF_STATE = 0.5  # a row's token is the last one if at least this share of the state is left in the row
 
 
 @dataclass(frozen=True, eq=False)
 class Combiner:
-    """Finds an encoder's texts: one token a position, such that all states that enter the second layer are in its span.
+    """Finds an encoder's texts: a token for each position, so that all states that enter layer 2 are in its span.
 
     The first layer shows which tokens stand at each position, over all texts of the batch. The second shows which
     tokens belong to one text, since every state of a text depends on all of its tokens. If there are few combinations,
     all are tried. Otherwise a random text is changed position by position, each time to the token whose states are
     nearest, until nothing changes. The best of several starts is taken.
 
-    If a position has as many tokens outside all found texts as there are texts left, each of these texts has one of
-    them. If texts share tokens there are fewer, and all tokens stay. No text is found twice, unless every token is in a
-    found text and no other text is in the span. Then the batch holds one of them again; the spans do not show which.
+    If a position has at least as many tokens outside all found texts as there are texts left, each of these texts takes
+    one of them. If texts share tokens there are fewer, and all tokens stay possible. No text is found twice, unless
+    every token is in a found text and no other text is in the span. Then the batch holds one of them again, and the
+    spans do not show which.
 
     Attributes:
         attention_input: of the second layer.
@@ -83,60 +83,67 @@ class Combiner:
     starts: int
 
     def texts(
-        self, options: Sequence[Sequence[int]], lengths: Sequence[int], lengths_known: bool, budget: Budget,
-        rng: np.random.Generator, count: int,
+        self, options: Sequence[Sequence[int]], lengths: Sequence[int], lengths_are_known: bool, budget: Budget,
+        rng: np.random.Generator, text_count: int,
     ) -> list[TokenTuple]:  # fmt: skip
         """Returns the texts of a batch, fewer if no further text is found or the budget is spent.
 
         Args:
             options: the tokens of each position.
             lengths: of the texts.
-            lengths_known: whether there is one text of each of these lengths; else each text may have any of them.
-            budget: it ends the search.
+            lengths_are_known: whether there is one text of each of these lengths; else each text may have any of them.
+            budget: ends the search.
             rng: draws the starts.
-            count: how many texts the batch holds.
+            text_count: how many texts the batch holds.
         """
-        remaining, expected = [list(one) for one in options], sorted(lengths)
+        remaining_options, remaining_lengths = [list(tokens) for tokens in options], sorted(lengths)
         texts = list[TokenTuple]()
-        for number in range(count):
-            best_of_lengths = [self.best(remaining[:length], texts, budget, rng) for length in sorted(set(expected))]
-            text, distance = min(best_of_lengths, key=lambda one: one[1])
+        for index in range(text_count):
+            candidates = [
+                self.best(remaining_options[:length], texts, budget, rng) for length in sorted(set(remaining_lengths))
+            ]
+            text, distance = min(candidates, key=lambda candidate: candidate[1])
             if not text or (distance >= self.tolerance and not _unused_options(options, texts)):
-                repeats = [one for one in texts if len(one) in expected]
-                text = min(repeats, key=lambda one: self._nearest([one], budget)[1]) if repeats else text
+                repeats = [found for found in texts if len(found) in remaining_lengths]
+                text = min(repeats, key=lambda repeat: self._nearest([repeat], budget)[1]) if repeats else text
             if not text:
                 break
             texts.append(text)
-            if lengths_known:
-                expected.remove(len(text))
-            if budget.left() <= 0 or (lengths_known and not expected):
+            if lengths_are_known:
+                remaining_lengths.remove(len(text))
+            if budget.left() <= 0 or (lengths_are_known and not remaining_lengths):
                 break
             for position, tokens in enumerate(options):
-                texts_to_come = sum(one > position for one in expected) if lengths_known else count - number - 1
-                unmet = [token for at, token in _unused_options(options, texts) if at == position]
-                remaining[position] = unmet if unmet and len(unmet) >= texts_to_come else list(tokens)
+                texts_to_come = text_count - index - 1
+                if lengths_are_known:
+                    texts_to_come = sum(length > position for length in remaining_lengths)
+                unused = [token for place, token in _unused_options(options, texts) if place == position]
+                remaining_options[position] = unused if unused and len(unused) >= texts_to_come else list(tokens)
         return texts
 
     def best(
         self, options: Sequence[Sequence[int]], previous: Sequence[TokenTuple], budget: Budget, rng: np.random.Generator
     ) -> tuple[TokenTuple, float]:
-        """Returns the nearest text of a length not in `previous`, and its states' mean distance; inf: none."""
+        """Returns the nearest text of these options that is not in `previous`, and its states' mean distance.
+
+        Without such a text it returns an empty one at an infinite distance.
+        """
         if not all(options):
             return (), math.inf
-        if math.prod(len(one) for one in options) <= self.combinations:
-            untried = [one for one in itertools.product(*options) if one not in {*previous}]
+        if math.prod(len(tokens) for tokens in options) <= self.combinations:
+            untried = [text for text in itertools.product(*options) if text not in {*previous}]
             return self._nearest(untried, budget) if untried else ((), math.inf)
         nearest: tuple[TokenTuple, float] = ((), math.inf)
         for _ in range(self.starts * (len(previous) + 1)):  # many of them end at a previous text
             text, distance = self._descend(_options_of_new_text(options, previous, rng), budget, rng)
             if text not in previous:
-                nearest = min(nearest, (text, distance), key=lambda one: one[1])
+                nearest = min(nearest, (text, distance), key=lambda pair: pair[1])
             if nearest[1] < self.tolerance or budget.left() <= 0:
                 break
         return nearest
 
     def _nearest(self, texts: list[TokenTuple], budget: Budget) -> tuple[TokenTuple, float]:
-        """Returns the nearest text and its distance, of those that are tried before the budget is spent."""
+        """Returns the nearest of the texts that the budget allows to try, at least a block, and its distance."""
         distances = list[Tensor]()
         for block in blocks(texts):
             distances.append(largest_distances(self.spans, states(self.attention_input, block)).mean(1))
@@ -151,7 +158,7 @@ class Combiner:
         self, options: Sequence[Sequence[int]], budget: Budget, rng: np.random.Generator
     ) -> tuple[TokenTuple, float]:
         """Returns a random text after its descent, position by position, and its distance."""
-        text = tuple(int(rng.choice(one)) for one in options)
+        text = tuple(int(rng.choice(tokens)) for tokens in options)
         distance = self._nearest([text], budget)[1]
         while True:
             previous_distance = distance
@@ -167,29 +174,29 @@ class Combiner:
 
 def _unused_options(options: Sequence[Sequence[int]], previous: Sequence[TokenTuple]) -> list[tuple[int, int]]:
     """Returns (position, token) of the options that are in no previous text."""
-    met = {(position, token) for text in previous for position, token in enumerate(text)}
+    used = {(position, token) for text in previous for position, token in enumerate(text)}
     placed_tokens = [(position, token) for position, tokens in enumerate(options) for token in tokens]
-    return [one for one in placed_tokens if one not in met]
+    return [placed for placed in placed_tokens if placed not in used]
 
 
 def _options_of_new_text(
     options: Sequence[Sequence[int]], previous: Sequence[TokenTuple], rng: np.random.Generator
 ) -> list[Sequence[int]]:  # fmt: skip
-    """Returns the options, restricted at random to one token at some positions such that no previous text remains.
+    """Returns the options, restricted at random to one token at some positions so that no previous text remains.
 
-    It restricts one position if a token is in no previous text, else as many as needed.
+    One position suffices if a token is in no previous text; else as many are restricted as needed.
     """
-    restricted, same_length = list(options), [one for one in previous if len(one) == len(options)]
+    restricted, same_length = list(options), [text for text in previous if len(text) == len(options)]
     if not same_length:
         return restricted
-    if unmet := _unused_options(options, previous):
-        position, token = unmet[int(rng.integers(len(unmet)))]
+    if unused := _unused_options(options, previous):
+        position, token = unused[int(rng.integers(len(unused)))]
         restricted[position] = [token]
         return restricted
     for position in rng.permutation(len(restricted)).tolist():
         token = int(rng.choice(restricted[position]))
         restricted[position] = [token]
-        same_length = [one for one in same_length if one[position] == token]
+        same_length = [text for text in same_length if text[position] == token]
         if not same_length:
             break
     return restricted
@@ -197,11 +204,10 @@ def _options_of_new_text(
 
 @dataclass(frozen=True)
 class DAGER(Inversion):
-    """The DAGER attack.
+    """Finds exactly the texts whose states lie in the spans of the first two layers' gradients.
 
     Attributes:
-        first, second: how far a vector may be from the span of the first and of the second layer, relative to its
-            length.
+        first, second: how far a vector may be from the span of the first and of the second layer, relative to its norm.
         adapters: this tolerance for both layers if adapters are trained.
         most: the most tokens at one position, and the most prefixes at a time. With more, the span excludes nothing.
         combinations: the most combinations of an encoder's tokens that are tried one by one.
@@ -247,8 +253,8 @@ class DAGER(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         token_tuples = self._find_texts(batch, budget, rng)
         if batch.step.task == "next-token" and len(token_tuples) == batch.size:
-            token_tuples = with_last_tokens(batch, token_tuples)
-        texts = [np.array(one, np.int64) for one in token_tuples]
+            token_tuples = append_last_tokens(batch, token_tuples)
+        texts = [np.array(text, np.int64) for text in token_tuples]
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
     def _find_texts(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[TokenTuple]:
@@ -259,32 +265,34 @@ class DAGER(Inversion):
         first, second = spans_of(batch, low, total), spans_of(batch, high, total)
         if not first or not second:
             return []
-        adapted = any(one.second_half is not None for one in low.matrices)
-        first_tolerance, second_tolerance = (self.adapters, self.adapters) if adapted else (self.first, self.second)
-        longest = _longest(batch, lengths, first, second)
-        span_tokens = tokens_in_spans(low, first, longest, first_tolerance, self.most)
+        has_adapters = any(matrix.second_half is not None for matrix in low.matrices)
+        first_tolerance, second_tolerance = (self.first, self.second)
+        if has_adapters:
+            first_tolerance = second_tolerance = self.adapters
+        max_length = _max_length(batch, lengths, first, second)
+        span_tokens = tokens_in_spans(low, first, max_length, first_tolerance, self.most)
         if span_tokens is None or not span_tokens.at(0):
             return []
         if batch.step.kind == "decoder":
-            texts = grown_texts(high, second, span_tokens, longest, second_tolerance, self.most, budget)
-            return chosen_texts(high, texts, batch.size, lengths)
+            texts = grow_texts(high, second, span_tokens, max_length, second_tolerance, self.most, budget)
+            return choose_texts(high, texts, batch.size, lengths)
         combiner = Combiner(high, second, second_tolerance, self.combinations, self.starts)
         options = _options(span_tokens, lengths)
-        expected = lengths if lengths is not None else _possible_lengths(options)
-        return combiner.texts(options, expected, lengths is not None, budget, rng, batch.size)
+        possible_lengths = lengths if lengths is not None else _possible_lengths(options)
+        return combiner.texts(options, possible_lengths, lengths is not None, budget, rng, batch.size)
 
 
 def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
-    """Returns why no text of the batch can be found, whatever its gradients are, or None."""
+    """Returns why no text of the batch can be found, or None."""
     lengths = _lengths(batch)
-    for number, attention_input in enumerate(first_layers):
+    for index, attention_input in enumerate(first_layers):
         names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
-        shared = [grad for name in names if (grad := batch.tensor(name)) is not None]
-        if not any(bool(grad.any()) for grad in shared):
-            return f"no gradient of the queries, keys and values of layer {number + 1} is shared"
-        adapted = any(m.second_half is not None for m in attention_input.matrices)
-        if adapted and not spans_of(batch, attention_input, None if lengths is None else sum(lengths)):
-            return f"the rank of the adapters of layer {number + 1} is not above the number of tokens"
+        shared_grads = [grad for name in names if (grad := batch.tensor(name)) is not None]
+        if not any(bool(grad.any()) for grad in shared_grads):
+            return f"no gradient of the queries, keys and values of layer {index + 1} is shared"
+        has_adapters = any(m.second_half is not None for m in attention_input.matrices)
+        if has_adapters and not spans_of(batch, attention_input, None if lengths is None else sum(lengths)):
+            return f"the rank of the adapters of layer {index + 1} is not above the number of tokens"
     return None
 
 
@@ -292,65 +300,65 @@ def _lengths(batch: SharedBatch) -> list[int] | None:
     """Returns how many tokens of each text the layers read: all, or all but the last with the next-token loss."""
     if batch.lengths is None:
         return None
-    return [int(one) - (batch.step.task == "next-token") for one in batch.lengths]
+    return [int(length) - (batch.step.task == "next-token") for length in batch.lengths]
 
 
-def _longest(batch: SharedBatch, lengths: list[int] | None, first: list[Span], second: list[Span]) -> int:
+def _max_length(batch: SharedBatch, lengths: list[int] | None, first: list[Span], second: list[Span]) -> int:
     """Returns the greatest possible length. A text has at most one token more than the span has dimensions."""
     if lengths is not None:
         return max(lengths)
     limit = int(batch.step.module.config.max_position_embeddings)
-    return min(limit, max(one.rank for one in (*first, *second)) + 1)
+    return min(limit, max(span.rank for span in (*first, *second)) + 1)
 
 
 def _options(span_tokens: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
     """Returns the tokens of each position up to the last, or the nearest token if none is in the span."""
-    positions = [at for at in range(len(span_tokens.tokens)) if span_tokens.at(at)]
-    last = max(lengths) if lengths is not None else max(positions) + 1
-    return [span_tokens.at(at) or (span_tokens.nearest[at],) for at in range(last)]
+    positions = [position for position in range(len(span_tokens.tokens)) if span_tokens.at(position)]
+    count = max(lengths) if lengths is not None else max(positions) + 1
+    return [span_tokens.at(position) or (span_tokens.nearest[position],) for position in range(count)]
 
 
 def _possible_lengths(options: list[tuple[int, ...]]) -> list[int]:
     """Returns the possible lengths: all that end at a token with which the longest text can end."""
-    return [at + 1 for at, tokens in enumerate(options) if set(tokens) & set(options[-1])]
+    return [position + 1 for position, tokens in enumerate(options) if set(tokens) & set(options[-1])]
 
 
-def with_last_tokens(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
+def append_last_tokens(batch: SharedBatch, texts: Sequence[TokenTuple]) -> list[TokenTuple]:
     """Returns the texts with their last tokens, or unchanged if the head's gradient is not shared."""
     grad = _head_gradient(batch)
     if grad is None or not all(texts):
         return list(texts)
     unexplained, last_states = _unexplained_gradient(batch, grad, texts)
-    count = sum(len(one) for one in texts)  # of predictions
-    # (v, b) of each text's state in each row
-    share = -count * unexplained.double() @ torch.linalg.pinv(last_states.double())
-    read = sorted({token for one in texts for token in one})
-    share[read] = -torch.inf
-    best, token = share.max(0)
-    completed = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
-    for row in (best < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
-        lasts = [int(token[row]), *read]
-        alternatives = [[*completed[:row], (*texts[row], last), *completed[row + 1 :]] for last in lasts]
-        completed = min(alternatives, key=lambda one: _misfit(batch, one))
+    prediction_count = sum(len(text) for text in texts)
+    # (v, b) the share of each text's state in each row
+    share = -prediction_count * unexplained.double() @ torch.linalg.pinv(last_states.double())
+    read_tokens = sorted({token for text in texts for token in text})
+    share[read_tokens] = -torch.inf
+    largest_share, last_tokens = share.max(0)
+    completed = [(*text, int(token)) for text, token in zip(texts, last_tokens, strict=True)]
+    for row in (largest_share < MIN_SHARE_OF_STATE).nonzero()[:, 0].tolist():
+        options = [int(last_tokens[row]), *read_tokens]
+        alternatives = [[*completed[:row], (*texts[row], token), *completed[row + 1 :]] for token in options]
+        completed = min(alternatives, key=lambda batch_texts: _misfit(batch, batch_texts))
     return completed
 
 
 def _head_gradient(batch: SharedBatch) -> Tensor | None:
-    """Returns (v, d) the gradient of the head's matrix. None: it is not shared."""
+    """Returns (v, d) the gradient of the head's matrix, or None if it is not shared."""
     head = batch.step.module.get_output_embeddings().weight
-    names = [name for name, one in batch.step.module.named_parameters() if one is head]
+    names = [name for name, parameter in batch.step.module.named_parameters() if parameter is head]
     return batch.tensor(names[0]) if names else None
 
 
 def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[TokenTuple]) -> tuple[Tensor, Tensor]:
     """Returns (v, d) what known targets leave of the head's gradient, and (b, d) the states before last tokens."""
-    ids, mask = (one.to(batch.step.device) for one in padded(texts, 0))
+    ids, mask = (tensor.to(batch.step.device) for tensor in padded(texts, 0))
     module, head_inputs = batch.step.module.eval(), []
     head = module.get_output_embeddings()
     handle = head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach()))
     try:
         with torch.enable_grad():
-            logits = module(inputs_embeds=batch.step.embedded(ids).detach(), attention_mask=mask).logits
+            logits = module(inputs_embeds=batch.step.embed(ids).detach(), attention_mask=mask).logits
             is_token = mask.bool()
             log_partition = logits.logsumexp(-1)[is_token].sum()
             target_logits = logits[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0][is_token[:, 1:]].sum()
@@ -364,4 +372,5 @@ def _misfit(batch: SharedBatch, texts: Sequence[TokenTuple]) -> float:
     """Returns the squared distance of these texts' gradient from the shared one."""
     ids, mask = padded(texts, 0)
     gradient = replace(batch.step, dropout=False).gradient(ids, mask, None)
-    return sum(float((gradient[name] - one).square().sum()) for name, one in batch.tensors.items() if name in gradient)
+    shared = batch.tensors.items()
+    return sum(float((gradient[name] - grad).square().sum()) for name, grad in shared if name in gradient)

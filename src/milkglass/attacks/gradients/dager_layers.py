@@ -26,9 +26,9 @@ from milkglass.models.torch_model import attention_input_projections
 from milkglass.threat.budget import Budget
 from milkglass.threat.training_step import SharedStep
 
-FLOATS_AT_A_TIME = 4_000_000  # embedded
+FLOATS_AT_A_TIME = 4_000_000  # numbers of embeddings at a time
 FORWARD_TOKENS = 8192  # tokens that go through a model at a time
-MIN_DISTINCT_DISTANCE = 1e-2  # a state, of length 1, is new where it is so far from the span of the others
+MIN_DISTINCT_DISTANCE = 1e-2  # a state scaled to norm 1 adds a direction if it is so far from the span of the others
 TokenTuple = tuple[int, ...]
 
 
@@ -37,8 +37,10 @@ class Matrix:
     """One matrix that reads a layer's input.
 
     Attributes:
+        name: of its parameter.
         transposed: whether it is stored (in, out).
-        second_half: the parameter of an adapter's second half, which reads this matrix's output. None: no adapter.
+        second_half: the parameter of the adapter's second half, which reads this matrix's output. None if the matrix is
+            not the first half of an adapter.
     """
 
     name: str
@@ -47,15 +49,17 @@ class Matrix:
 
 
 class AttentionInput:
-    """What the attention of one layer reads.
+    """The input of one layer's attention, and the matrices that read it.
 
     Attributes:
-        layer: its number, from 0.
+        step: has the model.
+        layer: the index of the layer, from 0.
+        module: the query projection.
         matrices: those that read the input, the query projection first.
     """
 
     def __init__(self, step: SharedStep, layer: int) -> None:
-        """Finds what layer number `layer`, from 0, reads. Raises UnsupportedModel if the model has no such layer."""
+        """Finds what the layer with this index reads. Raises UnsupportedModel if the model has no such layer."""
         all_layers = layers(step.module)
         if layer >= len(all_layers):
             raise UnsupportedModel(
@@ -66,13 +70,13 @@ class AttentionInput:
             raise UnsupportedModel(
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
             )
-        names = {id(one): name for name, one in step.module.named_parameters()}
+        names = {id(parameter): name for name, parameter in step.module.named_parameters()}
         self.step, self.layer, self.module = step, layer, projections[0]
         self.matrices = tuple(_matrix(step.module, module, names) for module in projections)
 
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
-        """Returns (b, t, d) what enters for embeddings (b, t, d) of texts of t tokens. The model stops there."""
+        """Returns (b, t, d) what enters for embeddings (b, t, d). The model runs no further than this layer."""
         seen: list[Tensor] = []
 
         def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -87,8 +91,8 @@ class AttentionInput:
         return seen[0].reshape(*embeds.shape[:2], -1)
 
 
-class _Enough(Exception):  # noqa: N818 - not an error: the forward has gone as far as it is needed
-    pass
+class _Enough(Exception):  # noqa: N818 - not an error: the forward has gone as far as needed
+    """Stops a model's forward once the hook has seen what it needs."""
 
 
 def _run(step: SharedStep, embeds: Tensor) -> None:
@@ -111,18 +115,18 @@ def layers(module: Any) -> nn.ModuleList:
 
 @torch.no_grad()
 def _embed_two(step: SharedStep) -> None:
-    """Runs the model on a text of two tokens, so that hooks see what each module reads."""
-    _run(step, step.embedded(torch.zeros(1, 2, dtype=torch.long)))
+    """Runs the model on a text of two tokens, for the hooks of the caller."""
+    _run(step, step.embed(torch.zeros(1, 2, dtype=torch.long)))
 
 
 def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matrix:
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
-    return Matrix(names[id(weight)], isinstance(module, Conv1D), _follower(model, module, names))
+    return Matrix(names[id(weight)], isinstance(module, Conv1D), _second_half(model, module, names))
 
 
-def _follower(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
-    """Returns the second half of the adapter whose first half this module is, or None."""
+def _second_half(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
+    """Returns the parameter of the second half of the adapter whose first half this module is, or None."""
     for submodule in model.modules():
         first_halves, second_halves = getattr(submodule, "lora_A", None), getattr(submodule, "lora_B", None)
         if isinstance(first_halves, nn.ModuleDict) and isinstance(second_halves, nn.ModuleDict):
@@ -139,7 +143,7 @@ class SpanTokens:
     Attributes:
         tokens: for each position the tokens in the span, nearest first.
         nearest: (t,) the nearest token of each position, in the span or not.
-        depends_on_position: whether the state depends on the position; else one entry is for all.
+        depends_on_position: whether the state depends on the position; else one entry of `tokens` is for all.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -154,12 +158,12 @@ class SpanTokens:
 def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None) -> list[Span]:
     """Returns the spans of the gradients of one layer's attention input. A vector that entered lies in all of them.
 
-    `total` is the number of tokens of the batch, if it is known.
-
     Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
-    at least the number of vectors. The second half (out, r) has the span of A x if r is larger.
+    at least the number of vectors. The second half (out, r) has the span of A x if r is larger. A gradient that is not
+    shared, is zero or has full rank gives no span, since it excludes nothing.
 
-    With unshared, zero or full-rank gradients there is no span, since they exclude nothing.
+    Args:
+        total: the number of tokens of the batch. None if it is not known.
     """
     projection_grads, adapter_spans = [], []
     for matrix in attention_input.matrices:
@@ -170,44 +174,44 @@ def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | N
         if second_grad is not None:
             weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
             adapter_spans.append(row_space([second_grad], weight))
-    spans = [one for one in adapter_spans if one.rank and not one.is_full]
+    spans = [span for span in adapter_spans if span.rank and not span.is_full]
     if projection_grads:
         stacked = row_space(projection_grads)
         vectors_fit = total is not None and total <= stacked.rank
-        # what was normalised has a dimension less than the model, so that all of the vocabulary would be in it
+        # after a norm, states have a dimension less than the model: in a larger span all of the vocabulary would lie
         if 0 < stacked.rank < stacked.basis.shape[0] - 1 and (vectors_fit or not stacked.is_full):
             spans.append(stacked)
-    return [one for one in spans if one.rank == max(other.rank for other in spans)]
+    return [span for span in spans if span.rank == max(other.rank for other in spans)]
 
 
 def largest_distances(spans: Sequence[Span], vectors: Tensor) -> Tensor:
     """Returns (...) the largest distance of vectors (..., d) from any of the spans."""
-    return torch.stack([one.distances(vectors) for one in spans]).amax(0)
+    return torch.stack([span.distances(vectors) for span in spans]).amax(0)
 
 
 def tokens_in_spans(
-    attention_input: AttentionInput, spans: Sequence[Span], positions: int, tolerance: float, most: int
+    attention_input: AttentionInput, spans: Sequence[Span], position_count: int, tolerance: float, max_tokens: int
 ) -> SpanTokens | None:
-    """Returns the tokens that are in all spans at each position. None: some position has more than `most`."""
-    distances = vocabulary_distances(attention_input, spans, positions)
-    if int((distances < tolerance).sum(0).max()) > most:
+    """Returns the tokens that are in all spans at each position, or None if a position has more than `max_tokens`."""
+    distances = vocabulary_distances(attention_input, spans, position_count)
+    if int((distances < tolerance).sum(0).max()) > max_tokens:
         return None
     order = distances.argsort(dim=0)
     counts = (distances < tolerance).sum(0).tolist()
-    tokens_of_positions = tuple(tuple(order[:count, at].tolist()) for at, count in enumerate(counts))
+    tokens_of_positions = tuple(tuple(order[:count, position].tolist()) for position, count in enumerate(counts))
     return SpanTokens(tokens_of_positions, tuple(order[0].tolist()), depends_on_position(attention_input))
 
 
-def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span], positions: int) -> Tensor:
+def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span], position_count: int) -> Tensor:
     """Returns (v, t) how far each token's state at each position is from the spans.
 
     Where states do not depend on the position, t is 1.
     """
-    t = positions if depends_on_position(attention_input) else 1
+    t = position_count if depends_on_position(attention_input) else 1
     size, width = attention_input.step.table.shape
     distances = []
     for ids in torch.arange(size).split(max(1, FLOATS_AT_A_TIME // (t * width))):
-        embeds = attention_input.step.embedded(ids[:, None].expand(-1, t)).detach()
+        embeds = attention_input.step.embed(ids[:, None].expand(-1, t)).detach()
         distances.append(largest_distances(spans, attention_input.read(embeds)))
     return torch.cat(distances)
 
@@ -215,17 +219,17 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
 def depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
     first_ids = torch.arange(min(8, len(attention_input.step.table)))
-    states_there = attention_input.read(attention_input.step.embedded(first_ids[:, None].expand(-1, 2)).detach())
+    states_there = attention_input.read(attention_input.step.embed(first_ids[:, None].expand(-1, 2)).detach())
     return not torch.allclose(states_there[:, 0], states_there[:, 1], rtol=1e-4, atol=1e-6)
 
 
-def grown_texts(
+def grow_texts(
     attention_input: AttentionInput,
     spans: Sequence[Span],
     span_tokens: SpanTokens,
-    longest: int,
+    max_length: int,
     tolerance: float,
-    most: int,
+    max_prefixes: int,
     budget: Budget,
 ) -> list[TokenTuple]:
     """Returns a decoder's texts: those in the spans from their first token to their last that cannot grow further.
@@ -235,38 +239,42 @@ def grown_texts(
     token no continuation is in the span.
 
     Args:
+        attention_input: of the second layer.
+        spans: of its gradients.
+        span_tokens: the tokens that may stand at each position, by the first layer.
+        max_length: the most tokens of a text.
         tolerance: how far a state may be from the spans.
-        most: how many prefixes are kept at a time, the nearest ones.
+        max_prefixes: how many prefixes are kept at a time, the nearest ones.
     """
     alive: list[TokenTuple] = [()]
     ended: list[TokenTuple] = []
-    for position in range(longest):
+    for position in range(max_length):
         options = span_tokens.at(position)
-        longer = [(*prefix, token) for prefix in alive for token in options]
-        if not longer or budget.left() <= 0:
+        extended = [(*prefix, token) for prefix in alive for token in options]
+        if not extended or budget.left() <= 0:
             break
-        last_states = (states(attention_input, block)[:, -1] for block in blocks(longer))
-        distances = torch.cat([largest_distances(spans, one) for one in last_states])
-        budget.spend(checking_work(attention_input, spans, len(longer) * (position + 1)))
-        nearest = [one for one in distances.argsort().tolist() if distances[one] < tolerance][:most]
-        survivors = [longer[one] for one in nearest]
-        parents = {one[:-1] for one in survivors}
-        ended += [one for one in alive if one and one not in parents]
+        last_states = (states(attention_input, block)[:, -1] for block in blocks(extended))
+        distances = torch.cat([largest_distances(spans, block) for block in last_states])
+        budget.spend(checking_work(attention_input, spans, len(extended) * (position + 1)))
+        nearest = [index for index in distances.argsort().tolist() if distances[index] < tolerance][:max_prefixes]
+        survivors = [extended[index] for index in nearest]
+        parents = {prefix[:-1] for prefix in survivors}
+        ended += [prefix for prefix in alive if prefix and prefix not in parents]
         alive = survivors
         if not alive:
             break
-    return ended + [one for one in alive if one]
+    return ended + [prefix for prefix in alive if prefix]
 
 
 def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tensor:
     """Returns (b, t, d) what enters for texts of one length."""
-    return attention_input.read(attention_input.step.embedded(torch.tensor(texts)).detach())
+    return attention_input.read(attention_input.step.embed(torch.tensor(texts)).detach())
 
 
-def checking_work(attention_input: AttentionInput, spans: Sequence[Span], tokens: int) -> float:
-    """Returns about the work of what enters a layer for so many tokens, and of its distance from the spans."""
+def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_count: int) -> float:
+    """Returns about the work of computing what enters a layer for so many tokens, and its distance from the spans."""
     d = attention_input.step.table.shape[1]
-    return 10 * work.CALL + work.products(float(tokens) * d * d * (12 * (1 + attention_input.layer) + len(spans)))
+    return 10 * work.CALL + work.products(float(token_count) * d * d * (12 * (1 + attention_input.layer) + len(spans)))
 
 
 def blocks(texts: list[TokenTuple]) -> list[list[TokenTuple]]:
@@ -275,43 +283,45 @@ def blocks(texts: list[TokenTuple]) -> list[list[TokenTuple]]:
     return [texts[start : start + step] for start in range(0, len(texts), step)]
 
 
-def chosen_texts(
+def choose_texts(
     attention_input: AttentionInput, texts: Sequence[TokenTuple], count: int, lengths: Sequence[int] | None
 ) -> list[TokenTuple]:
-    """Returns at most `count` texts, each time the one that adds most to the span of the states chosen before.
+    """Returns at most `count` of the texts, each time the one that adds most to the span of the states chosen so far.
 
     One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values returns
     that value, whatever the positions.
 
     Args:
-        lengths: those of the texts; a text of another length comes after all others. None: not known.
+        lengths: of the batch's texts; a text of another length comes after all others. None if they are not known.
     """
     directions_of_texts = {
-        one: torch.nn.functional.normalize(states(attention_input, [one])[0].double(), dim=1) for one in texts
+        text: torch.nn.functional.normalize(states(attention_input, [text])[0].double(), dim=1) for text in texts
     }
-    expected = list(lengths) if lengths is not None else None
+    remaining_lengths = list(lengths) if lengths is not None else None
     basis = attention_input.step.table.new_zeros(attention_input.step.table.shape[1], 0, dtype=torch.float64)
     chosen: list[TokenTuple] = []
     while directions_of_texts and len(chosen) < count:
         if basis.shape[0] != (width := next(iter(directions_of_texts.values())).shape[1]):
             basis = basis.new_zeros(width, 0)
-        added = {one: _added(rows, basis) for one, rows in directions_of_texts.items()}
+        added = {text: _new_directions(rows, basis) for text, rows in directions_of_texts.items()}
         best = max(
             directions_of_texts,
-            key=lambda one: (expected is None or len(one) in expected, added[one].shape[1], -len(one)),
-        )
-        if not added[best].shape[1] and expected is None:
+            key=lambda text: (
+                remaining_lengths is None or len(text) in remaining_lengths, added[text].shape[1], -len(text)
+            ),
+        )  # fmt: skip
+        if not added[best].shape[1] and remaining_lengths is None:
             break
         basis = torch.cat([basis, added[best]], 1)
-        if expected is not None and len(best) in expected:
-            expected.remove(len(best))
+        if remaining_lengths is not None and len(best) in remaining_lengths:
+            remaining_lengths.remove(len(best))
         del directions_of_texts[best]
         chosen.append(best)
     return chosen
 
 
-def _added(rows: Tensor, basis: Tensor) -> Tensor:
+def _new_directions(rows: Tensor, basis: Tensor) -> Tensor:
     """Returns (d, k) orthonormal directions of rows (t, d) outside the span of a basis (d, r)."""
-    outside = rows - (rows @ basis) @ basis.T
-    _, singular_values, right_vectors = torch.linalg.svd(outside, full_matrices=False)
+    residuals = rows - (rows @ basis) @ basis.T
+    _, singular_values, right_vectors = torch.linalg.svd(residuals, full_matrices=False)
     return right_vectors[singular_values > MIN_DISTINCT_DISTANCE].T

@@ -6,8 +6,8 @@ produce every number: it has holes (`Holes`), and no entry of this row lies in o
 fl(g + fl(s z)), and some of its hundreds of entries lie in holes. One such entry suffices. Neither clipping nor the
 width of the noise, and with it epsilon, changes this.
 
-Guarantees of differential privacy are about real numbers. Noise on a grid can produce the same numbers in every row.
-Then rows cannot be distinguished. If more than half of the rows seem read, none is reported. If the head is the table
+Guarantees of differential privacy are about real numbers. Noise on a grid can produce the same numbers in every row, so
+that rows cannot be distinguished. If more than half of the rows seem read, none is reported. If the head is the table
 as well, every row has a gradient, and this attack reads nothing either.
 """
 
@@ -28,7 +28,7 @@ from milkglass.threat.knowledge import required
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
-MIN_SHARE = 0.01  # a width with fewer holes rules nothing out
+MIN_SHARE = 0.01  # share of holes below which noise of this width rules nothing out
 UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
 ROWS_AT_A_TIME = 4096  # rows tested at a time
 
@@ -75,6 +75,8 @@ class Holes:
 
 @dataclass(frozen=True)
 class FloatHolesRows(Inversion):
+    """Reads the tokens whose rows of the embeddings' gradient hold numbers that noise alone cannot produce."""
+
     name = "float-holes-rows"
     title = "Holes of floating-point noise, rows of the embeddings' gradient"
     paper = papers.FLOAT_HOLES.but("Rows of a table's gradient are tested, where the paper tests one number.")

@@ -26,9 +26,9 @@ class SharedBatch:
     Attributes:
         seen: the shared gradient.
         step: the model and its loss.
-        labels, lengths: (b,) the classes and the numbers of tokens, special ones too. None: not known.
-        corpus: public text. None: the attacker has none.
-        noise: what was added to the gradient.
+        labels, lengths: (texts,) the classes and the numbers of tokens, special ones too. None if they are not known.
+        corpus: public text. None if the attacker has none.
+        noise: what was added to the gradient. None if nothing was, or it is not known.
     """
 
     seen: Gradients
@@ -43,7 +43,7 @@ class SharedBatch:
         return self.seen.batch_size
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """Returns a parameter's gradient by its full name, where the model is. None: it was not shared."""
+        """Returns a parameter's gradient by its full name, where the model is, or None if it was not shared."""
         gradient = self.seen.tensors.get(name)
         return None if gradient is None else gradient.to(self.step.device)
 
@@ -55,8 +55,8 @@ class SharedBatch:
     def mask(self) -> torch.Tensor:
         """Returns (b, t) of 1 for tokens and 0 for padding, by the lengths."""
         lengths = required(self.lengths)
-        inside = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
-        return inside.long().to(self.step.device)
+        is_token = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
+        return is_token.long().to(self.step.device)
 
 
 def require_positive(attack: Attack, *names: str) -> None:
@@ -77,7 +77,7 @@ class Inversion(Attack):
         """Returns the texts of a batch as public ids, special ones too, in any order; empty if nothing is found."""
 
     def why_unreadable(self, batch: SharedBatch) -> str | None:
-        """Returns why nothing can be read of a batch whatever its values, or None."""
+        """Returns why nothing can be read of a batch, or None if the attack may be tried."""
         return None
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
@@ -87,18 +87,21 @@ class Inversion(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         all_texts: list[Ids] = []
         all_batches = batches(transcript, knowledge)
-        for number, batch in enumerate(all_batches):
-            share = budget.part(1 / (len(all_batches) - number))
-            texts = self.invert(batch, share, rng)
+        for index, batch in enumerate(all_batches):
+            batch_budget = budget.part(1 / (len(all_batches) - index))
+            texts = self.invert(batch, batch_budget, rng)
             if len(texts) != batch.size:
                 raise ValueError(f"{len(texts)} texts for a batch of {batch.size}")
             all_texts += texts
-            budget.progress((number + 1) / len(all_batches))
+            budget.progress((index + 1) / len(all_batches))
         return Guess(texts=Sequences.of(all_texts))
 
 
 def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
-    """Returns a batch for each gradient, with its part of the knowledge. Raises UsageError for another number."""
+    """Returns a batch for each gradient, with its part of the knowledge.
+
+    Raises UsageError if there is not one label and one length for each text.
+    """
     seen = transcript.all(Gradients)
     total = sum(one.batch_size for one in seen)
     for name, known_values in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):

@@ -14,10 +14,9 @@ rounding and the width of the noise, which is estimated from the other rows:
 (Matsumoto and Nishimura 1998, in the revision of 2002). Output j follows from x_j, x_{j+1} and x_{j+397}. So the first
 outputs of a seed cost 400 steps, without the rest of the state.
 
-All seeds are tried in blocks, and each that passes is checked by the noise that it makes. The seed gives all noise of
-every tensor. It is subtracted, and the rows that remain are the tokens that were read (free_tokens.py). The seed of a
-stream of 256 bits cannot be searched: every seed fails, and nothing is named. A search takes up to an hour of two
-cores.
+All seeds are tried in blocks, and each that passes is checked by the noise that it makes. That noise is subtracted, and
+the rows that remain are the tokens that were read (free_tokens.py). The key of a stream of 256 bits cannot be searched:
+every seed fails, and nothing is named. A search takes up to an hour of two cores.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import required
 
-MAX_WIDTH_ERROR = 0.02  # of the width, by which its estimate from other rows may be wrong
-NUMBERS_COMPARED = 12  # of the first row that are compared with a Laplacian seed's
+MAX_WIDTH_ERROR = 0.02  # share of the noise's width by which its estimate may be wrong
+NUMBERS_COMPARED = 12  # numbers of the first row that are compared with those of a Laplacian seed
 MIN_CORRELATION = 0.99  # correlation of a seed's noise with the first rows
-ROWS_COMPARED = 64  # that a seed's noise is compared with
-MIN_ENTRY = 1e-5  # of the noise's width, below which an entry is rounding
+ROWS_COMPARED = 64  # rows with which a seed's noise is compared
+MIN_ENTRY = 1e-5  # share of the noise's width below which an entry is rounding
 
 
 Words = NDArray[np.uint32]
@@ -56,6 +55,13 @@ TWIST_OFFSET = 397
 
 @dataclass(frozen=True)
 class SeedSearch(Inversion):
+    """Finds the 32-bit seed of the noise, and reads the tokens of the gradient without it.
+
+    Attributes:
+        first, count: the seeds that are tried: so many, from this one on.
+        threads: how many blocks of seeds are tried at the same time.
+    """
+
     first: int = 0
     count: int = SEED_COUNT
     threads: int = 2
@@ -82,7 +88,7 @@ class SeedSearch(Inversion):
         return deal_out(None if seed is None else read_tokens(_NoiseModel(grad).without_noise(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
-        """Returns the seed of the noise in the embeddings' gradient (v, d). None: no seed fits."""
+        """Returns the seed of the noise in the embeddings' gradient (v, d), or None if no seed fits."""
         model = _NoiseModel(grad)
 
         def stopped() -> bool:
@@ -99,7 +105,7 @@ class _NoiseModel:
     """The law of the noise, and what a seed makes of it.
 
     Attributes:
-        gaussian: whether it is Gaussian; else it is Laplacian.
+        is_gaussian: whether it is Gaussian; else it is Laplacian.
         width: its standard deviation, from the median of all entries, nearly all of which are noise.
     """
 
@@ -107,12 +113,12 @@ class _NoiseModel:
         sizes = grad.double().abs().flatten()[: 1 << 22]
         deviation = float(sizes.square().mean().sqrt())
         # half of a normal variable's sizes are below 0.674 deviations, half of a Laplacian's below 0.490
-        self.gaussian = float(sizes.median()) / deviation > 0.58
-        self.width = float(sizes.median()) / (0.674490 if self.gaussian else math.log(2) / math.sqrt(2))
+        self.is_gaussian = float(sizes.median()) / deviation > 0.58
+        self.width = float(sizes.median()) / (0.674490 if self.is_gaussian else math.log(2) / math.sqrt(2))
 
     def tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
-        """Returns the indices of outputs, each with a test that the seed of a row (d,) of noise passes."""
-        return self._gaussian_tests(row) if self.gaussian else self._laplace_tests(row)
+        """Returns indices of outputs, each with a test that the output passes if its seed made the row (d,)."""
+        return self._gaussian_tests(row) if self.is_gaussian else self._laplace_tests(row)
 
     def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
         """Returns the tests of a seed of Gaussian noise: the angle and the radius of numbers 0 and 8."""
@@ -137,7 +143,7 @@ class _NoiseModel:
     def noise(self, shape: torch.Size, seed: int) -> torch.Tensor:
         """Returns the noise that the seed makes, with standard deviation 1, in fp64."""
         generator = torch.Generator().manual_seed(seed)
-        if self.gaussian:
+        if self.is_gaussian:
             return torch.randn(shape, generator=generator, dtype=torch.float32).double()
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
         return -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp_max(0.5 - 2.0**-54)) / math.sqrt(2)
@@ -161,24 +167,27 @@ def _near_test(bits: int, middle: float, half_width: float) -> Test:
     mask, scale = np.uint32((1 << bits) - 1), 2.0**-bits
 
     def test(words: Words) -> NDArray[np.bool_]:
-        apart = np.abs((words & mask) * scale - middle)
-        return np.minimum(apart, 1 - apart) <= half_width
+        gap = np.abs((words & mask) * scale - middle)
+        return np.minimum(gap, 1 - gap) <= half_width
 
     return test
 
 
 def outputs(seeds: Words, indices: Sequence[int]) -> Iterator[Words]:
-    """Yields the outputs (n,) of all seeds with these ascending indices, below 227: there a twist uses no new word."""
+    """Yields for each of the ascending indices the outputs (n,) of all seeds.
+
+    Indices are below 227: up to there a twist uses words of the initial state only.
+    """
     state, high = seeds.copy(), np.empty_like(seeds)
     kept_states: dict[int, Words] = {0: seeds}
-    kept = {index + step for index in indices for step in (0, 1)}
+    kept_indices = {index + step for index in indices for step in (0, 1)}
     last_words = {index + TWIST_OFFSET for index in indices}
     for i in range(1, max(last_words) + 1):
         np.right_shift(state, np.uint32(30), out=high)
         np.bitwise_xor(state, high, out=state)
         np.multiply(state, np.uint32(1812433253), out=state)
         np.add(state, np.uint32(i), out=state)
-        if i in kept:
+        if i in kept_indices:
             kept_states[i] = state.copy()
         if i in last_words:
             index = i - TWIST_OFFSET
@@ -195,28 +204,29 @@ def search(
     stop = min(first + count, SEED_COUNT)
     starts = range(first, stop, SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:
-        for number in range(0, len(starts), 4 * threads):
+        for next_start in range(0, len(starts), 4 * threads):
             if stopped():
                 return
             blocks = [
-                range(start, min(start + SEEDS_AT_A_TIME, stop)) for start in starts[number : number + 4 * threads]
+                range(start, min(start + SEEDS_AT_A_TIME, stop))
+                for start in starts[next_start : next_start + 4 * threads]
             ]
-            for passing in pool.map(partial(_passing, tests), blocks):
+            for passing in pool.map(partial(_passing_seeds, tests), blocks):
                 yield from passing
 
 
-def _passing(tests: Sequence[tuple[int, Test]], block: range) -> list[int]:
+def _passing_seeds(tests: Sequence[tuple[int, Test]], block: range) -> list[int]:
     """Returns the seeds of a block whose outputs pass all tests."""
     seeds = np.arange(block.start, block.stop, dtype=np.uint64).astype(np.uint32)
     sieve_index, sieve_test = tests[0]
-    (words_out,) = outputs(seeds, [sieve_index])
-    sieved = seeds[sieve_test(words_out)]
+    (words,) = outputs(seeds, [sieve_index])
+    sieved = seeds[sieve_test(words)]
     if not len(sieved):
         return []
     passed = np.ones(len(sieved), np.bool_)
     test_of_index = dict(tests)
-    for index, words_out in zip(sorted(test_of_index), outputs(sieved, sorted(test_of_index)), strict=True):
-        passed &= test_of_index[index](words_out)
+    for index, words in zip(sorted(test_of_index), outputs(sieved, sorted(test_of_index)), strict=True):
+        passed &= test_of_index[index](words)
     return sieved[passed].tolist()
 
 

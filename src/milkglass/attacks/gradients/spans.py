@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 MAX_SCREENED_DISTANCE = 0.1  # single precision is enough to see that a vector is farther away than this
-ROUNDING_UNITS = 64.0  # a singular value of so many units of rounding, relative to the largest, may be rounding
-SUM_ROUNDINGS = 4.0  # what is sent in fp32 is rounded at every step of a sum; in 16 bits, where it is sent
+ROUNDING_UNITS = 64.0  # a singular value of at most so many units of rounding, relative to the largest, may be rounding
+SUM_ROUNDINGS = 4.0  # roundings of a number in fp32, one at each step of a sum; in 16 bits it is rounded once
 EDGE_FACTOR = 2.0  # times the largest singular value of the errors alone: larger ones are of the rows
-FORWARD_ERROR = 2.5e-5  # a public vector is computed anew, and differs by this share at most
+FORWARD_ERROR = 2.5e-5  # share by which a public vector that is computed again differs at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,9 @@ class Span:
 
     Attributes:
         basis: (m, r) orthonormal columns, float64.
-        through: (m, d) the matrix that multiplies vectors before they are compared. None: m = d, and there is none.
+        through: (m, d) the matrix that multiplies vectors before they are compared. None if they are compared directly.
         is_full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
-        singular_values: (r,) of the rows. None: their errors are not known.
+        singular_values: (r,) of the rows. None if their errors are not known.
         error: the largest singular value of these errors, in the same units.
     """
 
@@ -48,31 +48,30 @@ class Span:
         return self.basis.shape[1]
 
     def distances(self, vectors: Tensor) -> Tensor:
-        """Returns (...) the distances of vectors (..., d), from 0 in the span to 1.
+        """Returns (...) the distances of vectors (..., d) from the span, relative to their norms.
 
-        They are exact where they are below MAX_SCREENED_DISTANCE.
-
-        With `singular_values` they are in units of what the errors explain.
+        They are exact where they are below MAX_SCREENED_DISTANCE. With `singular_values` they are in units of what the
+        errors explain.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
         rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
-        inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
-        # By what lies in the span: wrong by 1e-3 where little lies outside.
-        distances = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
-        close_ones = (distances < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
-        close = (
-            flat[close_ones].double() if self.through is None else flat[close_ones].double() @ self.through.double().T
-        )
-        outside = close - (close @ self.basis) @ self.basis.T  # by what lies outside
-        distances[close_ones] = outside.norm(dim=-1) / close.norm(dim=-1).clamp_min(1e-300)
+        coordinates, squares = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
+        # By the part in the span: wrong by 1e-3 where little lies outside
+        distances = (1 - coordinates.square().sum(-1) / squares).clamp_min(0).sqrt().double()
+        near_indices = (distances < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
+        near_rows = flat[near_indices].double()
+        if self.through is not None:
+            near_rows = near_rows @ self.through.double().T
+        residuals = near_rows - (near_rows @ self.basis) @ self.basis.T  # the part outside
+        distances[near_indices] = residuals.norm(dim=-1) / near_rows.norm(dim=-1).clamp_min(1e-300)
         if self.singular_values is not None:
-            distances = distances / self._explained(inside, sizes, self.singular_values)
+            distances = distances / self._distances_by_errors(coordinates, squares, self.singular_values)
         return distances.reshape(vectors.shape[:-1])
 
-    def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
-        """Returns (k,) how far errors move rows of coordinates (k, r) from the span: |c| times these, per row."""
-        off = self.error * (inside / values.float()).norm(dim=-1) / sizes.sqrt()
-        return torch.hypot(off, torch.full_like(off, FORWARD_ERROR)).double()
+    def _distances_by_errors(self, coordinates: Tensor, squares: Tensor, values: Tensor) -> Tensor:
+        """Returns (k,) the distances that errors explain, of rows with coordinates (k, r) and squared norms (k,)."""
+        distances = self.error * (coordinates / values.float()).norm(dim=-1) / squares.sqrt()
+        return torch.hypot(distances, torch.full_like(distances, FORWARD_ERROR)).double()
 
 
 def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
@@ -98,11 +97,11 @@ def sent_rows(rows: Tensor, noise: float) -> Span:
     matrix they have singular values of at most about s (sqrt(m) + sqrt(d)), s their standard deviation (Vershynin 2018,
     theorem 4.4.5).
     """
-    wide = rows.double()
-    steps = SUM_ROUNDINGS if rows.dtype in (torch.float32, torch.float64) else 1.0
-    rounding = steps * torch.finfo(rows.dtype).eps * float(wide.square().mean().sqrt()) / 12**0.5
+    exact_rows = rows.double()
+    rounding_count = SUM_ROUNDINGS if rows.dtype in (torch.float32, torch.float64) else 1.0
+    rounding = rounding_count * torch.finfo(rows.dtype).eps * float(exact_rows.square().mean().sqrt()) / 12**0.5
     error = math.hypot(rounding, noise) * (len(rows) ** 0.5 + rows.shape[1] ** 0.5)
-    _, singular_values, right_vectors = torch.linalg.svd(wide, full_matrices=False)
+    _, singular_values, right_vectors = torch.linalg.svd(exact_rows, full_matrices=False)
     rank = int((singular_values > EDGE_FACTOR * error).sum())
     return Span(right_vectors[:rank].T.contiguous(), None, rank == rows.shape[1], singular_values[:rank], error)
 
@@ -112,11 +111,11 @@ def numerical_rank(singular_values: Tensor, eps: float) -> int:
 
     The rank is at the widest gap, as a ratio, among the values that may be rounding: those below ROUNDING_UNITS * eps
     of the largest. If there are none, as with noise, the rank is full. Values far below eps count as eps / 16, so that
-    an exact zero beside a rounded one is no gap.
+    an exact zero beside a rounded one is not a gap.
     """
     relative = (singular_values / singular_values[0].clamp_min(1e-300)).clamp_min(eps / 16)
-    beyond = (relative[1:] <= ROUNDING_UNITS * eps).nonzero()[:, 0]
-    if not len(beyond):
+    possible_ends = (relative[1:] <= ROUNDING_UNITS * eps).nonzero()[:, 0]
+    if not len(possible_ends):
         return len(singular_values)
-    gaps = relative[:-1][beyond] / relative[1:][beyond]
-    return int(beyond[gaps.argmax()]) + 1
+    gaps = relative[:-1][possible_ends] / relative[1:][possible_ends]
+    return int(possible_ends[gaps.argmax()]) + 1

@@ -34,14 +34,14 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-EQUAL_TOLERANCE = 1e-3  # two entries are one, relative to the larger
-ROUNDING_DISTANCE = 1e-6  # a distance that is rounding
-RANDOM_CHANGES = 3  # changes at random to a text that no single change brings nearer
+EQUAL_TOLERANCE = 1e-3  # difference up to which two entries count as equal, relative to the larger
+ROUNDING_DISTANCE = 1e-6  # up to here a distance is rounding, and the search ends
+RANDOM_CHANGES = 3  # random changes to a text that no single change brings nearer
 
 
 @dataclass(frozen=True)
 class SurvivingEntries(Inversion):
-    """The surviving entries attack.
+    """Reads a pruned gradient: tokens by the rows that are left, their order by a search on the entries that are left.
 
     Attributes:
         evaluations: the most gradients that are computed for a batch.
@@ -80,19 +80,19 @@ class SurvivingEntries(Inversion):
             length = int(batch.lengths[0])
         search = _OrderSearch(batch, tokens, self.evaluations, budget)
         if length > 1:
-            starts = [_filled(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
+            starts = [_fill(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
             if position_grads is not None and len(position_grads) == length:
-                starts.insert(0, matched(grad[torch.from_numpy(tokens)], position_grads, tokens))
+                starts.insert(0, match_tokens(grad[torch.from_numpy(tokens)], position_grads, tokens))
             search.improve(min(starts, key=search.distance), rng)
         return [search.best if length > 1 else tokens[:length]]
 
 
 def position_rows(batch: SharedBatch) -> Tensor | None:
-    """Returns (t, d) the gradient of learned positions up to its last nonzero row. None: there are none."""
-    names = {id(one): name for name, one in batch.step.module.named_parameters()}
+    """Returns (t, d) the gradient of learned positions up to its last nonzero row, or None if there is none."""
+    names = {id(parameter): name for name, parameter in batch.step.module.named_parameters()}
     token_embedding = batch.step.module.get_input_embeddings()
     for module in batch.step.module.modules():
-        # token types are two
+        # a table of at most two rows holds token types
         if isinstance(module, nn.Embedding) and module is not token_embedding and len(module.weight) > 2:
             grad = batch.tensor(names.get(id(module.weight), ""))
             if grad is not None and bool((rows := (grad != 0).any(1).nonzero()[:, 0]).numel()):
@@ -101,7 +101,7 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
     return None
 
 
-def matched(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
+def match_tokens(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
     """Returns (t,) the token whose row (k, d) agrees best with each position's (t, d), on entries of both."""
     from scipy.optimize import linear_sum_assignment
 
@@ -113,13 +113,13 @@ def matched(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
     tokens_by_position = np.full(len(position_grads), -1)
     positions, columns = linear_sum_assignment(device.array(gain), maximize=True)
     tokens_by_position[positions] = tokens[columns]
-    unmatched = np.flatnonzero(tokens_by_position < 0)  # more positions than tokens: some token stands twice
+    unmatched = np.flatnonzero(tokens_by_position < 0)  # more positions than tokens: a token stands twice
     tokens_by_position[unmatched] = tokens[device.array(gain.argmax(1))[unmatched]]
     return tokens_by_position.astype(np.int64)
 
 
-def _filled(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
-    """Returns every token once, or as many as fit, and random ones of them for the rest, in the given order."""
+def _fill(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
+    """Returns every token once, or as many as fit, and random ones of them at the other places, in this order."""
     repeated = rng.choice(tokens, max(0, length - len(tokens)))
     return np.concatenate([rng.permutation(tokens)[:length], repeated])[order].astype(np.int64)
 
@@ -154,7 +154,7 @@ class _OrderSearch:
         ids = torch.from_numpy(text)[None]
         labels = self.batch.labels
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
-        step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
+        step = replace(self.batch.step, dropout=False)  # the attacker's draws would say nothing of the client's
         gradient = step.gradient(ids, torch.ones_like(ids), targets)
         names = [name for name in self.shared if name in gradient]
         masks = [self.is_nonzero[name] for name in names]
@@ -170,21 +170,21 @@ class _OrderSearch:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
         while not self.is_over and self.best_distance > ROUNDING_DISTANCE:
-            shaken = self.best
+            start = self.best
             for _ in range(RANDOM_CHANGES):
-                shaken = next(_changed_texts(shaken, self.tokens, rng), shaken)
-            self._descend(shaken, rng)
+                start = next(_changed_texts(start, self.tokens, rng), start)
+            self._descend(start, rng)
 
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text, one change at a time, while that brings it nearer."""
-        best_distance, better = self.distance(text), True
-        while better and not self.is_over:
-            better = False
+        best_distance, was_improved = self.distance(text), True
+        while was_improved and not self.is_over:
+            was_improved = False
             for changed in _changed_texts(text, self.tokens, rng):
                 if self.is_over:
                     return
                 if (distance := self.distance(changed)) < best_distance - 1e-9:
-                    text, best_distance, better = changed, distance, True
+                    text, best_distance, was_improved = changed, distance, True
                     break
 
 

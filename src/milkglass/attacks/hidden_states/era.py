@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import device, papers
-from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
+from milkglass.attacks.forward import batches, body, places, public_head, stack, why_no_head
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -39,32 +39,32 @@ def prompts(transcript: Transcript) -> Sequences:
 
 def why_not_paired(transcript: Transcript) -> str | None:
     """Returns why answers and prompts cannot be paired, in words; None if they can."""
-    requested, answers = prompts(transcript), transcript.outputs
-    if len(requested) != len(answers):
-        return f"{len(answers)} answers to {len(requested)} prompts: they cannot be paired"
+    prompt_count, answer_count = len(prompts(transcript)), len(transcript.outputs)
+    if prompt_count != answer_count:
+        return f"{answer_count} answers to {prompt_count} prompts: they cannot be paired"
     return None
 
 
 @torch.inference_mode()
 def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """Returns (total, d) the states from which the ids were generated, and (total,) whether there is one.
+    """Returns (total, d) the states from which the ids were generated, and (total,) whether each id has one.
 
-    The first id of an answer to an empty prompt has none.
+    The first id of an answer to an empty prompt has none; its state is zero.
     """
     runner = body(transcript.weights(tuned=True) or transcript.model)
-    requested, answers = prompts(transcript), transcript.outputs
-    texts = Sequences.of(np.concatenate(pair) for pair in zip(requested, answers, strict=True))
-    answered = np.concatenate(
-        [np.repeat([False, True], pair) for pair in zip(requested.lengths, answers.lengths, strict=True)]
+    prompts_of_answers, answers = prompts(transcript), transcript.outputs
+    texts = Sequences.of(np.concatenate(pair) for pair in zip(prompts_of_answers, answers, strict=True))
+    was_generated = np.concatenate(
+        [np.repeat([False, True], pair) for pair in zip(prompts_of_answers.lengths, answers.lengths, strict=True)]
         or [np.empty(0, np.bool_)]
     )
-    rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
-    states_of_answers = torch.zeros(int(answered.sum()), runner.config.hidden_size, device=device.current())
+    rank = np.cumsum(was_generated) - 1  # a generated id's place among the generated ones
+    states_of_answers = torch.zeros(int(was_generated.sum()), runner.config.hidden_size, device=device.current())
     is_known = np.zeros(len(states_of_answers), np.bool_)
     for text_numbers in batches(texts):
-        hidden = runner(input_ids=stacked(texts, text_numbers)).last_hidden_state
+        hidden = runner(input_ids=stack(texts, text_numbers)).last_hidden_state
         places_in_texts = places(texts, text_numbers).reshape(len(text_numbers), -1)
-        is_answer = answered[places_in_texts]
+        is_answer = was_generated[places_in_texts]
         is_answer[:, 0] = False
         rows, columns = np.nonzero(is_answer)
         answer_places = rank[places_in_texts[rows, columns]]
@@ -75,7 +75,10 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
 
 @dataclass(frozen=True)
 class ERA(Attack):
-    """The ERA attack. Its guess is about the generated ids, in the order of the outputs."""
+    """Reads each generated id as the likeliest public token by the public head.
+
+    Its guess is about the generated ids, in the order of the outputs.
+    """
 
     k: int = 10
 

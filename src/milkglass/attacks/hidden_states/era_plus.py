@@ -16,8 +16,8 @@ without public text all shares are equal.
 a cluster at every place of an id, and may spoil a good prior. So rho is the share of ids about which the states say
 nothing, by maximum likelihood under the prior (attacks/token_ids/decipherment/evidence.py). If the two agree no better
 than chance, rho goes to 1 and the prior stands. A prior that says nothing leaves it at 1/2. rho counts ids, not places:
-if the states are right about most ids and sure of the wrong token for the two most frequent, rho is small and those two
-are read wrongly (docs/log.md, Alpaca).
+if the states are right about most ids and clearly wrong about the two most frequent, rho is small and those two are
+read wrongly (docs/log.md, Alpaca).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 
-MIN_PLACE_CHANCE = 0.01  # of what one place can say against a candidate
+MIN_PLACE_CHANCE = 0.01  # `floor` above: what one place can say against a candidate is limited by it
 PLACES_AT_A_TIME = 256  # places whose candidates are weighed at once
 NEVER_CERTAIN = 2.0  # no probability is higher: no id is certain enough to be left alone
 
 
 @dataclass(frozen=True)
 class ERAPlus(Solver):
-    """The ERA+ attack.
+    """Reads generated ids by all states from which they were generated, inside the known candidates.
 
     Attributes:
         damping: K, the number of places above which further ones count little.
@@ -71,10 +71,10 @@ class ERAPlus(Solver):
         prior, size = self._prior(transcript, knowledge, budget, rng), transcript.size
         previous_states, has_context = states(transcript)
         generated = transcript.outputs.kept(has_context)  # the places of which the model says something
-        tokens = knowledge.tokens(size)
-        log_share = (
-            np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams(knowledge.corpus, tokens).share)
-        )
+        token_count = knowledge.token_count(size)
+        log_share = np.zeros(token_count)
+        if knowledge.corpus is not None:
+            log_share = np.log(PublicBigrams(knowledge.corpus, token_count).share)
         table = EvidenceTable(prior, generated, NEVER_CERTAIN, log_share, len(generated.ids) + 1, size)
         listed = np.flatnonzero(table.line[generated.ids] >= 0)
         if not len(listed):
@@ -82,13 +82,13 @@ class ERAPlus(Solver):
         ids = generated.ids[listed]
         member = table.member[table.line[ids]]
         contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed)]
-        scores = weighed(contexts, public_head(required(knowledge.public_model)), member)
+        scores = option_logits(contexts, public_head(required(knowledge.public_model)), member)
         scores -= log_share[member]
         table.update(ids, scores, MIN_PLACE_CHANCE)
-        posterior, _ = table.weighed(table.evidence(self.damping), table.belief(prior.likelihood))
-        combined = [np.zeros(one.shape) for one in prior.likelihood]
-        table.store(posterior, combined, np.zeros(size, np.int64), prior.groups)
-        return Candidates(prior.groups, tuple(a + b for a, b in zip(prior.likelihood, combined, strict=True)))
+        posterior, _ = table.believable_evidence(table.evidence(self.damping), table.belief(prior.log_likelihoods))
+        evidence = [np.zeros(values.shape) for values in prior.log_likelihoods]
+        table.store(posterior, evidence, np.zeros(size, np.int64), prior.groups)
+        return Candidates(prior.groups, tuple(a + b for a, b in zip(prior.log_likelihoods, evidence, strict=True)))
 
     def _prior(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -98,12 +98,12 @@ class ERAPlus(Solver):
         return Decipherment().learn(transcript, knowledge, budget, rng)
 
 
-def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
+def option_logits(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
     """Returns (m, w) the logits of options (m, w) at each place, by states (m, d) and the head (n, d)."""
-    weights = [
+    logits = [
         device.array(torch.einsum("md,mwd->mw", block, head[ids].float()))
         for block, ids in zip(
             states.split(PLACES_AT_A_TIME), torch.from_numpy(member).split(PLACES_AT_A_TIME), strict=True
         )
     ]
-    return np.concatenate(weights).astype(np.float64)
+    return np.concatenate(logits).astype(np.float64)

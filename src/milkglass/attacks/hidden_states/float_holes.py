@@ -9,7 +9,7 @@ width is, and with it epsilon:
     token    at each place, of all tokens the one that its row does not rule out
 
 Guarantees of differential privacy are about real numbers. Noise that is drawn and added on a grid, as in Milkglass, has
-no holes, and no factor fits: the attack ends, or guesses nevertheless with `always`. It needs states that follow from a
+no holes, and no factor fits: the attack ends, or with `always` guesses nevertheless. It needs states that follow from a
 token and its place alone, those of layer 0.
 """
 
@@ -24,7 +24,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
-from milkglass.attacks.hidden_states.near_hidden import common_ends, embedded, why_no_token_states
+from milkglass.attacks.hidden_states.near_hidden import common_ends, embed_vocabulary, why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -38,20 +38,21 @@ from milkglass.threat.observations import Activations, Transcript
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
 FACTORS_AT_A_TIME = 1 << 16  # which a processor's cache holds
 MAX_SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
-MAX_COORDINATES_BEHIND = 3  # coordinates by which a token may be behind the best and is kept
-MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows that do
-PASSES_A_TEST = 4  # passes over numbers of one test
-COORDINATES_PASSED = 12  # coordinates that a factor passes, on average
-FACTOR_STEP = 1 << 10  # of so many factors one is tried where none fits
+MAX_COORDINATES_BEHIND = 3  # a token that more coordinates rule out than the best one, by more than this, is dropped
+MAX_FACTORS, ROWS_TRIED = 9, 2  # of factors that the first row does not separate, how many are tried on how many rows
+PASSES_A_TEST = 4  # passes over numbers of one test, as work
+COORDINATES_PASSED = 12  # coordinates at which a factor is tested, on average, as work
+FACTOR_STEP = 1 << 10  # where no factor fits, one of so many is tried
 
 
 @dataclass(frozen=True)
 class FloatHoles(Attack):
-    """The float holes attack.
+    """Reads each noisy state as the token from which floating-point noise can lead to it.
 
     Attributes:
+        k: the number of ranks of the guess.
         patience: after so many texts without a fitting factor the attack ends, since this noise has no holes.
-        always: guess by the best factor even if none fits, and never end early.
+        always: whether to guess by the best factor even if none fits, and never to end early.
     """
 
     k: int = 10
@@ -91,10 +92,10 @@ class _Reader:
     """Reads texts by the numbers that noise of one width cannot produce.
 
     Attributes:
-        size: n of the public table.
+        size: n, the number of public tokens.
         first: the id with which every text begins.
         unused: how many positions the model leaves out before the first.
-        states: those of the last place that was asked for.
+        states: (n, d) of all tokens, by place; only those of the place that was last asked for are kept.
     """
 
     def __init__(self, public: Model, noise: AddedNoise, first: int, attack: FloatHoles) -> None:
@@ -124,7 +125,7 @@ class _Reader:
     def states_at(self, place: int) -> Floats:
         """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
-            states = device.array(embedded(self.runner, self.size, place + self.unused))
+            states = device.array(embed_vocabulary(self.runner, self.size, place + self.unused))
             if self.noise.clip is not None and self.noise.bounded == "row":
                 size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
                 states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
@@ -132,7 +133,7 @@ class _Reader:
         return self.states[place]
 
     def factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
-        """Returns the factor by which a text was clipped, from its rows (t, d). None: no factor fits the first row."""
+        """Returns the factor by which a text was clipped, from its rows (t, d), or None if none fits the first row."""
         if self.noise.clip is None or self.noise.bounded != "text":
             return np.float32(1)
         row = rows[0]
@@ -170,7 +171,7 @@ class _Reader:
         return factors, ruled
 
     def _factors(self, length: int) -> tuple[Floats, float]:
-        """Returns every fp32 number, at most 1, that C over the norm of such a text can be, and the likeliest."""
+        """Returns every fp32 number, at most 1, that C over the norm of such a long text can be, and the likeliest."""
         norms = np.linalg.norm(self.states_at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
         row_norms = np.array([norms.max() * 1.02, norms.min() * 0.98, typical])

@@ -33,6 +33,8 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class HiddenWords(LinearWords):
+    """Names the words of each text by a linear layer over the states that were sent for it."""
+
     name = "hidden-words"
     title = "Words in a text, from states"
     sees = frozenset({Activations})

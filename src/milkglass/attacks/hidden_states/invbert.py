@@ -8,9 +8,9 @@ and the scrambled model.
     training:    states of the attacker's scrambled model (layer L)  ->  public ids,  token cross-entropy
     attack:      states of the client's scrambled model (layer L)    ->  guessed public ids
 
-Settings of the papers: L = 3, rate 2e-5, batches of 8, 10 epochs, BERT-base as inversion model. Ours starts from the
-public model itself, with its table as output layer. With a short budget it takes a random part of the public text,
-trains while there is time, and reads a random part of the client's texts.
+Settings of the papers: L = 3, rate 2e-5, batches of 8, 10 epochs, BERT-base as inversion model. Here the inversion
+model starts from the public model itself, with its table as output layer. With a short budget the attack takes a random
+part of the public text, trains while there is time, and reads a random part of the client's texts.
 
 All initial weights are the public model's, and the order of the batches comes from the attack's own generator. Dropout
 does not: torch draws it from one generator for the whole process. Two runs therefore differ slightly if other attacks
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, batches_within, body, descend, places, sampled, stacked
+from milkglass.attacks.forward import batches, batches_within, body, descend, places, sample_states, stack
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -40,10 +40,10 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 
-# Of the budget, what is left at least when the public, the client's states are computed
+# Share of the budget that must be left after the states of public text, and after those of the client's text
 LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.7, 0.6
-TRAINING_SHARE = 0.8  # of what is left then
-TOKENS_AT_A_TIME = 512
+TRAINING_SHARE = 0.8  # share of what is left then that the training may take
+TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
 class InverterSettings(Protocol):
@@ -68,7 +68,7 @@ def train(
 ) -> None:
     """Trains on states (total, d), one for each id of `corpus`, until the epochs are done or the budget is spent.
 
-    `clip` is the greatest norm of a step's gradient. None: there is no limit.
+    `clip` is the greatest norm of a step's gradient; None is no limit.
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
@@ -78,17 +78,17 @@ def train(
         for number in rng.permutation(len(groups)).tolist():
             if budget.left() <= 0:
                 return
-            expected = stacked(corpus, groups[number])
+            expected = stack(corpus, groups[number])
             inputs = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
             loss = torch.nn.functional.cross_entropy(inverter(inputs).flatten(0, 1), expected.flatten())
             descend(optimiser, loss, clip)
             steps_done += 1
-            budget.spend(work.trained(inverter, expected.numel()))
+            budget.spend(work.training_step(inverter, expected.numel()))
             budget.progress(steps_done / steps)
 
 
 @torch.inference_mode()
-def inverted(
+def invert_states(
     inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int, budget: Budget
 ) -> Ids:
     """Returns (total, k) public ids for the texts in `groups`, and NO_BELIEF for the others."""
@@ -98,7 +98,7 @@ def inverted(
         token_places = places(tokens, text_numbers)
         inputs = states[torch.from_numpy(token_places)].reshape(len(text_numbers), -1, states.shape[1])
         guess[token_places] = device.array(inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1))
-        budget.spend(work.run(inverter, len(token_places)))
+        budget.spend(work.forward(inverter, len(token_places)))
     return guess
 
 
@@ -119,11 +119,13 @@ class InvBertModel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvBert(Attack):
-    """The InvBert attack.
+    """Trains a transformer to turn hidden states into tokens, and gives it the client's states.
 
     Attributes:
         layer: after which the states are taken.
-        depth: layers of the inversion model. None: all.
+        depth: how many layers the inversion model has. None if it has all of the public model's.
+        batch_size: the most texts of a batch.
+        k: the number of ranks of the guess.
     """
 
     layer: int = 3
@@ -167,28 +169,34 @@ class InvBert(Attack):
         is_read = torch.from_numpy(read[corpus.owner])
         corpus = public.chosen(np.flatnonzero(read))
         sent_groups = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
-        sent_states, reached = self.observed(transcript, sent_groups, budget)
+        sent_states, reached = self.client_states(transcript, sent_groups, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[is_read], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
         reached_texts = np.flatnonzero(reached)
         texts = transcript.tokens.chosen(reached_texts)
-        groups = (reached_texts[one] for one in batches_within(texts, budget, third, tokens=TOKENS_AT_A_TIME))
+        groups = (
+            reached_texts[text_indices]
+            for text_indices in batches_within(texts, budget, third, max_tokens=TOKENS_AT_A_TIME)
+        )
         k = min(self.k, inverter.read.out_features)
-        return Guess(running=inverted(inverter, sent_states, transcript.tokens, groups, k, budget))
+        return Guess(running=invert_states(inverter, sent_states, transcript.tokens, groups, k, budget))
 
     def states(
         self, model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """Returns (total, d) the states of the texts in `groups`, and (b,) which texts these are.
+        """Returns (total, d) the states of the texts in `groups`, and (texts,) which texts these are.
 
         One more layer is run than needed, so that a decoder's last norm is not applied to the layer that is read.
         """
-        return sampled(body(model, self.layer + 1), texts, groups, budget, self.layer)
+        return sample_states(body(model, self.layer + 1), texts, groups, budget, self.layer)
 
-    def observed(
+    def client_states(
         self, transcript: Transcript, groups: Iterable[Ids], budget: Budget
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """Returns the client's states of the texts in `groups`, as they were sent or else computed from the ids."""
+        """Returns the client's states, and (texts,) which texts they are of.
+
+        States that were sent are of all texts. Others are computed from the ids of the texts in `groups`.
+        """
         if sent_states := self._states_of_layer(transcript):
             states = device.moved(torch.cat([one.hidden.float() for one in sent_states]))
             return states, np.ones(len(transcript.tokens), np.bool_)

@@ -2,7 +2,7 @@
 
 The attacker runs public text through the same client half with its own draws (Kerckhoffs: `Knowledge.observe`) and
 learns to map the disturbed states to the tokens behind them. Each of `copies` passes over the public text draws new
-noise, so the attacker can learn from as much noise as it likes.
+noise, so the attacker can learn from as many draws as it likes.
 
     scores (b, t, n) = table . (x + depth transformer layers of x),      x: the states, standardised, through one matrix
 
@@ -22,7 +22,7 @@ import torch
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches
-from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, inverted, train
+from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, invert_states, train
 from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -32,8 +32,8 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
-OBSERVING_SHARE, TRAINING_SHARE = 0.2, 0.8  # of the budget: on the attacker's own states; of the rest, on training
-TEXTS_AT_A_TIME = 256  # that are observed
+OBSERVING_SHARE, TRAINING_SHARE = 0.2, 0.8  # of the budget for the attacker's own states; of the rest for training
+TEXTS_AT_A_TIME = 256  # texts observed at a time
 
 
 class StateInverter(torch.nn.Module):
@@ -80,11 +80,13 @@ class StateInverter(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvertHidden(Attack):
-    """The invert-hidden attack.
+    """Trains a model on the attacker's own disturbed states to turn states into tokens.
 
     Attributes:
-        depth: transformer layers of the inversion model, 0 for a linear one.
+        depth: how many transformer layers the inversion model has; with 0 it is linear.
         copies: how often the public text is observed, each time with other draws.
+        batch_size: the most texts of a batch.
+        k: the number of ranks of the guess.
     """
 
     depth: int = 1
@@ -110,7 +112,7 @@ class InvertHidden(Attack):
         return why_no_token_states(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        states, corpus = self.observed(knowledge, budget.part(OBSERVING_SHARE), rng)
+        states, corpus = self.observe_corpus(knowledge, budget.part(OBSERVING_SHARE), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
         inverter = device.moved(
@@ -121,7 +123,7 @@ class InvertHidden(Attack):
         guesses = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
-    def observed(
+    def observe_corpus(
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> tuple[torch.Tensor, Sequences]:
         """Returns the states of as much public text as time allows, in random order, and that text."""
@@ -146,4 +148,4 @@ class InvertHidden(Attack):
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
         k, hidden = min(self.k, inverter.read.out_features), device.moved(seen.hidden.float())
-        return inverted(inverter, hidden, shape, groups, k, budget)
+        return invert_states(inverter, hidden, shape, groups, k, budget)

@@ -8,7 +8,7 @@ the text. A word is guessed if its probability is at least one half.
 
 It is the attack for a server that receives embeddings only. It finds neither order nor number, and never guesses words
 that are rare in the public text: with a small corpus it finds function words and little else. With a short budget it
-takes a random part of the public text, and names no words of sent texts that it did not reach.
+takes a random part of the public text, and names nothing in sent texts that it did not reach.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches_within, body, descend, stacked, state
+from milkglass.attacks.forward import batches_within, body, descend, stack, state
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
@@ -32,22 +32,22 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
-# Of the budget, what is left at least when the public, the sent texts are embedded
+# Share of the budget that must be left after the public texts are embedded, and after the sent ones
 LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.5, 0.25
-TEXTS_AT_A_TIME = 1024  # whose words are named at a time
+TEXTS_AT_A_TIME = 1024  # texts whose words are named at a time
 
 
 def embeddings(
     model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """Returns (b, d) the mean of each text's last hidden states, and (b,) whether it was in `groups`."""
+    """Returns (texts, d) the mean of each text's last hidden states, and (texts,) whether it was in `groups`."""
     runner = body(model)
     means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     was_read = np.zeros(len(texts), np.bool_)
     for text_numbers in groups:
-        means[torch.from_numpy(text_numbers)] = state(runner, stacked(texts, text_numbers)).mean(1)
+        means[torch.from_numpy(text_numbers)] = state(runner, stack(texts, text_numbers)).mean(1)
         was_read[text_numbers] = True
-        budget.spend(work.run(runner, int(texts.lengths[text_numbers].sum())))
+        budget.spend(work.forward(runner, int(texts.lengths[text_numbers].sum())))
     return means, was_read
 
 
@@ -56,7 +56,8 @@ class LinearWords(Attack):
     """A linear layer that names the words of a text from one vector, the base of MLC and hidden-words.
 
     Attributes:
-        threshold: the probability from which a word is named.
+        batch_size: texts of a step.
+        threshold: the probability from which on a word is named.
     """
 
     learning_rate: float = 1e-2
@@ -80,10 +81,10 @@ class LinearWords(Attack):
         return tuple(bags)
 
     def train(
-        self, embedded: torch.Tensor, public: Sequences, vocabulary: Ids, budget: Budget, rng: np.random.Generator
+        self, vectors: torch.Tensor, public: Sequences, vocabulary: Ids, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
-        """Returns a layer with one output for each word of the public text."""
-        layer = device.moved(torch.nn.Linear(embedded.shape[1], len(vocabulary)))
+        """Returns a layer from the vectors (texts, d) of public texts to the words of the vocabulary that they hold."""
+        layer = device.moved(torch.nn.Linear(vectors.shape[1], len(vocabulary)))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(vocabulary, public.ids)
         present = csr_array((np.ones(len(column), np.float32), (public.owner, column)), (len(public), len(vocabulary)))
@@ -99,16 +100,18 @@ class LinearWords(Attack):
                 if budget.left() <= 0:
                     return layer
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                    layer(embedded[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
+                    layer(vectors[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
                 descend(optimiser, loss)
-                budget.spend(work.trained(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
+                budget.spend(work.training_step(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
             budget.progress((epoch + 1) / self.epochs)
         return layer
 
 
 @dataclass(frozen=True)
 class MLC(LinearWords):
+    """Names the words of each text by a linear layer over the mean of its last hidden states."""
+
     name = "mlc"
     title = "Words in a text (multi-label)"
     cost = Cost(2, tokens=420)

@@ -55,7 +55,7 @@ def why_no_token_states(transcript: Transcript, width: int) -> str | None:
 
 @dataclass(frozen=True)
 class NearHidden(Attack):
-    """The nearest-state attack.
+    """Reads each hidden state as the public tokens with the nearest states at the same place.
 
     Attributes:
         k: how many public tokens are guessed for each state.
@@ -85,7 +85,7 @@ class NearHidden(Attack):
         return Guess(running=np.concatenate(guesses))
 
     def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
-        """Returns (rows, k) public ids."""
+        """Returns (rows, k) public ids for the states of one observation, NO_BELIEF where the budget ended."""
         public_model = required(knowledge.public_model)
         if seen.layer == 0 and family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
             return self._nearest(seen.hidden, public_model.table, budget)
@@ -105,19 +105,19 @@ class NearHidden(Attack):
             if budget.left() <= 0:
                 break
             rows = np.flatnonzero(within == position)
-            table = embedded(runner, size, position + unused)
+            table = embed_vocabulary(runner, size, position + unused)
             budget.spend(work.elements(3 * table.numel()))
             guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)], table, budget)
         return guess
 
     def _nearest(self, rows: torch.Tensor, table: torch.Tensor, budget: Budget) -> Ids:
-        budget.spend(work.compared(rows, table))
+        budget.spend(work.comparisons(rows, table))
         return nearest(rows, table, self.k).numpy()
 
 
 @torch.inference_mode()
-def embedded(runner: Any, size: int, position: int) -> torch.Tensor:
-    """Returns (n, d) the output of the embeddings for every token at this place."""
+def embed_vocabulary(runner: Any, size: int, position: int) -> torch.Tensor:
+    """Returns (n, d) the output of the embeddings for every token at this position."""
     embeddings = []
     for ids in torch.arange(size, device=device.current())[:, None].split(TOKENS_AT_A_TIME):
         embeddings.append(runner.embeddings(input_ids=ids, position_ids=torch.full_like(ids, position))[:, 0])
@@ -129,10 +129,10 @@ def common_ends(corpus: Sequences | None) -> tuple[Ids, Ids]:
 
     Texts of fewer than 3 ids do not count, and one text alone shows nothing.
     """
-    long_texts = [one for one in corpus if len(one) > 2] if corpus is not None else []
-    firsts, lasts = ({int(one[end]) for one in long_texts} for end in (0, -1))
+    counted_texts = [text for text in corpus if len(text) > 2] if corpus is not None else []
+    firsts, lasts = ({int(text[end]) for text in counted_texts} for end in (0, -1))
     first, last = (
-        np.array([*ids] if len(ids) == 1 and len(long_texts) > 1 else [], np.int64) for ids in (firsts, lasts)
+        np.array([*ids] if len(ids) == 1 and len(counted_texts) > 1 else [], np.int64) for ids in (firsts, lasts)
     )
     return first, last
 

@@ -45,7 +45,7 @@ from milkglass.threat.observations import Transcript
 
 IDS_AT_A_TIME = 1024  # run at a time, each as a text of its own
 QUANTILES = 1001  # quantiles by which two sets of correlations are compared
-PROBE_RATIO = 4  # a sample over this is enough for them
+PROBE_RATIO = 4  # a sample's size over this many ids is enough for these quantiles
 MIN_VARIANCE_SHARE = 1e-6  # share of the largest variance below which a direction holds rounding errors alone
 
 
@@ -53,7 +53,7 @@ class NeuronReader:
     """Runs a model up to one feed-forward layer, on each id as a text of its own."""
 
     def __init__(self, model: Model, layer: int) -> None:
-        """Cuts the model after layer number `layer`, from 0."""
+        """Cuts the model after the layer with index `layer`, from 0."""
         self.network, name_end = body(model, layer + 1), family_of(model.config).neurons
         self.matrix = [one for name, one in self.network.named_modules() if name.endswith(name_end)][layer]
 
@@ -74,22 +74,22 @@ class NeuronReader:
 
 def correlations(neurons: Tensor) -> Tensor:
     """Returns (f, f) the correlations over the ids. A neuron that never changes correlates with none."""
-    unit = _standardised(neurons)
+    unit = _standardise(neurons)
     return unit.T @ unit / (len(unit) - 1)
 
 
-def aligned(seen: Tensor, public: Tensor, rounds: int) -> Ids:
+def align(seen: Tensor, public: Tensor, rounds: int) -> Ids:
     """Returns (f,) for each neuron of `seen` the matching one of `public`, from the correlations (f, f) of both."""
-    order = _matched(seen.sort(dim=1).values, public.sort(dim=1).values)
+    order = _match(seen.sort(dim=1).values, public.sort(dim=1).values)
     for _ in range(rounds):
-        better = _matched(seen, public[:, torch.from_numpy(order)])
+        better = _match(seen, public[:, torch.from_numpy(order)])
         if np.array_equal(better, order):
             break
         order = better
     return order
 
 
-def _matched(first: Tensor, second: Tensor) -> Ids:
+def _match(first: Tensor, second: Tensor) -> Ids:
     """Returns (f,) the row of `second` for each row of `first`, none twice, at the least total distance."""
     from scipy.optimize import linear_sum_assignment
 
@@ -103,12 +103,12 @@ def correlation_quantiles(neurons: Tensor) -> Tensor:
 
 
 def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
-    """Returns (f, r) a projection after which the noise has variance 1, by (n, f) of the same tokens.
+    """Returns (f, r) a projection after which the noise has variance 1, by neurons (n, f) of the same tokens.
 
     Without noise it returns the r directions in which neurons vary at all, unscaled.
     """
-    shrunk = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well
-    noise = noisy - shrunk * clean
+    factor = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well, so that it shrinks
+    noise = noisy - factor * clean
     is_noiseless = float(noise.square().mean()) <= MIN_VARIANCE_SHARE * float(clean.square().mean())
     variances, directions = torch.linalg.eigh(torch.cov((clean if is_noiseless else noise).T.double(), correction=0))
     is_held = variances > MIN_VARIANCE_SHARE * variances[-1]
@@ -117,11 +117,11 @@ def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NeuronAlignment(NearestRows):
-    """The neuron alignment attack.
+    """Aligns the neurons of the scrambled and the public model, and reads each id by its neurons.
 
     Attributes:
         layer: whose neurons are read, counted from 0.
-        noise: sizes that are tried, in standard deviations of the public table.
+        noise: sizes of noise that are tried, in standard deviations of the public table.
         rounds: the most repetitions of step 3.
         sample: the number of ids over which correlations are taken.
     """
@@ -142,7 +142,7 @@ class NeuronAlignment(NearestRows):
     undoes = True  # it needs no candidates, and reads nearly all ids where solvers spend a budget on rotated rows
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if knowledge.shared:
+        if knowledge.has_shared_ids:
             return "an id stands for several tokens, so that no neuron sees a token alone"
         models = transcript.model, required(knowledge.public_model)
         seen, public = (_neuron_weights(one, self.layer) for one in models)
@@ -169,27 +169,27 @@ class NeuronAlignment(NearestRows):
 
         noisy = read(sample_ids, min(self.noise, key=unlikeness) * noise)
         seen_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
-        order = torch.from_numpy(aligned(seen_correlations, correlations(noisy), self.rounds))
+        order = torch.from_numpy(align(seen_correlations, correlations(noisy), self.rounds))
         public_neurons = read(torch.arange(public.vocab_size, device=device.current()))
         projection = whitening(public_neurons[sample_ids][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(
-            (_standardised(neurons) * scale) @ projection,
+            (_standardise(neurons) * scale) @ projection,
             (public_neurons - public_neurons.mean(0))[:, order] @ projection,
             "cosine",
         )
 
 
-def _sample(size: int, most: int, rng: np.random.Generator) -> Tensor:
-    """Returns at most `most` random numbers below `size`, ascending."""
-    return device.tensor(np.sort(rng.permutation(size)[:most]))
+def _sample(size: int, max_count: int, rng: np.random.Generator) -> Tensor:
+    """Returns at most `max_count` different random numbers below `size`, ascending."""
+    return device.tensor(np.sort(rng.permutation(size)[:max_count]))
 
 
 def _neuron_weights(model: Model, layer: int) -> Tensor | None:
-    """Returns the weights (f, d) or (d, f) of that layer's neurons. None: the model does not hold them."""
+    """Returns the weights (f, d) or (d, f) of that layer's neurons, or None if the model does not hold them."""
     name = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
     return next((model.tensors[one] for one in model.tensors if name.search(one)), None)
 
 
-def _standardised(neurons: Tensor) -> Tensor:
+def _standardise(neurons: Tensor) -> Tensor:
     return (neurons - neurons.mean(0)) / neurons.std(0).clamp_min(1e-12)

@@ -10,10 +10,10 @@ hidden_states/gelo.py). Whether a public vector lies in that span can be tested 
 2. If positions are added (BERT, GPT-2), each place has its own tokens, and the text is read in order. Rotary positions
    enter later: then only the *set* of tokens is read. Fewer directions than rows show that some are repeated.
 3. If the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
-   span or not, whatever follows (DAGER's `grown_texts`).
+   span or not, whatever follows (DAGER's `grow_texts`).
 
 A shield adds one direction, which changes nothing while rows and shields are fewer than dimensions. With as many, the
-span is everything, and the attack refuses. Noise on U as large as the distance between two tokens ends the attack;
+span is everything, and the attack refuses. Noise on U as large as the distance between two tokens defeats the attack;
 `noise` tells it the size. Texts that are mixed in one batch are read as one bag. With added positions, places are then
 ambiguous: w_i + p_j is in the span with any chain of w_i + p_k, w_l + p_k, w_l + p_j.
 """
@@ -30,9 +30,9 @@ from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.dager_layers import (
     AttentionInput,
     SpanTokens,
-    chosen_texts,
+    choose_texts,
     depends_on_position,
-    grown_texts,
+    grow_texts,
     tokens_in_spans,
 )
 from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, sent_rows
@@ -50,13 +50,13 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class SpanMembership(Attack):
-    """The span membership attack.
+    """Reads mixed rows by the public embeddings that lie in their span.
 
     Attributes:
         k: the number of ranks of the guess, if places are read.
         tolerance: how far a vector may lie from the span, in units of what errors explain.
         noise: standard deviation of the noise that is known to be on each number sent.
-        most: the most prefixes at a time.
+        most: how many prefixes are kept at a time, where a text is put in order.
     """
 
     k: int = limited(10, least=1)
@@ -78,15 +78,15 @@ class SpanMembership(Attack):
         seen = [one for one in transcript.all(Activations) if one.mixed is not None]
         if not seen:
             return "no rows are mixed: other attacks read each state"
-        bottom = [one for one in seen if one.layer == 0]
-        if not bottom:
+        of_layer_0 = [one for one in seen if one.layer == 0]
+        if not of_layer_0:
             return "the states follow from whole texts, and no list of texts is tried"
         width = required(knowledge.public_model).width
-        if other_widths := [one.hidden.shape[1] for one in bottom if one.hidden.shape[1] != width]:
+        if other_widths := [one.hidden.shape[1] for one in of_layer_0 if one.hidden.shape[1] != width]:
             return f"the rows have {other_widths[0]} dimensions, the public model {width}"
-        least = min((int(_row_counts(one).min()) for one in bottom if len(one.lengths)), default=0)
-        if least >= width:
-            return f"every text is mixed to {least} rows or more in {width} dimensions: their span is everything"
+        min_rows = min((int(_row_counts(one).min()) for one in of_layer_0 if len(one.lengths)), default=0)
+        if min_rows >= width:
+            return f"every text is mixed to {min_rows} rows or more in {width} dimensions: their span is everything"
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -94,24 +94,24 @@ class SpanMembership(Attack):
         first_rows = [part for one in mixed_states if one.layer == 0 for part in _texts(one)]
         second_rows = [part for one in mixed_states if one.layer == 1 for part in _texts(one)]
         reader = SpanReader(required(knowledge.public_model), self)
-        ordered = reader.decoder and len(second_rows) == len(first_rows)
+        is_ordered = reader.is_decoder and len(second_rows) == len(first_rows)
         readings = list[Ids]()
-        for number, (rows, length) in enumerate(first_rows):
+        for index, (rows, length) in enumerate(first_rows):
             if budget.left() <= 0:
                 break
-            if ordered:
-                readings.append(reader.read_in_order(rows, second_rows[number][0], length, budget))
+            if is_ordered:
+                readings.append(reader.read_in_order(rows, second_rows[index][0], length, budget))
             elif reader.depends_on_place:
                 readings.append(reader.read_in_place(rows, length))
             else:
                 readings.append(reader.read_bag(rows, length))
             comparisons = float(length if reader.depends_on_place else 1) * reader.size * rows.numel()
             budget.spend(work.products(comparisons) + work.elements(3 * rows.numel()))
-            budget.progress((number + 1) / len(first_rows))
-        if not ordered and not reader.depends_on_place:
-            none = np.empty(0, np.int64)
-            return Guess(bags=(*readings, *(none for _ in first_rows[len(readings) :])))
-        lengths, width = [length for _, length in first_rows], 1 if ordered else min(self.k, reader.size)
+            budget.progress((index + 1) / len(first_rows))
+        if not is_ordered and not reader.depends_on_place:
+            empty_bag = np.empty(0, np.int64)
+            return Guess(bags=(*readings, *(empty_bag for _ in first_rows[len(readings) :])))
+        lengths, width = [length for _, length in first_rows], 1 if is_ordered else min(self.k, reader.size)
         guess = np.full((sum(lengths), width), NO_BELIEF, np.int64)
         for reading, text_end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
             guess[text_end - length : text_end] = reading
@@ -119,56 +119,57 @@ class SpanMembership(Attack):
 
 
 class SpanReader:
-    """Compares the public model's tokens with the rows of one batch after the other.
+    """Compares the public model's tokens with the rows of one text after the other.
 
     Attributes:
+        size: n, the number of public tokens.
         depends_on_place: whether what enters the first layer depends on the place.
-        decoder: whether a state depends only on the tokens before it.
+        is_decoder: whether a state depends only on its token and those before it.
     """
 
     def __init__(self, public: Model, attack: SpanMembership) -> None:
         self.attack, self.step = attack, SharedStep(body(public, 2))
         self.first_input = AttentionInput(self.step, 0)
-        self.size, self.decoder = len(self.step.table), self.step.kind == "decoder"
+        self.size, self.is_decoder = len(self.step.table), self.step.kind == "decoder"
         self.depends_on_place = depends_on_position(self.first_input)
 
-    def spanned(self, rows: torch.Tensor, places: int) -> SpanTokens:
+    def span_tokens(self, rows: torch.Tensor, place_count: int) -> SpanTokens:
         """Returns the tokens in the span of rows (m, d) at each place, nearest first; none if the span is everything.
 
         There are at most as many as directions, since different tokens' vectors are independent.
         """
         span = self._span(rows)
         if span is None:
-            return SpanTokens(((),) * places, (), self.depends_on_place)
-        spanned = tokens_in_spans(self.first_input, [span], places, self.attack.tolerance, self.size)
-        assert spanned is not None  # only where more than the whole vocabulary is at one place
+            return SpanTokens(((),) * place_count, (), self.depends_on_place)
+        found = tokens_in_spans(self.first_input, [span], place_count, self.attack.tolerance, self.size)
+        assert found is not None  # it is None only for more tokens than the vocabulary has
         return SpanTokens(
-            tuple(one[: span.rank] for one in spanned.tokens), spanned.nearest, spanned.depends_on_position
+            tuple(tokens[: span.rank] for tokens in found.tokens), found.nearest, found.depends_on_position
         )
 
-    def read_bag(self, rows: torch.Tensor, places: int) -> Ids:
-        """Returns (b,) the different tokens in the span of rows (m, d), of texts of at most `places` tokens."""
-        spanned = self.spanned(rows, places)
-        return np.array(sorted({token for one in spanned.tokens for token in one}), np.int64)
+    def read_bag(self, rows: torch.Tensor, place_count: int) -> Ids:
+        """Returns the different tokens, ascending, in the span of rows (m, d), of texts of at most so many tokens."""
+        found = self.span_tokens(rows, place_count)
+        return np.array(sorted({token for tokens in found.tokens for token in tokens}), np.int64)
 
     def read_in_place(self, rows: torch.Tensor, length: int) -> Ids:
         """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF if there are fewer."""
-        spanned, k = self.spanned(rows, length), min(self.attack.k, self.size)
+        found, k = self.span_tokens(rows, length), min(self.attack.k, self.size)
         ranked_tokens = np.full((length, k), NO_BELIEF, np.int64)
         for place in range(length):
-            tokens_there = spanned.at(place)[:k]
+            tokens_there = found.at(place)[:k]
             ranked_tokens[place, : len(tokens_there)] = tokens_there
         return ranked_tokens
 
-    def read_in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
+    def read_in_order(self, rows: torch.Tensor, second_rows: torch.Tensor, length: int, budget: Budget) -> Ids:
         """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
-        read_tokens, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
-        spanned = self.spanned(rows, length)
-        if span is None or not spanned.at(0):
+        read_tokens, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(second_rows)
+        found = self.span_tokens(rows, length)
+        if span is None or not found.at(0):
             return read_tokens
         high, attack = AttentionInput(self.step, 1), self.attack
-        texts = grown_texts(high, [span], spanned, length, attack.tolerance, attack.most, budget)
-        likeliest_texts = chosen_texts(high, texts, 1, [length])
+        texts = grow_texts(high, [span], found, length, attack.tolerance, attack.most, budget)
+        likeliest_texts = choose_texts(high, texts, 1, [length])
         if likeliest_texts and len(likeliest_texts[0]) == length:
             read_tokens[:, 0] = likeliest_texts[0]
         return read_tokens

@@ -32,6 +32,8 @@ QUANTILES = np.linspace(0, 1, 9)
 
 @dataclass(frozen=True)
 class Sizes(Attack):
+    """Names the topic of each answer by a forest over the sizes and times of its records."""
+
     name = "sizes"
     title = "Topics from the sizes and times of encrypted answers"
     cost = Cost(20.0, tokens=0)
@@ -51,7 +53,7 @@ class Sizes(Attack):
 
 
 def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns (b, f) the features of answers. `edges`: of the histogram of sizes."""
+    """Returns (answers, f) the features of answers; `edges` are those of the histogram of sizes."""
     return np.array([_features(sizes, times, edges) for sizes, times in zip(records.sizes, records.times, strict=True)])
 
 
@@ -67,7 +69,7 @@ def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.
 
 
 def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
-    """Returns of each answer the bytes of each token, if each record holds one token.
+    """Returns for each answer the bytes of each token, if each record holds one token.
 
     The recordings tell how many records stand before the first token and after the last, and the difference between
     sizes and lengths: those that fit most tokens.
@@ -89,6 +91,6 @@ def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
         if len(gaps) and counts.max() > best[0]:
             best = (int(counts.max()), records_before, int(gaps[counts.argmax()]))
     _, records_before, gap = best
-    extra = [len(record_sizes) - records_before - len(tokens) for record_sizes, tokens in pairs]
-    after = max(0, int(np.median(extra))) if extra else 0
-    return Sequences.of(np.maximum(sizes[records_before : len(sizes) - after] - gap, 0) for sizes in seen.sizes)
+    counts_after = [len(record_sizes) - records_before - len(tokens) for record_sizes, tokens in pairs]
+    records_after = max(0, int(np.median(counts_after))) if counts_after else 0
+    return Sequences.of(np.maximum(sizes[records_before : len(sizes) - records_after] - gap, 0) for sizes in seen.sizes)

@@ -30,7 +30,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class ShadowDecoding(Attack):
-    """The shadow decoding attack.
+    """Reads the originals of shadows by Bayes' rule over all readings of a text.
 
     Attributes:
         prior: the weight of the even choice, in tokens.
@@ -69,7 +69,7 @@ class ShadowDecoding(Attack):
     ) -> Channel:
         """Returns p(s | t) for every shadow, by rehearsals of the corpus, and the share of each t.
 
-        An id that is no shadow stands for itself.
+        An id that is not a shadow stands for itself.
         """
         share = corpus.counts(size) / len(corpus.ids)
         keys, counts = replacement_counts(corpus, rehearsals, size)
@@ -78,10 +78,10 @@ class ShadowDecoding(Attack):
         originals[:, 1:] = NO_BELIEF
         likelihood = np.zeros(originals.shape)
         likelihood[:, 0] = 1.0
-        for group, evenly in zip(candidates.groups, candidates.likelihood, strict=True):
-            for row, even in zip(group.rows.tolist(), evenly, strict=True):
+        for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
+            for row, of_row in zip(group.rows.tolist(), log_likelihood, strict=True):
                 hits = looked_up(keys, counts, row * size + group.members)
-                of_members = (hits + self.prior * np.exp(even)) / (token_counts[group.members] + self.prior)
+                of_members = (hits + self.prior * np.exp(of_row)) / (token_counts[group.members] + self.prior)
                 best = np.argsort(-of_members * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
                 originals[row], likelihood[row] = NO_BELIEF, 0.0
                 originals[row, : len(best)], likelihood[row, : len(best)] = group.members[best], of_members[best]

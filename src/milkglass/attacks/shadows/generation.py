@@ -6,8 +6,8 @@ The attacker puts a reference corpus through the defence and trains on texts of 
 
 Then it completes what was sent greedily, one original for each shadow. Positions restart after the separator, so that
 an original has the position of its shadow. The model is any causal model with the texts' vocabulary: one from a folder,
-or a small new one, which a processor trains in minutes. With `restricted` a place holds only what its shadow can stand
-for.
+or a small new one, which a CPU trains in minutes. With `restricted` only such tokens are written as the shadow at a
+place can stand for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, descend, places, stacked
+from milkglass.attacks.forward import batches, descend, places, stack
 from milkglass.attacks.token_ids.channel import rehearse_corpus
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
@@ -38,10 +38,11 @@ BATCH_TOKENS = 1024  # shadows in a batch
 
 @dataclass(frozen=True)
 class ShadowGeneration(Attack):
-    """The LLM generation attack.
+    """Trains a causal model to write the originals after their shadows, and lets it complete what was sent.
 
     Attributes:
-        base: the folder of a causal model. None: a new one of `width` and `layers`.
+        base: the folder of a causal model. If it is None, a new one of `width` and `layers` is made.
+        rate: the learning rate.
         restricted: whether only candidates are written; if none are known, anything is.
     """
 
@@ -78,8 +79,8 @@ class ShadowGeneration(Attack):
         for text_numbers in batches(tokens, BATCH_TOKENS):
             if budget.left() <= 0:
                 break
-            shadows = stacked(tokens, text_numbers)
-            budget.spend(work.run(model, int(1.5 * shadows.shape[1] * shadows.numel())))
+            shadows = stack(tokens, text_numbers)
+            budget.spend(work.forward(model, int(1.5 * shadows.shape[1] * shadows.numel())))
             guess[places(tokens, text_numbers), 0] = (
                 _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
             )
@@ -119,11 +120,11 @@ class ShadowGeneration(Attack):
             for number, chosen in enumerate(rng.permutation(len(groups)).tolist()):
                 if budget.left() < least_left:
                     return
-                shadows, originals = stacked(own_shadows, groups[chosen]), stacked(corpus, groups[chosen])
+                shadows, originals = stack(own_shadows, groups[chosen]), stack(corpus, groups[chosen])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
                 descend(optimiser, loss)
-                budget.spend(work.trained(model, 2 * shadows.numel()))
+                budget.spend(work.training_step(model, 2 * shadows.numel()))
                 budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 
     def _allowed(self, knowledge: Knowledge) -> dict[int, Ids]:

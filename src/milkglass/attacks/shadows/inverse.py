@@ -6,7 +6,7 @@ known exactly, the best result of a gradient inversion.
 
 The rules name an original t of a shadow s by embeddings alone, one token at a time:
 
-    sampling             drawn with p(t | s) ~ max(0, cos(e_t, e_s)), anew for each place
+    sampling             drawn with p(t | s) ~ max(0, cos(e_t, e_s)), again at each place
     maximum similarity   the largest cos(e_t, e_s)
     median similarity    the median cos(e_t, e_s), further ranks outwards from there
     mean embedding       the nearest, by cosine, to the mean of the embeddings of T_ori(s)
@@ -42,8 +42,12 @@ Floats = NDArray[np.float64]
 def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     """Returns for each id that is a shadow all tokens whose shadow it is, ascending.
 
-    `ids` (total,) are the shadows of token 0, of token 1, and so on; each token's begin at `starts` (n + 1,). The
-    likelihood is log 1 / |S_t| of each original t, as if its shadows were drawn equally often.
+    The log-likelihood of each original t is that of its shadows drawn equally often, log 1 / |S_t|. Raises UsageError
+    if `starts` do not divide the shadows.
+
+    Args:
+        ids: (total,) the shadows of token 0, of token 1, and so on.
+        starts: (n + 1,) where each token's shadows begin.
     """
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
         raise UsageError(f"{len(starts)} starts do not divide {len(ids)} shadows", "give n + 1, from 0 to their number")
@@ -73,7 +77,7 @@ class Rule(Attack):
 
     @abc.abstractmethod
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
-        """Returns the numbers of the members (m, d), likeliest first, behind a shadow (d,)."""
+        """Returns the indices of members (m, d), likeliest first, behind a shadow (d,)."""
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.public_model is None and knowledge.step is None:
@@ -96,7 +100,7 @@ class Rule(Attack):
             if budget.left() <= 0:
                 break
             if (members := originals_of.get(token)) is None:
-                continue  # no token's shadow: it was not sent by this defence
+                continue  # not a shadow: this defence did not send it
             budget.spend(work.CALL + work.elements(rows[token][1].size))
             best = self.order(*rows[token], rng)[: self.k]
             guess[place, : len(best)] = members[best]
@@ -115,8 +119,8 @@ def _rows(table: torch.Tensor, ids: Ids) -> Floats:
 
 def cosines(rows: Floats, vector: Floats) -> Floats:
     """Returns (m,) the cosines of rows (m, d) with a vector (d,); 0 for a row of zeros."""
-    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
-    return np.asarray((rows @ vector) / np.maximum(lengths, 1e-300))
+    norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
+    return np.asarray((rows @ vector) / np.maximum(norms, 1e-300))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class AsItIs(Attack):
+    """Reads each id as the public model's own."""
+
     name = "as-it-is"
     title = "What was sent, read as it is"
     cost = Cost(0.1, tokens=1)
@@ -28,4 +30,4 @@ class AsItIs(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         ids = np.arange(transcript.size, dtype=np.int64)
-        return Guess(table=np.where(ids < knowledge.tokens(transcript.size), ids, NO_BELIEF)[:, None])
+        return Guess(table=np.where(ids < knowledge.token_count(transcript.size), ids, NO_BELIEF)[:, None])

@@ -21,7 +21,7 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalised, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalise, sum_by_index
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -35,7 +35,7 @@ class Channel:
     """What a sanitizer does to tokens, estimated from an attacker's rehearsals.
 
     Attributes:
-        originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer.
+        originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer than c.
         likelihood: (n, c) the probability that each of these is sent as that seen token.
         share: (n,) each token's share of the public text.
     """
@@ -46,9 +46,15 @@ class Channel:
 
 
 def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
-    """Returns the sorted pairs s * n + x, and how often the rehearsals sent token x as s; n is `size`.
+    """Counts how often the rehearsals sent token x as s.
 
-    A rehearsal is what was sent, and (total,) the place in it of each token of `original`.
+    Args:
+        original: the text that was rehearsed.
+        rehearsals: for each what was sent, and (total,) the place in it of each token of `original`.
+        size: n, the number of ids.
+
+    Returns:
+        The pairs as s * n + x, sorted, and their counts.
     """
     keys = [np.empty(0, np.int64)]
     for seen, origin in rehearsals:
@@ -80,19 +86,19 @@ def estimate_channel(
 
 
 class Neighbours:
-    """The probabilities p(x | w) of the public text, from its sorted pairs w * n + x."""
+    """The probabilities p(x | w) of the public text, from its counted pairs of neighbours."""
 
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
         pairs, self.share, self.mix = Bigrams(texts, size), share, mix
         self.keys, self.count = pairs.left * size + pairs.right, pairs.count
-        self.left_counts = summed(pairs.left, pairs.count, size)
+        self.left_counts = sum_by_index(pairs.left, pairs.count, size)
 
     def transitions(self, left_ids: Ids, right_ids: Ids) -> Floats:
-        """Returns (a, b) p(right | left), which is never zero."""
+        """Returns (left ids, right ids) p(right | left), which is never zero."""
         if not len(self.keys):
             return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
-        expected = left_ids[:, None] * len(self.share) + right_ids[None, :]
-        pair_counts = looked_up(self.keys, self.count, expected)
+        requested_keys = left_ids[:, None] * len(self.share) + right_ids[None, :]
+        pair_counts = looked_up(self.keys, self.count, requested_keys)
         observed = pair_counts / np.maximum(self.left_counts[left_ids], 1.0)[:, None]
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
@@ -106,18 +112,18 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
     transitions = [neighbours.transitions(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
     forward = [likelihoods[0] * (channel.share[candidates[0]] + 1e-9)]
     for transition, likelihood in zip(transitions, likelihoods[1:], strict=True):
-        forward.append(normalised(forward[-1]) @ transition * likelihood)
+        forward.append(normalise(forward[-1]) @ transition * likelihood)
     backward = [np.ones(len(candidates[-1]))]
     for transition, likelihood in zip(reversed(transitions), reversed(likelihoods[1:]), strict=True):
-        backward.append(normalised(transition @ (backward[-1] * likelihood)))
+        backward.append(normalise(transition @ (backward[-1] * likelihood)))
     beliefs = zip(candidates, forward, reversed(backward), strict=True)
-    return [(originals, normalised(a * b)) for originals, a, b in beliefs]
+    return [(originals, normalise(a * b)) for originals, a, b in beliefs]
 
 
 def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
     """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows."""
     text_start = 0
-    for number, text in enumerate(tokens):
+    for index, text in enumerate(tokens):
         if budget.left() <= 0:
             break
         beliefs_of_places = posterior(text, channel, neighbours) if len(text) else []
@@ -127,12 +133,15 @@ def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, g
             best = np.argsort(-belief, kind="stable")[: guess.shape[1]]
             guess[text_start + place, : len(best)] = originals[best]
         text_start += len(text)
-        budget.progress((number + 1) / len(tokens))
+        budget.progress((index + 1) / len(tokens))
     return guess
 
 
 def rehearse_corpus(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
-    """Returns the public text as the attacker's own mechanism sends it, `count` times; [] without a mechanism."""
+    """Returns the public text as the attacker's own mechanism sends it, `count` times.
+
+    The list is empty if the attacker has no mechanism or no public text.
+    """
     if knowledge.rehearse is None or knowledge.corpus is None:
         return []
     return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]
@@ -140,7 +149,7 @@ def rehearse_corpus(knowledge: Knowledge, count: int, rng: np.random.Generator) 
 
 @dataclass(frozen=True)
 class ChannelAttack(Attack):
-    """The channel attack.
+    """Reads sanitized text by Bayes' rule, with what the attacker's own runs of the sanitizer show.
 
     Attributes:
         rehearsals: how often the attacker puts the corpus through the defence.

@@ -29,6 +29,8 @@ from milkglass.threat.observations import Outputs, Tokens, Transcript
 
 @dataclass(frozen=True)
 class ChosenAnswers(Attack):
+    """Reads the ids of answers that the server wrote itself, where the next prompt repeats them."""
+
     name = "chosen-answers"
     title = "Chosen answers"
     paper = ours("A server that writes its answers reads how their text is sent in the next prompt")
@@ -50,14 +52,15 @@ class ChosenAnswers(Attack):
         named = np.full(transcript.size, NO_BELIEF, np.int64)
         for prompt, written, text in zip(prompts, transcript.outputs, required(knowledge.answers), strict=True):
             index = next((i for i in range(index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt)), index)
-            next_prompt = next((row for row in sent_texts[index + 1 :] if _goes_on(row, prompt)), None)
+            next_prompt = next((row for row in sent_texts[index + 1 :] if _continues(row, prompt)), None)
             if next_prompt is not None:
                 _name(named, next_prompt[len(prompt) :], written, text)
             index += 1
         return Guess(table=named[:, None])
 
 
-def _goes_on(row: Ids, prompt: Ids) -> bool:
+def _continues(row: Ids, prompt: Ids) -> bool:
+    """Returns whether a text begins with the prompt and is longer."""
     return len(row) > len(prompt) and np.array_equal(row[: len(prompt)], prompt)
 
 
@@ -71,6 +74,6 @@ def _name(named: Ids, continuation: Ids, written: Ids, text: Ids) -> None:
         return
     ids = continuation[: len(text)]
     earlier, token_of = named[ids], dict(zip(ids.tolist(), text.tolist(), strict=True))
-    is_consistent = [token_of[one] for one in ids.tolist()] == text.tolist()
+    is_consistent = [token_of[scrambled] for scrambled in ids.tolist()] == text.tolist()
     if is_consistent and ((earlier == NO_BELIEF) | (earlier == text)).all():
         named[ids] = text

@@ -27,6 +27,12 @@ from milkglass.threat.observations import Transcript, Weights
 
 @dataclass(frozen=True)
 class ClusterConditional(Attack):
+    """Reads each scrambled id as the most frequent public token of its cluster.
+
+    Attributes:
+        k: the number of ranks of the guess.
+    """
+
     k: int = 10
 
     name = "cluster-conditional"
@@ -40,7 +46,7 @@ class ClusterConditional(Attack):
     assumes = frozenset({"candidates", "corpus"})
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        counts = required(knowledge.corpus).counts(knowledge.tokens(transcript.size))
+        counts = required(knowledge.corpus).counts(knowledge.token_count(transcript.size))
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         for group in required(knowledge.candidates).groups:
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
@@ -51,8 +57,8 @@ class ClusterConditional(Attack):
 
     def _order_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
         """Writes the guesses for ids that are exchanged where they occur into `table`, by count times P(id | token)."""
-        for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
-            for row, row_likelihood in zip(group.rows.tolist(), likelihood, strict=True):
-                weights = counts[group.members] * np.exp(row_likelihood - row_likelihood.max())
+        for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
+            for row, of_row in zip(group.rows.tolist(), log_likelihood, strict=True):
+                weights = counts[group.members] * np.exp(of_row - of_row.max())
                 order = np.lexsort((group.members, -weights))[: self.k]
                 table[row, : len(order)] = group.members[order]

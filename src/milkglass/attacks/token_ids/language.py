@@ -40,25 +40,28 @@ from milkglass import papers
 from milkglass.attacks.assignment import Solver, ranked
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
-from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restricted
+from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restrict
 from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, ReadBatch, why_no_reader
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-TEXTS_AT_A_TIME = 128  # texts between two looks at what is still needed
+TEXTS_AT_A_TIME = 128  # texts that are read before it is asked again which ids need more places
 
 
 @dataclass(frozen=True)
 class LanguageModel(Solver):
-    """The language model attack.
+    """Settles what decipherment leaves open, by what a causal model says about the candidates.
 
     Attributes:
         reader: a causal model, embedded or in a folder.
-        contexts: places of one id that are read in a round.
+        rounds: how often the reading is read again.
+        contexts: how many places of an id are read in a round, at most.
+        patience: K of the module.
+        doubt: rho of the module.
         certain: ids whose likeliest candidate has a higher probability are left alone.
-        first: the decipherment that comes before.
+        first: the decipherment that comes first.
     """
 
     reader: str = "demo:smollm2"
@@ -95,21 +98,21 @@ class LanguageModel(Solver):
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
             return settled
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
-        share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
-        prior = restricted(required(knowledge.candidates), first_candidates.groups, transcript.size)
+        log_share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.token_count(transcript.size)).share)
+        prior = restrict(required(knowledge.candidates), first_candidates.groups, transcript.size)
         stored = [np.zeros_like(one) for one in prior]
         places_seen = np.zeros(transcript.size, np.int64)
-        for number in range(self.rounds):
-            seconds = (budget.left() - elapsed) / (self.rounds - number)
+        for index in range(self.rounds):
+            seconds = (budget.left() - elapsed) / (self.rounds - index)
             round_budget = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
-            table = EvidenceTable(settled, transcript.tokens, self.certain, share, self.contexts, transcript.size)
+            table = EvidenceTable(settled, transcript.tokens, self.certain, log_share, self.contexts, transcript.size)
             self._update(table, reader, transcript, settled, round_budget, rng)
             table.store(table.evidence(self.patience), stored, places_seen, first_candidates.groups)
-            budget.progress((number + 1) / self.rounds)
+            budget.progress((index + 1) / self.rounds)
             if budget.left() <= elapsed:  # no time to settle again
-                return _plus(first_candidates.groups, first_candidates.likelihood, stored)
-            stronger = replace(knowledge, candidates=_plus(first_candidates.groups, prior, stored))
-            settled = self.first.learn(transcript, stronger, budget.part(1), rng)
+                return _plus(first_candidates.groups, first_candidates.log_likelihoods, stored)
+            with_evidence = replace(knowledge, candidates=_plus(first_candidates.groups, prior, stored))
+            settled = self.first.learn(transcript, with_evidence, budget.part(1), rng)
         return settled
 
     def _update(
@@ -124,9 +127,9 @@ class LanguageModel(Solver):
         """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
         reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
-        queue, common = table.urgent(texts, rng), None
+        queue, common = table.urgent_texts(texts, rng), None
         while len(queue) and budget.left() > 0:
-            text_numbers, queue = table.needed(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
+            text_numbers, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
             batches_read: list[ReadBatch] = []
             for batch in reader.reads(reading, text_numbers):
                 batches_read.append(batch)
@@ -149,5 +152,6 @@ class LanguageModel(Solver):
                     )
 
 
-def _plus(groups: tuple[Group, ...], likelihood: Sequence[Floats], evidence: Sequence[Floats]) -> Candidates:
-    return Candidates(groups, tuple(a + b for a, b in zip(likelihood, evidence, strict=True)))
+def _plus(groups: tuple[Group, ...], log_likelihoods: Sequence[Floats], evidence: Sequence[Floats]) -> Candidates:
+    """Returns candidates whose log-likelihoods are these plus the evidence."""
+    return Candidates(groups, tuple(a + b for a, b in zip(log_likelihoods, evidence, strict=True)))

@@ -30,8 +30,8 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
 MASK = re.compile(r"<([A-Za-z_]{2,40})>")
-TEXTS_AT_A_TIME = 64
-SPANS_A_MASK = 3
+TEXTS_AT_A_TIME = 64  # texts read at a time
+SPANS_A_MASK = 3  # guesses of a mask
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mask:
     """A mask in a text.
 
     Attributes:
-        text: the number of the text.
+        text: the index of the text.
         start, end: its places among all tokens that were sent.
         kind: such as "person", in lower case.
     """
@@ -51,18 +51,18 @@ class Mask:
 
 
 def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
-    """Returns every mask in texts of public ids. A mask is found by its letters, however it is cut into tokens."""
+    """Returns every mask in texts of public ids. A mask is found by its letters, whatever tokens spell it."""
     vocabulary = [
         re.sub(r"^##|[\u0120\u2581\s]", "", tokenizer.id_to_token(i) or "") for i in range(tokenizer.get_vocab_size())
     ]
     located, begin = [], 0
-    for number, ids in enumerate(texts):
-        letters_of_tokens = [vocabulary[one] if one < len(vocabulary) else "" for one in ids.tolist()]
-        letter_ends = np.cumsum([len(one) for one in letters_of_tokens])
+    for index, ids in enumerate(texts):
+        letters_of_tokens = [vocabulary[token] if token < len(vocabulary) else "" for token in ids.tolist()]
+        letter_ends = np.cumsum([len(letters) for letters in letters_of_tokens])
         for match in MASK.finditer("".join(letters_of_tokens)):
             first = int(np.searchsorted(letter_ends, match.start(), side="right"))
             last = int(np.searchsorted(letter_ends, match.end() - 1, side="right"))
-            located.append(Mask(number, begin + first, begin + last + 1, match[1].lower()))
+            located.append(Mask(index, begin + first, begin + last + 1, match[1].lower()))
         begin += len(ids)
     return located
 
@@ -82,23 +82,23 @@ def hidden_spans(
     for mask in masks(sent, tokenizer):
         text = slice(starts[mask.text], starts[mask.text] + corpus.lengths[mask.text])
         sent_places, ids = origin[text], corpus.ids[text]
-        inside = np.flatnonzero((sent_places >= mask.start) & (sent_places < mask.end))
-        if not len(inside):
+        masked = np.flatnonzero((sent_places >= mask.start) & (sent_places < mask.end))
+        if not len(masked):
             continue
-        end = int(inside[-1]) + 1
+        end = int(masked[-1]) + 1
         while end < len(ids) and sent_places[end] == NO_BELIEF:  # a longer entity than its mask
             end += 1
-        kinds.setdefault(mask.kind, Counter())[tuple(ids[inside[0] : end].tolist())] += 1
+        kinds.setdefault(mask.kind, Counter())[tuple(ids[masked[0] : end].tolist())] += 1
     return kinds
 
 
 @dataclass(frozen=True)
 class MaskFilling(Attack):
-    """The mask filling attack.
+    """Guesses what each mask hid, by what its kind hid in public text and by the text before it.
 
     Attributes:
         reader: a causal model, embedded or in a folder.
-        candidates: of each kind of mask, the most frequent ones.
+        candidates: how many candidates of each kind of mask are weighed, the most frequent ones.
         weight: w of the module.
     """
 
@@ -152,7 +152,7 @@ class MaskFilling(Attack):
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         mask_at = {mask.start: mask for mask in located}
         queue, texts_done = rng.permutation(np.unique([one.text for one in located])), 0
-        nothing = np.zeros(len(reader.head))  # the mean probability is not taken off: rare first tokens would win
+        no_mean = np.zeros(len(reader.head))  # no mean probability is subtracted, or rare first tokens would win
         while len(queue) and budget.left() > 0:
             text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
             text_numbers = text_numbers[np.argsort(texts.lengths[text_numbers], kind="stable")]
@@ -161,12 +161,12 @@ class MaskFilling(Attack):
                 for row in np.flatnonzero(in_masks).tolist():
                     mask = mask_at[int(batch.places[row])]
                     options = spans_of_kind[mask.kind]
-                    only = np.zeros(len(in_masks), np.bool_)
-                    only[row] = True
-                    first = np.array([[ids[0] for ids, _ in options]])
-                    likely = reader.log_likelihood_ratio(batch.select(only), first, nothing)[0]
+                    is_row = np.zeros(len(in_masks), np.bool_)
+                    is_row[row] = True
+                    first_tokens = np.array([[ids[0] for ids, _ in options]])
+                    logits = reader.log_likelihood_ratio(batch.select(is_row), first_tokens, no_mean)[0]
                     prior = np.log(np.array([count for _, count in options], np.float64))
-                    yield mask, np.argsort(-(self.weight * likely + prior), kind="stable")
+                    yield mask, np.argsort(-(self.weight * logits + prior), kind="stable")
             texts_done += len(text_numbers)
             budget.progress(texts_done / max(1, texts_done + len(queue)))
 

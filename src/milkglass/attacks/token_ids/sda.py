@@ -7,8 +7,8 @@ replaced by one of its own K_A nearest tokens. The best sentence at the end is t
     training set   real public sentences (1), and each with every token replaced at random from its K_A neighbours (0)
     score(prefix)  the classifier's log-odds of "real", plus for each token log softmax(cosine / 0.05) over its K_A
 
-The last term is ours (`prior`; 0 is the paper's). Without it, a sentence that nearest neighbours read rightly is read
-wrongly wherever the model prefers another, even if nothing was obfuscated.
+The last term is not in the paper (`prior`; 0 leaves it out). Without it, a sentence that nearest neighbours read right
+is read wrong wherever the model prefers another token, even if nothing was obfuscated.
 
 The scoring model is the public model with a new head, like BERT in the paper. A sentence costs tokens x beam x K_A
 passes through it. Within a budget a random part of the sentences is read; the others keep their nearest neighbours.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest, same_width
-from milkglass.attacks.forward import batches, body, descend, stacked
+from milkglass.attacks.forward import batches, body, descend, stack
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -51,7 +51,7 @@ class Scorer(torch.nn.Module):
         self.read = device.moved(torch.nn.Linear(self.body.config.hidden_size, 1))
         bound = self.read.in_features**-0.5
         with torch.no_grad():
-            for parameter in self.read.parameters():  # as torch draws them, but not from the generator that all share
+            for parameter in self.read.parameters():  # as torch draws them, but not from its shared generator
                 parameter.copy_(torch.from_numpy(rng.uniform(-bound, bound, parameter.shape)))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -60,13 +60,14 @@ class Scorer(torch.nn.Module):
 
 @dataclass(frozen=True)
 class SDA(Attack):
-    """The SDA attack.
+    """Reads each sentence by a beam search over its nearest tokens, scored by a model of real text.
 
     Attributes:
         candidates: K_A.
-        beam: sentences kept at each step.
+        beam: how many sentences are kept at each step.
+        batch_size: real sentences of a training step, with as many replaced ones.
         training: share of the budget for the scoring model.
-        steps: the most batches on which it is trained. None: all of its epochs.
+        steps: the most batches on which it is trained. None if only the epochs limit it.
         prior: weight of the cosines.
     """
 
@@ -108,17 +109,17 @@ class SDA(Attack):
         reading = candidate_ids[tokens.ids, 0].copy()
         starts = np.cumsum(tokens.lengths) - tokens.lengths
         order = rng.permutation(len(tokens))
-        for number_done, number in enumerate(order.tolist(), 1):
+        for done_count, index in enumerate(order.tolist(), 1):
             if budget.left() <= 0:
                 break
-            text = slice(starts[number], starts[number] + tokens.lengths[number])
+            text = slice(starts[index], starts[index] + tokens.lengths[index])
             ids = tokens.ids[text]
             reading[text] = self.search(scorer, candidate_ids[ids], log_prior[ids], budget)
-            budget.progress(self.training + (1 - self.training) * number_done / len(order))
+            budget.progress(self.training + (1 - self.training) * done_count / len(order))
         return Guess(running=reading[:, None])
 
     def options(self, transcript: Transcript, table: torch.Tensor, crib_pairs: Ids) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns (n, K_A) candidates of each sent id, nearest first, and their log-probabilities."""
+        """Returns (n', K_A) the candidates of each sent id, nearest first, and their log-probabilities."""
         sent_ids = np.unique(transcript.tokens.ids)
         rows = transcript.table[torch.from_numpy(sent_ids)]
         nearest_rows = nearest(rows, table, self.candidates)
@@ -130,10 +131,12 @@ class SDA(Attack):
         candidate_ids[crib_pairs[:, 0]], log_prior[crib_pairs[:, 0]] = crib_pairs[:, 1:], 0.0
         return candidate_ids, log_prior
 
-    def train(self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator) -> Scorer:
-        """Returns a scorer trained on real sentences against those of neighbours, until epochs, steps or budget end.
+    def train(
+        self, public: Model, corpus: Sequences, fixed_ids: Ids, budget: Budget, rng: np.random.Generator
+    ) -> Scorer:
+        """Returns a scorer trained on real sentences against replaced ones, until epochs, steps or budget end.
 
-        The ids `fixed` are never replaced.
+        The ids `fixed_ids` are never replaced.
         """
         scorer = Scorer(public, rng)
         table = public.table
@@ -141,17 +144,17 @@ class SDA(Attack):
         neighbours = np.zeros((len(table), self.candidates), np.int64)
         nearest_ids = nearest(table[torch.from_numpy(public_ids)], table, self.candidates + 1).numpy()
         neighbours[public_ids] = nearest_ids[:, 1:]  # not itself
-        neighbours[fixed] = fixed[:, None]
+        neighbours[fixed_ids] = fixed_ids[:, None]
         optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0, fused=True)
         seconds_left, training_seconds = budget.left(), self.training * budget.left()
         text_groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // self.batch_size))]
         step = 0
         for _ in range(self.epochs):
-            for number in rng.permutation(len(text_groups)).tolist():
+            for index in rng.permutation(len(text_groups)).tolist():
                 if step == self.steps or seconds_left - budget.left() >= training_seconds:
                     return scorer.eval()
                 step += 1
-                real = stacked(corpus, text_groups[number])
+                real = stack(corpus, text_groups[index])
                 choices = rng.integers(self.candidates, size=real.shape)
                 # sections 5.2 and C.4: every token replaced by one of its own K_A nearest
                 replaced = device.tensor(neighbours[device.array(real), choices])
@@ -159,7 +162,7 @@ class SDA(Attack):
                 expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(replaced))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)
                 descend(optimiser, loss)
-                budget.spend(work.trained(scorer, 2 * real.numel()))
+                budget.spend(work.training_step(scorer, 2 * real.numel()))
         return scorer.eval()
 
     @torch.inference_mode()
@@ -172,7 +175,7 @@ class SDA(Attack):
             # sections 5.2 and C.4: each beam with each of the K_A candidates, scored as a prefix
             extended = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
             extended_priors = np.repeat(beam_priors, len(options)) + np.tile(option_priors, len(beams))
-            budget.spend(work.run(scorer, extended.size))
+            budget.spend(work.forward(scorer, extended.size))
             scores = device.array(scorer(device.tensor(extended))) + extended_priors
             best = np.argsort(-scores, kind="stable")[: self.beam]
             beams, beam_priors = extended[best], extended_priors[best]

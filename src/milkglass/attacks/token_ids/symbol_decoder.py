@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, body, descend, places, stacked
+from milkglass.attacks.forward import batches, body, descend, places, stack
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
-from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, Listed
+from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, PlaceOptions
 from milkglass.attacks.token_ids.text_in_context import ClusterHmm
 from milkglass.models.view import Model
 from milkglass.noise.responses import RandomisedResponse
@@ -47,13 +47,13 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-START_SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
+START_SCALE = 0.3  # of A at the start, since embeddings' products are larger than the members' logits
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING_SHARE = 0.8  # of the budget
-# Where a language model reads after the training: of the budget, of what is left
+# If a language model reads after the training: of the budget for the training; of the rest to choose its weights
 TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = 0.5, 0.5
-UNSEEN_COUNT = 0.05  # occurrences of a token that the public text lacks
-MIN_SHARE = 1e-6  # of what is left of the shares, when all members are listed
+UNSEEN_COUNT = 0.05  # added to each token's occurrences in the public text
+MIN_SHARE = 1e-6  # the least share of the members that are not listed
 TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
@@ -74,19 +74,20 @@ class Symbols:
     ) -> None:
         """Numbers the symbols of n' = `id_count` ids and n = `token_count` tokens.
 
-        With `responses` each group has one row.
+        With `responses` each group must have one row.
         """
         unlisted = len(candidates.groups)
         self.of_id, self.of_token = np.full(id_count, unlisted, np.int64), np.full(token_count, unlisted, np.int64)
-        for number, group in enumerate(candidates.groups):
-            self.of_id[group.rows], self.of_token[group.members] = number, number
-        self.tokens_of_symbol = (*(one.members for one in candidates.groups), np.flatnonzero(self.of_token == unlisted))
+        for symbol, group in enumerate(candidates.groups):
+            self.of_id[group.rows], self.of_token[group.members] = symbol, symbol
+        unlisted_tokens = np.flatnonzero(self.of_token == unlisted)
+        self.tokens_of_symbol = (*(group.members for group in candidates.groups), unlisted_tokens)
         self.responses = responses
         self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
         unexchanged = np.setdiff1d(np.arange(len(self.tokens_of_symbol)), self.exchanged)
         self.order = np.concatenate([self.tokens_of_symbol[i] for i in (*self.exchanged, *unexchanged)])
         shared = self.order[: sum(len(self.tokens_of_symbol[i]) for i in self.exchanged)]
-        self.members = tuple(shared if i in {*self.exchanged} else one for i, one in enumerate(self.tokens_of_symbol))
+        self.members = tuple(shared if i in {*self.exchanged} else own for i, own in enumerate(self.tokens_of_symbol))
 
     @property
     def advantage(self) -> float:
@@ -97,16 +98,16 @@ class Symbols:
         """Returns the slices of `order` that hold each symbol's tokens, for `tokens_of_symbol` or `members`."""
         position = np.empty(len(self.of_token), np.int64)
         position[self.order] = np.arange(len(self.order))
-        starts = [int(position[one[0]]) if len(one) else 0 for one in tokens_of_symbols]
-        return [slice(start, start + len(one)) for start, one in zip(starts, tokens_of_symbols, strict=True)]
+        starts = [int(position[tokens[0]]) if len(tokens) else 0 for tokens in tokens_of_symbols]
+        return [slice(start, start + len(tokens)) for start, tokens in zip(starts, tokens_of_symbols, strict=True)]
 
-    def sent(self, tokens: Ids, rng: np.random.Generator) -> Ids:
+    def send(self, tokens: Ids, rng: np.random.Generator) -> Ids:
         """Returns the symbols of public tokens as they would be sent, exchanged by the attacker's own draws."""
         symbols = self.of_token[tokens]
         m = len(self.exchanged)
         if self.responses is None or m < 2:
             return symbols
-        is_replaced = np.isin(symbols, self.exchanged) & (rng.random(symbols.shape) >= self.responses.kept)
+        is_replaced = np.isin(symbols, self.exchanged) & (rng.random(symbols.shape) >= self.responses.keep_probability)
         index = np.searchsorted(self.exchanged, symbols[is_replaced])
         symbols[is_replaced] = self.exchanged[(index + rng.integers(1, m, len(index))) % m]
         return symbols
@@ -130,8 +131,8 @@ class SymbolReader(torch.nn.Module):
     are more likely by the mechanism's advantage.
 
     Attributes:
-        has_several: (s,) whether a symbol has more than one member.
-        start: (s,) where its members begin in `Symbols.order`.
+        has_several: (symbols,) whether a symbol has more than one member.
+        start: (symbols,) where its members begin in `Symbols.order`.
         position: (n,) each token's place in that order.
         table: (n, d) the public rows in that order.
         bias: (n,) in that order.
@@ -176,16 +177,16 @@ class SymbolReader(torch.nn.Module):
                 bias = bias + own_advantage[span]
             yield its_places, torch.log_softmax(its_states @ self.table[span].T + bias, dim=1)
 
-    def work(self, symbols: torch.Tensor, training: bool = False) -> float:
-        """Returns the work of these symbols, or of a step of training on them."""
-        members = sum(one.stop - one.start for one in (self.spans[i] for i in symbols.flatten().tolist()))
-        scored = work.products(float(members) * self.table.shape[1]) + work.elements(members)
-        if training:
-            return 3 * scored + work.trained(self, symbols.numel())
-        return scored + work.run(self, symbols.numel())
+    def work(self, symbols: torch.Tensor, is_training: bool = False) -> float:
+        """Returns the work of reading these symbols, or of a step of training on them."""
+        member_count = sum(span.stop - span.start for span in (self.spans[i] for i in symbols.flatten().tolist()))
+        scoring = work.products(float(member_count) * self.table.shape[1]) + work.elements(member_count)
+        if is_training:
+            return 3 * scoring + work.training_step(self, symbols.numel())
+        return scoring + work.forward(self, symbols.numel())
 
     def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Returns the mean -log P of the true tokens, both (b, t). None: no place has several members."""
+        """Returns the mean -log P of the true tokens, for symbols and tokens (b, t); None if no symbol has several."""
         column = self.position[tokens.flatten()] - self.start[symbols.flatten()]
         log_probabilities = [scores.gather(1, column[there][:, None])[:, 0] for there, scores in self(symbols)]
         return -torch.cat(log_probabilities).mean() if log_probabilities else None
@@ -193,7 +194,7 @@ class SymbolReader(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Beliefs:
-    """The probabilities of each symbol's members at each place, by the transformer and the chain."""
+    """Reads texts of symbols by the transformer and the chain together."""
 
     reader: SymbolReader
     chain: ClusterHmm
@@ -203,7 +204,7 @@ class Beliefs:
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
         for text_numbers in batches(texts, TOKENS_AT_A_TIME):
-            inputs = stacked(texts, text_numbers)
+            inputs = stack(texts, text_numbers)
             self.budget.spend(self.reader.work(inputs) + sum(self.chain.cost(row) for row in device.array(inputs)))
             with torch.inference_mode():
                 by_place = {
@@ -220,21 +221,23 @@ class Beliefs:
                 elif len(members):
                     yield place, members, np.zeros(1), np.zeros(1)
 
-    def best_weights(self, texts: Sequences, tokens: Ids, counted: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def best_weights(self, texts: Sequences, tokens: Ids, counts_token: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Returns the row of WEIGHTS under which the true tokens (total,) of texts of symbols are least surprising.
 
-        `counted` (n,) says which public tokens count.
+        `counts_token` (n,) says which public tokens count.
         """
         surprise = np.zeros(len(WEIGHTS))
         for place, members, network, chain in self.read(texts):
-            if not counted[tokens[place]]:
+            if not counts_token[tokens[place]]:
                 continue
             log_weighed = WEIGHTS @ np.stack([network, chain])
             is_true = np.flatnonzero(members == tokens[place])
             surprise += np.logaddexp.reduce(log_weighed, axis=1) - log_weighed[:, is_true].sum(1)
         return np.asarray(WEIGHTS[surprise.argmin()])
 
-    def listed(self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]) -> Listed:
+    def list_options(
+        self, texts: Sequences, weights: NDArray[np.float64], k: int, share: NDArray[np.float64]
+    ) -> PlaceOptions:
         """Returns the k likeliest members of each place of texts of symbols, with weights v, w.
 
         The probability of the other members is divided among them by `share` (n,).
@@ -248,18 +251,20 @@ class Beliefs:
             listed_tokens[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
             unlisted_share = share[members].sum() - share[members[best]].sum()
             chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_SHARE)
-        return Listed(listed_tokens, chances)
+        return PlaceOptions(listed_tokens, chances)
 
 
 @dataclass(frozen=True)
 class SymbolDecoder(Attack):
-    """The symbol decoder attack.
+    """Trains the public model to turn symbols back into tokens, and reads the ids sent with it and a chain.
 
     Attributes:
+        batch_tokens: tokens of a training step.
         epochs: over the public text; fewer if the budget ends.
         held_out: the share of the public text on which the weights are chosen.
+        k: the number of ranks of the guess.
         reader: a causal model, embedded or in a folder, that weighs the members if the public model is an encoder; a
-            causal public model weighs them itself. None: none does.
+            causal public model weighs them itself. If it is None, no language model weighs them.
         width: how many readings of a text the beam search keeps.
         commonest: how many of the most frequent public tokens do not count when weights are chosen. 0 reads the most
             tokens; 150 reads the most content tokens.
@@ -282,7 +287,7 @@ class SymbolDecoder(Attack):
     min_seconds = 60.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not knowledge.shared:
+        if not knowledge.has_shared_ids:
             return "an id is the same token wherever it occurs: decipherment uses that"
         corpus = required(knowledge.corpus)
         if not len(corpus.ids):
@@ -305,17 +310,17 @@ class SymbolDecoder(Attack):
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
         is_counted = np.ones(public.vocab_size, np.bool_)
         is_counted[np.argsort(-corpus.counts(public.vocab_size), kind="stable")[: self.commonest]] = False
-        weights = beliefs.best_weights(replace(held_out, ids=symbols.sent(held_out.ids, rng)), held_out.ids, is_counted)
+        weights = beliefs.best_weights(replace(held_out, ids=symbols.send(held_out.ids, rng)), held_out.ids, is_counted)
         sent_symbols = transcript.tokens.mapped(symbols.of_id)
         smoothed_counts = corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT
-        listed = beliefs.listed(sent_symbols, weights, self.k, smoothed_counts)
+        listed = beliefs.list_options(sent_symbols, weights, self.k, smoothed_counts)
         if self.reader is not None and budget.left() > 0:
             held_out = held_out.chosen(np.arange(len(held_out))[:HELD_OUT])
-            held_out_symbols = replace(held_out, ids=symbols.sent(held_out.ids, rng))
-            held_out_lists = beliefs.listed(held_out_symbols, weights, self.k, smoothed_counts)
+            held_out_symbols = replace(held_out, ids=symbols.send(held_out.ids, rng))
+            held_out_lists = beliefs.list_options(held_out_symbols, weights, self.k, smoothed_counts)
             causal = CausalReader.of(public, self.reader, corpus, budget)
             choosing = budget.part(CHOOSING_SHARE)
-            language = LanguageReader.chosen(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
+            language = LanguageReader.fit(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
             listed = language.read(sent_symbols, listed, budget)
         return Guess(running=listed.tokens, chances=listed.chances, weights=smoothed_counts)
 
@@ -326,19 +331,19 @@ class SymbolDecoder(Attack):
         trained_parameters = [one for one in reader.parameters() if one.requires_grad]
         optimiser = torch.optim.AdamW(trained_parameters, lr=self.learning_rate, fused=True)
         groups, seconds = list(batches(corpus, self.batch_tokens)), budget.left()
-        order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
+        order = [index for _ in range(self.epochs) for index in rng.permutation(len(groups)).tolist()]
         reader.train()
-        for step, number in enumerate(order):
-            spent = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
-            if spent >= 1:
+        for step, index in enumerate(order):
+            done = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
+            if done >= 1:
                 return
             for group in optimiser.param_groups:
-                group["lr"] = self.learning_rate * min(1 - spent, (step + 1) / (0.06 * len(order) + 1))
-            tokens = stacked(corpus, groups[number])
-            symbols_sent = device.tensor(symbols.sent(device.array(tokens), rng))
+                group["lr"] = self.learning_rate * min(1 - done, (step + 1) / (0.06 * len(order) + 1))
+            tokens = stack(corpus, groups[index])
+            symbols_sent = device.tensor(symbols.send(device.array(tokens), rng))
             loss = reader.surprise(symbols_sent, tokens)
             if loss is None:
                 continue
             descend(optimiser, loss, clip=1.0)
             budget.spend(reader.work(symbols_sent, True))
-            budget.progress(spent)
+            budget.progress(done)

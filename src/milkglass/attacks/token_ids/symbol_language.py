@@ -37,8 +37,8 @@ from milkglass.threat.guess import NO_BELIEF
 
 STRENGTHS = (0.0, 0.2, 0.4, 0.6, 1.0)  # u above
 WEIGHTS = np.array([(a, u) for a in np.linspace(0.4, 1.2, 5) for u in np.linspace(0, 1, 11)])  # a, u'
-HELD_OUT = 100  # texts by which they are chosen, at most
-TOGETHER = 32  # texts of a beam search: with few, the reader's weights are fetched for each of their tokens
+HELD_OUT = 100  # the most texts by which they are chosen
+TEXTS_TOGETHER = 32  # texts of one beam search: with fewer, the reader's weights are fetched more often
 
 
 def gain(reader: CausalReader, read: ReadBatch, options: Ids, common: Floats) -> Floats:
@@ -61,40 +61,44 @@ class Beam:
 
     with P the reader's (decipherment/reader.py) and `score` what else is known of the place. The w best readings of
     each text go on. Tokens are spelled by rows of the reader's ids of different lengths, so that rows of the cache have
-    gaps. The mask leaves these out, and positions do not count them. A row is a text's number times w plus a reading's
-    number.
+    gaps. The mask leaves these out, and positions do not count them. The row of a reading is its text's index times w,
+    plus its own index among the text's readings.
 
     Attributes:
         tokens: (b, w, i) public ids so far.
         total: (b, w) the scores; -inf for a reading that does not exist.
+        states: (b w, d) the reader's state after each row.
+        joined: (b w,) whether what follows each row is joined to it.
     """
 
-    def __init__(self, reader: CausalReader, texts: int, width: int) -> None:
-        """Starts with one empty reading for each of b = `texts` texts, out of w = `width`."""
+    def __init__(self, reader: CausalReader, text_count: int, width: int) -> None:
+        """Starts with one empty reading for each of b = `text_count` texts, out of w = `width`."""
         self.reader, self.width = reader, width
-        self.tokens = np.empty((texts, width, 0), np.int64)
-        self.total = np.full((texts, width), -np.inf)
+        self.tokens = np.empty((text_count, width, 0), np.int64)
+        self.total = np.full((text_count, width), -np.inf)
         self.total[:, 0] = 0
-        self.longest = min(WINDOW_TOKENS, int(getattr(reader.model.config, "max_position_embeddings", WINDOW_TOKENS)))
-        self.states = reader.head.new_zeros(texts * width, reader.head.shape[1])
-        self.joined = np.ones(texts * width, np.bool_)
+        self.max_length = min(
+            WINDOW_TOKENS, int(getattr(reader.model.config, "max_position_embeddings", WINDOW_TOKENS))
+        )
+        self.states = reader.head.new_zeros(text_count * width, reader.head.shape[1])
+        self.joined = np.ones(text_count * width, np.bool_)
         self._begin_again()
-        self._spell([np.array([reader.begin])] * (texts * width))
+        self._spell([np.array([reader.begin])] * (text_count * width))
 
     @torch.inference_mode()
     def grow(self, options: Ids, scores: Floats, weight: float, common: Floats) -> None:
         """Adds one place to every reading, from `options` and `scores` (b, k) of each text; `weight` is u."""
-        texts, k = options.shape
+        text_count, k = options.shape
         options_of_readings = np.repeat(options, self.width, axis=0)
         read = ReadBatch(np.arange(len(options_of_readings)), self.states, self.joined)
-        gains = gain(self.reader, read, options_of_readings, common).reshape(texts, self.width, k)
-        total = (self.total[:, :, None] + scores[:, None] + weight * gains).reshape(texts, -1)
+        gains = gain(self.reader, read, options_of_readings, common).reshape(text_count, self.width, k)
+        total = (self.total[:, :, None] + scores[:, None] + weight * gains).reshape(text_count, -1)
         best = np.argsort(-total, axis=1, kind="stable")[:, : self.width]
         self.total, parent = np.take_along_axis(total, best, 1), best // k
         newest_tokens = np.take_along_axis(options, best % k, 1)
-        kept = np.take_along_axis(self.tokens, parent[:, :, None], 1)
-        self.tokens = np.concatenate([kept, newest_tokens[:, :, None]], axis=2)
-        self._keep((parent + self.width * np.arange(texts)[:, None]).reshape(-1))
+        parent_tokens = np.take_along_axis(self.tokens, parent[:, :, None], 1)
+        self.tokens = np.concatenate([parent_tokens, newest_tokens[:, :, None]], axis=2)
+        self._keep((parent + self.width * np.arange(text_count)[:, None]).reshape(-1))
         self._write(newest_tokens.reshape(-1))
 
     def best(self) -> Ids:
@@ -102,7 +106,7 @@ class Beam:
         return self.tokens[np.arange(len(self.tokens)), self.total.argmax(1)]
 
     def _begin_again(self) -> None:
-        """Empties the cache of the model and what is counted of it."""
+        """Empties the model's cache, its mask and the lengths of its rows."""
         from transformers import DynamicCache
 
         self.cache, rows = DynamicCache(), len(self.joined)
@@ -111,6 +115,7 @@ class Beam:
         self.length = torch.zeros(rows, dtype=torch.int64, device=current_device)
 
     def _keep(self, rows: Ids) -> None:
+        """Replaces the rows by these of them, in this order, some of them several times."""
         index = device.tensor(rows)
         if self.mask.shape[1]:
             self.cache.reorder_cache(index)
@@ -130,22 +135,22 @@ class Beam:
 
     @torch.inference_mode()
     def _spell(self, rows: list[Ids]) -> None:
-        """Reads the reader's ids with which each row goes on. A text that is too long goes on in a new part."""
-        longest = max(len(one) for one in rows)
-        if not longest:
+        """Reads the reader's ids with which each row goes on. If a row gets too long, all go on in a new part."""
+        newest_length = max(len(row) for row in rows)
+        if not newest_length:
             return
-        if int(self.length.max()) + longest > self.longest:
+        if int(self.length.max()) + newest_length > self.max_length:
             self._begin_again()
-            rows = [np.array([self.reader.begin, *one]) for one in rows]
-        lengths = torch.tensor([len(one) for one in rows], device=device.current())
+            rows = [np.array([self.reader.begin, *row]) for row in rows]
+        lengths = torch.tensor([len(row) for row in rows], device=device.current())
         width = int(lengths.max())
         ids = torch.tensor(
-            [[*one.tolist(), *[self.reader.begin] * (width - len(one))] for one in rows], device=device.current()
+            [[*row.tolist(), *[self.reader.begin] * (width - len(row))] for row in rows], device=device.current()
         )
         offsets = torch.arange(width, device=device.current())
         self.mask = torch.cat([self.mask, (offsets < lengths[:, None]).long()], dim=1)
-        positions = (self.length[:, None] + offsets).clamp(max=self.longest - 1)
-        self.reader.budget.spend(work.run(self.reader.model, ids.numel()))
+        positions = (self.length[:, None] + offsets).clamp(max=self.max_length - 1)
+        self.reader.budget.spend(work.forward(self.reader.model, ids.numel()))
         output = self.reader.model(
             input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )
@@ -155,12 +160,13 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The options of each place.
+class PlaceOptions:
+    """The likeliest tokens of each place, with their probabilities.
 
     Attributes:
         tokens: (total, k) public ids, likeliest first, NO_BELIEF if there are fewer.
-        chances: (total, k + 1) their probabilities, 0 if there is none; the last is that of each token not listed.
+        chances: (total, k + 1) their probabilities, 0 where there is none. The last column times a token's weight is
+            the probability of a token that is not listed.
     """
 
     tokens: Ids
@@ -168,14 +174,14 @@ class Listed:
 
     @property
     def scores(self) -> Floats:
-        """Returns (total, k) log-probabilities. A place without options has one, which is nothing."""
+        """Returns (total, k) log-probabilities, -inf where there is no option; a place without options has one of 0."""
         with np.errstate(divide="ignore"):
             log_chances = np.log(self.chances[:, :-1])
         log_chances[log_chances.max(1) == -np.inf, 0] = 0
         return log_chances
 
-    def weighed(self, gains: Floats, weights: tuple[float, float]) -> Floats:
-        """Returns (total, k) the probabilities combined with what the reader says (total, k), by weights a, u'."""
+    def reweigh(self, gains: Floats, weights: tuple[float, float]) -> Floats:
+        """Returns (total, k) the probabilities combined with the reader's gains (total, k), by weights a, u'."""
         log_weights = weights[0] * self.scores + weights[1] * gains
         shares = np.exp(log_weights - np.logaddexp.reduce(log_weights, axis=1, keepdims=True))
         return np.asarray(shares * self.chances[:, :-1].sum(1, keepdims=True))
@@ -183,12 +189,14 @@ class Listed:
 
 @dataclass(frozen=True)
 class LanguageReader:
-    """A reader of lists, with its weights u (strength) and a, u'.
+    """Chooses among the options of places by a causal reader.
 
     Attributes:
         common: (V,) the logarithm of each id's mean probability.
-        width: readings of a text that go on.
-        whole: whether the guess is the best reading's token; else it is that of the largest P.
+        width: how many readings of a text go on.
+        strength: u of the module.
+        weights: a and u' of the module.
+        takes_whole: whether the guess is the best reading's token; else it is that of the largest P.
     """
 
     reader: CausalReader
@@ -196,22 +204,22 @@ class LanguageReader:
     width: int
     strength: float = 0.0
     weights: tuple[float, float] = (1.0, 0.0)
-    whole: bool = True
+    takes_whole: bool = True
 
     @classmethod
-    def chosen(
+    def fit(
         cls,
         reader: CausalReader,
         width: int,
         texts: Sequences,
-        listed: Listed,
-        counted: NDArray[np.bool_],
+        listed: PlaceOptions,
+        counts_token: NDArray[np.bool_],
         budget: Budget,
         rng: np.random.Generator,
     ) -> LanguageReader:
-        """Returns a reader with weights chosen on public texts and their lists, among the u that the budget reaches.
+        """Returns a reader with weights chosen on public texts and their options, among the u that the budget reaches.
 
-        `counted` (n,) says which public tokens count when u is chosen.
+        `counts_token` (n,) says which public tokens count when u is chosen.
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]
@@ -223,57 +231,56 @@ class LanguageReader:
             ),
             width,
         )
-        readings = [
-            replace(plain, strength=one).best(texts, listed) for one in STRENGTHS if budget.left() > 0 or not one
-        ]
-        is_counted = counted[texts.ids]
-        right_counts = [int((one == texts.ids)[is_counted].sum()) for one in readings]
-        number = int(np.argmax(right_counts))
-        gains = plain.gains(Sequences(readings[number], texts.lengths), listed.tokens)
-        true = listed.tokens == texts.ids[:, None]
-        weighed = [listed.weighed(gains, (a, u)) for a, u in WEIGHTS]
-        least = int(np.argmin([-np.log(one[true] + 1e-30).sum() for one in weighed]))
-        likeliest = np.take_along_axis(listed.tokens, weighed[least].argmax(1)[:, None], 1)[:, 0]
-        (a, u), takes_whole = WEIGHTS[least], right_counts[number] >= int((likeliest == texts.ids)[is_counted].sum())
-        return replace(plain, strength=STRENGTHS[number], weights=(float(a), float(u)), whole=takes_whole)
+        readings = [replace(plain, strength=u).best(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u]
+        is_counted = counts_token[texts.ids]
+        right_counts = [int((reading == texts.ids)[is_counted].sum()) for reading in readings]
+        best_strength = int(np.argmax(right_counts))
+        gains = plain.gains(Sequences(readings[best_strength], texts.lengths), listed.tokens)
+        is_true = listed.tokens == texts.ids[:, None]
+        weighed = [listed.reweigh(gains, (a, u)) for a, u in WEIGHTS]
+        best_weights = int(np.argmin([-np.log(chances[is_true] + 1e-30).sum() for chances in weighed]))
+        likeliest = np.take_along_axis(listed.tokens, weighed[best_weights].argmax(1)[:, None], 1)[:, 0]
+        likeliest_right = int((likeliest == texts.ids)[is_counted].sum())
+        (a, u), takes_whole = WEIGHTS[best_weights], right_counts[best_strength] >= likeliest_right
+        return replace(plain, strength=STRENGTHS[best_strength], weights=(float(a), float(u)), takes_whole=takes_whole)
 
-    def read(self, texts: Sequences, listed: Listed, budget: Budget) -> Listed:
-        """Returns the lists in a new order with new probabilities, unchanged for texts that time does not reach."""
+    def read(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:
+        """Returns the options in a new order with new probabilities, unchanged for texts that time does not reach."""
         tokens, chances = listed.tokens.copy(), listed.chances.copy()
-        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
+        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
             if budget.left() <= 0:
                 break
             places = np.flatnonzero(np.isin(texts.owner, text_numbers))
-            options = Listed(listed.tokens[places], listed.chances[places])
+            options = PlaceOptions(listed.tokens[places], listed.chances[places])
             lengths = texts.lengths[np.sort(text_numbers)]
             best = self.best(Sequences(texts.ids[places], lengths), options)
-            weighed = options.weighed(self.gains(Sequences(best, lengths), options.tokens), self.weights)
-            first = 2 * (options.tokens == best[:, None]) if self.whole else 0
-            order = np.argsort(-(weighed + first), axis=1, kind="stable")
+            weighed = options.reweigh(self.gains(Sequences(best, lengths), options.tokens), self.weights)
+            bonus = 2 * (options.tokens == best[:, None]) if self.takes_whole else 0  # puts it first
+            order = np.argsort(-(weighed + bonus), axis=1, kind="stable")
             tokens[places] = np.take_along_axis(options.tokens, order, 1)
             chances[places, :-1] = np.take_along_axis(weighed, order, 1)
-        return Listed(tokens, chances)
+        return PlaceOptions(tokens, chances)
 
-    def best(self, texts: Sequences, listed: Listed) -> Ids:
+    def best(self, texts: Sequences, listed: PlaceOptions) -> Ids:
         """Returns (total,) the best reading of each text. Only the lengths of `texts` matter."""
         read_tokens = listed.tokens[:, 0].copy()
         if not self.strength:
             return read_tokens
         k, scores = listed.tokens.shape[1], listed.scores
         text_ends = np.cumsum(texts.lengths)
-        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TOGETHER):
+        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
             beam = Beam(self.reader, len(text_numbers), self.width)
             for place in range(int(texts.lengths[text_numbers].max())):
                 options = np.full((len(text_numbers), k), NO_BELIEF)
-                scores_listed = np.full(options.shape, -np.inf)
-                scores_listed[:, 0] = 0  # a text that is over has nothing to choose
+                option_scores = np.full(options.shape, -np.inf)
+                option_scores[:, 0] = 0  # a text that is over has nothing to choose
                 unfinished = np.flatnonzero(texts.lengths[text_numbers] > place)
                 places = (text_ends - texts.lengths)[text_numbers][unfinished] + place
-                options[unfinished], scores_listed[unfinished] = listed.tokens[places], scores[places]
-                beam.grow(options, scores_listed, self.strength, self.common)
-            for number, best in zip(text_numbers, beam.best(), strict=True):
-                length = texts.lengths[number]
-                read_tokens[text_ends[number] - length : text_ends[number]] = best[:length]
+                options[unfinished], option_scores[unfinished] = listed.tokens[places], scores[places]
+                beam.grow(options, option_scores, self.strength, self.common)
+            for index, best in zip(text_numbers, beam.best(), strict=True):
+                length = texts.lengths[index]
+                read_tokens[text_ends[index] - length : text_ends[index]] = best[:length]
         return read_tokens
 
     def gains(self, reading: Sequences, options: Ids) -> Floats:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, normalised
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, normalise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -53,7 +53,7 @@ class TextInContext(Attack):
     assumes = frozenset({"candidates", "corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not knowledge.shared:
+        if not knowledge.has_shared_ids:
             return "an id is the same token wherever it occurs: decipherment uses that"
         return None
 
@@ -64,7 +64,7 @@ class TextInContext(Attack):
             candidates if responses is None else candidates.for_exchanged_ids(responses),
             required(knowledge.corpus),
             transcript.size,
-            knowledge.tokens(transcript.size),
+            knowledge.token_count(transcript.size),
             has_exchanged_ids=responses is not None,
         )
         texts = transcript.tokens
@@ -115,7 +115,7 @@ class ClusterHmm:
         self.candidates, self.group_of_id = candidates, np.full(id_count, -1, np.int64)
         for index, group in enumerate(candidates.groups):
             self.group_of_id[group.rows] = index
-        exchanged_groups = zip(candidates.groups, candidates.likelihood, strict=True) if has_exchanged_ids else ()
+        exchanged_groups = zip(candidates.groups, candidates.log_likelihoods, strict=True) if has_exchanged_ids else ()
         self.log_emission = {
             scrambled_id: id_likelihood
             for group, likelihood in exchanged_groups
@@ -176,17 +176,17 @@ class ClusterHmm:
         for left_id, right_id in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
             emitted_belief = backward[-1] * self.emission(right_id)
             if self.group_of_id[left_id] >= 0 and self.group_of_id[right_id] >= 0:
-                backward.append(normalised(self.backward(left_id, right_id, emitted_belief)))
+                backward.append(normalise(self.backward(left_id, right_id, emitted_belief)))
             else:
                 backward.append(np.ones(len(self.members(left_id))))
         return [left * right for left, right in zip(forward, backward[::-1], strict=True)]
 
     def _forward_beliefs(self, text: Ids, local_beliefs: list[Floats]) -> list[Floats]:
         """Returns, for each position, (m,) the belief in each member by the text up to it."""
-        beliefs = [normalised(local_beliefs[0])]
+        beliefs = [normalise(local_beliefs[0])]
         for position, (left_id, right_id) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
             belief = local_beliefs[position]
             if self.group_of_id[left_id] >= 0 and self.group_of_id[right_id] >= 0:
                 belief = self.forward(left_id, right_id, beliefs[-1]) * self.emission(right_id)
-            beliefs.append(normalised(belief))
+            beliefs.append(normalise(belief))
         return beliefs

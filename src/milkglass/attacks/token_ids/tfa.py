@@ -8,7 +8,7 @@ Two forms, `match`:
 
     "nearest"   ObfusLM's paper (appendix E): for each id alone the public tokens of the nearest relative frequency,
                 |count(a) / all sent - count(b) / all public|; several ids may get one token
-    "rank"      ours: the same idea under the constraint that no token is used twice, which nearest frequency breaks
+    "rank"      not the paper's: no token is used twice, as in a substitution, which nearest frequency does not ensure
 
 - Ties (the hundreds of ids seen once) go to the lower id on both sides, which is chance.
 - Ids that were never sent get no guess, and tokens that the public text lacks are never guessed.
@@ -40,11 +40,13 @@ Match = Literal["rank", "nearest"]
 
 @dataclass(frozen=True)
 class TFA(Attack):
-    """The token frequency attack.
+    """Matches scrambled ids with public ids of about the same frequency.
 
     Attributes:
-        k: how many ranks are guessed: the id's own, then those nearest to it, the more frequent ones first.
+        k: the number of ranks of the guess. With `match = "rank"`: the id's own rank, then those nearest to it, of two
+            equally near ones the more frequent first.
         places: whether tokens that are known by their place are taken out first.
+        match: see the module.
     """
 
     k: int = 10
@@ -68,17 +70,17 @@ class TFA(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         sent_counts = transcript.tokens.counts(transcript.size)
-        public_counts = corpus.counts(knowledge.tokens(transcript.size))
+        public_counts = corpus.counts(knowledge.token_count(transcript.size))
         crib_pairs = np.empty((0, 2), np.int64)
         if self.places:
             crib_pairs = cribs.consistent_pairs(cribs.pairs_at_constant_positions(transcript.tokens, corpus))
             sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides
-        sent_ids, public_ids = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.aliases)
+        sent_ids, public_ids = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.alias_count)
         if len(public_ids):
             table[sent_ids] = (
-                by_nearest(sent_counts * knowledge.aliases, public_counts, sent_ids, self.k, int(sent_counts.sum()))
+                by_nearest(sent_counts * knowledge.alias_count, public_counts, sent_ids, self.k, int(sent_counts.sum()))
                 if self.match == "nearest"
                 else self.around(sent_ids, public_ids)
             )
@@ -86,14 +88,14 @@ class TFA(Attack):
         return Guess(table=table)
 
     def around(self, sent_ids: Ids, public_ids: Ids) -> Ids:
-        """Returns (s, k) for each sent id the public id of its rank, then those of the ranks beside it."""
+        """Returns (sent ids, k) the public id of each sent id's rank, then those of the ranks beside it."""
         steps = np.arange(1, self.k // 2 + 1)
         beside = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]
         ranks = np.arange(len(sent_ids))[:, None] + beside
-        inside = (ranks >= 0) & (ranks < len(public_ids))
-        guesses = np.where(inside, public_ids[np.clip(ranks, 0, len(public_ids) - 1)], NO_BELIEF)
-        # what falls off the table must not take a better rank from what lies on it
-        order = np.argsort(~inside[:, 1:], axis=1, kind="stable")
+        exists = (ranks >= 0) & (ranks < len(public_ids))
+        guesses = np.where(exists, public_ids[np.clip(ranks, 0, len(public_ids) - 1)], NO_BELIEF)
+        # ranks that do not exist come last, so that they take no place from others
+        order = np.argsort(~exists[:, 1:], axis=1, kind="stable")
         guesses[:, 1:] = np.take_along_axis(guesses[:, 1:], order, axis=1)
         return guesses
 
@@ -105,10 +107,10 @@ def by_rank(counts: Ids) -> Ids:
 
 
 def by_nearest(sent_counts: Ids, public_counts: Ids, sent_ids: Ids, k: int, total: int) -> Ids:
-    """Returns (s, k) for each of `sent_ids` the public ids of the nearest relative frequency; ties by id.
+    """Returns (sent ids, k) for each sent id the public ids of the nearest relative frequency; ties by id.
 
     Args:
-        sent_counts: (n',) what each scrambled id counts; with aliases more than it occurs.
+        sent_counts: (n',) how often each scrambled id occurs, times the number of its token's ids.
         public_counts: (n,) how often each public id occurs.
         total: how many ids were sent.
     """

@@ -128,6 +128,6 @@ class AuditedSite:
         """
         searched = Ghost.open(self.recorded.model, self.texts.searched, Selection(way="random")).candidates
         all_candidates, sent = inverse(searched.ids, searched.starts), set(self.texts.rows.ids.ids.tolist())
-        pairs = zip(all_candidates.groups, all_candidates.likelihood, strict=True)
+        pairs = zip(all_candidates.groups, all_candidates.log_likelihoods, strict=True)
         sent_pairs = [(group, likely) for group, likely in pairs if int(group.rows[0]) in sent]
         return Candidates(tuple(group for group, _ in sent_pairs), tuple(likely for _, likely in sent_pairs))

@@ -60,7 +60,9 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
 
 def scheme_for(base: Checkpoint, name: str = "obfuslm", **parameters: Any) -> Scheme:
     """Returns the scheme with these parameters, and with its paper's suggestions for such a model."""
-    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(architecture_of(base).kind), **parameters})
+    return scheme_named(
+        name, {**SCHEMES[name.removesuffix("+")].suggested_parameters(architecture_of(base).kind), **parameters}
+    )
 
 
 def new_key(
@@ -82,10 +84,10 @@ def new_key(
     if sampling := ModelSampling.of(base.generation_config).values:
         key_info = key_info.with_fields(sampling=dict(sampling))
     slot_count = vocab_size = architecture.vocab_size
-    if scheme.copies > 1:
+    if scheme.ids_per_token > 1:
         single = single_ids(base, architecture)
-        key_info = key_info.with_fields(slots={"copies": scheme.copies, "single": single})
-        slot_count = len(Slots.of(vocab_size, scheme.copies, single).origin)
+        key_info = key_info.with_fields(slots={"copies": scheme.ids_per_token, "single": single})
+        slot_count = len(Slots.of(vocab_size, scheme.ids_per_token, single).origin)
     symbols = scheme.token_symbols
     if symbols is not None:
         if len(symbols) != vocab_size:
@@ -93,7 +95,7 @@ def new_key(
                 f"the map is of {len(symbols)} tokens, the model has {vocab_size}", "give the model it is for"
             )
         slot_count = int(symbols.max()) + 1
-    permute = hashed_permutation if scheme.hashed else permutation
+    permute = hashed_permutation if scheme.sorts_hashes else permutation
     key = Key.new(digest, slot_count, architecture.pinned, key_info, permute, root)
     return with_groups(base, key, stage) if scheme.shares and symbols is None else key
 

@@ -95,11 +95,11 @@ class CovariantKeys:
 
     def writing_matrix(self, name: str) -> torch.Tensor:
         """Returns P (d, D) of the tensor `name`, which writes to the stream."""
-        return self.stream.writing(self.draws(f"P/{name}"))
+        return self.stream.write_key(self.draws(f"P/{name}"))
 
     def reading_matrix(self, name: str) -> torch.Tensor:
         """Returns Q (D, d) of the tensor `name`, which reads the stream, times kappa."""
-        return self.stream.kappa * self.stream.reading(self.draws(f"Q/{name}"))
+        return self.stream.kappa * self.stream.read_key(self.draws(f"Q/{name}"))
 
     def layer(self, index: int) -> LayerKeys:
         return self.scheme.layer_keys(self.shape, self.draws(f"layer/{index}"))

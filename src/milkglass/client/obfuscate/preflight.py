@@ -46,7 +46,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     scheme.require_tokens(architecture.vocab_size, len(reserved_ids(base, architecture.vocab_size)))
     _require_tokenizer(base.folder, architecture.vocab_size)
     size = architecture.vocab_size
-    counts = np.full(size, scheme.copies, np.int64)
+    counts = np.full(size, scheme.ids_per_token, np.int64)
     counts[single_ids(base, architecture)] = 1
     map_configs(base, np.arange(size, dtype=np.int32), counts)
 
@@ -96,7 +96,7 @@ def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     table_bytes = sum(base.tensors[name].bytes for name in architecture.touched)
     other_bytes = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - table_bytes
     adds_head = scheme.needs_whole_layers and not architecture.heads
-    unwidened_bytes = other_bytes + table_bytes * scheme.copies * (2 if adds_head else 1)
+    unwidened_bytes = other_bytes + table_bytes * scheme.ids_per_token * (2 if adds_head else 1)
     return unwidened_bytes * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
 
 

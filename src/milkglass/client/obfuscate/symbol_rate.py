@@ -76,7 +76,7 @@ def rate_of(
     symbol_of, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
     mass, is_exempt = mass_of(counts), np.isin(np.arange(size), symbol_of[exempt])
     bits, share = bits_and_shares(symbol_of, mass, size)
-    unmet = ~is_exempt & scheme.limits.broken(bits, share)
+    unmet = ~is_exempt & scheme.limits.are_broken_by(bits, share)
     commonest = np.zeros(len(symbol_of), np.bool_)
     order = np.lexsort((np.arange(len(symbol_of)), -mass, symbol_of))
     commonest[order[np.unique(symbol_of[order], return_index=True)[1]]] = True
@@ -94,7 +94,7 @@ def rate_of(
         unmet=int(unmet.sum()),
         unmet_running=_share(occurrences, unmet),
         epsilon=scheme.epsilon or 0.0,
-        kept=1.0 if responses is None else responses.kept,
+        kept=1.0 if responses is None else responses.keep_probability,
     )
 
 
@@ -115,10 +115,10 @@ def read_share_by_name(
         return read_shares
     commonest_ids = np.flatnonzero(commonest & np.isin(symbol_of, responses.values))
     top = commonest_ids[mass[commonest_ids].argmax()]  # of all exchanged symbols: it is sent as any of them
-    exchanged = (1 - responses.kept) / (len(responses.values) - 1)
-    is_exchanged = mass[top] * exchanged > mass[commonest_ids] * responses.kept
-    read_shares[commonest_ids] = np.where(is_exchanged, 0.0, responses.kept)
-    read_shares[top] = responses.kept + exchanged * is_exchanged.sum()
+    exchanged = (1 - responses.keep_probability) / (len(responses.values) - 1)
+    is_exchanged = mass[top] * exchanged > mass[commonest_ids] * responses.keep_probability
+    read_shares[commonest_ids] = np.where(is_exchanged, 0.0, responses.keep_probability)
+    read_shares[top] = responses.keep_probability + exchanged * is_exchanged.sum()
     return read_shares
 
 
@@ -139,7 +139,7 @@ def most_bits(size: int, responses: RandomisedResponse | None) -> float:
 
 def bits_in(occurrences: NDArray[np.number], responses: RandomisedResponse | None) -> float:
     """Returns bits a token of a text, by the occurrences (m',) of its ids; 0 for an empty text."""
-    sent = occurrences if responses is None else responses.sent(occurrences)
+    sent = occurrences if responses is None else responses.expected_counts(occurrences)
     probabilities = sent[sent > 0] / max(1, sent.sum())
     chance = 0.0 if responses is None else responses.noise_bits * _share(occurrences, responses.values)
     return max(0.0, float(-(probabilities * np.log2(probabilities)).sum()) - chance)

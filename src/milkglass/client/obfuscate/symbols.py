@@ -216,4 +216,4 @@ def find_map(
         labelled=texts.task,
         vectors=partial(token_vectors, base, stage=stage),
     )
-    return scheme.found(evidence, draws, stage("find symbols", PROGRESS_STEPS))
+    return scheme.fit(evidence, draws, stage("find symbols", PROGRESS_STEPS))

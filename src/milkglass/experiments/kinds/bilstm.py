@@ -85,7 +85,7 @@ class BiLSTMRecipe(Recipe):
         require_names(self.data, "data", SPLITS)
         require_variants(self.variants)
         schemes = [scheme_of_recipe(parameters) for parameters in self.variants.values()]
-        if any(scheme.copies > 1 or scheme.shares or scheme.document().get("plus") for scheme in schemes):
+        if any(scheme.ids_per_token > 1 or scheme.shares or scheme.document().get("plus") for scheme in schemes):
             message = "aliases, shared rows and plus are not done for a word table"
             raise UsageError(message, "take them from this recipe")
 
@@ -161,7 +161,7 @@ def _read_splits(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[La
 def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
     """Returns a key that anyone can derive from `root`, which is not secret. Without a scheme it is the identity."""
     digest = "sha256:" + hashlib.sha256(table.rows.numpy().tobytes() + "\n".join(table.words).encode()).hexdigest()
-    order = hashed_permutation if scheme and scheme.hashed else permutation
+    order = hashed_permutation if scheme and scheme.sorts_hashes else permutation
     key = Key.new(digest, len(table), (), KeyInfo({}), order, hashlib.sha256(root.encode()).digest())
     return key if scheme else replace(key, sigma=np.arange(len(table), dtype=np.int32))
 

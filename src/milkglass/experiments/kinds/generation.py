@@ -324,7 +324,7 @@ def attack_figures(
         ),
         len(codec.inverse),
     )
-    knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.aliases_per_token)
+    knowledge = Knowledge(public_model=Model.open(base.folder), alias_count=variant.key.slots.aliases_per_token)
 
     def rng() -> np.random.Generator:
         return np.random.default_rng(seed)

@@ -103,7 +103,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
     for start in range(0, len(order), size):
         part = order[start : start + size]
         ids, mask, _ = rows.part(part).batch(pad)
-        guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).cpu().numpy()
+        guesses[part] = step.logits(step.embed(ids), mask).argmax(-1).cpu().numpy()
     return Utility(with_spread(_class_measures(guesses, rows.labels, seed), scale=1), {"answer": pack_answers(guesses)})
 
 
@@ -114,7 +114,7 @@ def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> Utili
         if len(text_ids) > 1:
             ids, mask = batch([text_ids.tolist()], 0)
             tokens[row] = len(text_ids) - 1
-            losses[row] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[row]
+            losses[row] = float(step.loss(step.embed(ids), mask, ids)) * tokens[row]
     predictions = {"loss": pack_answers(losses), "tokens": pack_answers(tokens.astype(np.int64))}
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]
     measures = {

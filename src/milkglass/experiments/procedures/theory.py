@@ -150,7 +150,7 @@ def _measured(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[
     row = torch.from_numpy(ids)[None]
     mask = torch.ones_like(row)
     with torch.no_grad():
-        loss = float(step.loss(step.embedded(row), mask, row if target is None else target))
+        loss = float(step.loss(step.embed(row), mask, row if target is None else target))
     return loss, step.gradient(row, mask, target)
 
 

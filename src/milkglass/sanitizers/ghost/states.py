@@ -30,7 +30,7 @@ from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.torch_model import body
-from milkglass.nearest.products import multiply_by_onednn, quick_in_bf16
+from milkglass.nearest.products import has_fast_bf16, multiply_by_onednn
 
 FORWARD_TOKENS = 2048  # of one forward pass on a CPU; more bring no speed
 GPU_FORWARD_TOKENS = 32768
@@ -89,7 +89,7 @@ class HeadlessModel:
     model: Any
     layers: tuple[Any, ...]
     causal: bool
-    looks_in_bf16: bool = field(default_factory=quick_in_bf16)
+    looks_in_bf16: bool = field(default_factory=has_fast_bf16)
 
     @classmethod
     def open(cls, folder: Path) -> HeadlessModel:
@@ -105,8 +105,8 @@ class HeadlessModel:
         lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
-        multiply_by_onednn(model.eval(), quick_in_bf16())
-        return cls(model, tuple(lists[0]), causal, quick_in_bf16() and model.device.type == "cpu")
+        multiply_by_onednn(model.eval(), has_fast_bf16())
+        return cls(model, tuple(lists[0]), causal, has_fast_bf16() and model.device.type == "cpu")
 
     @property
     def max_forward_tokens(self) -> int:

@@ -25,42 +25,48 @@ ROUNDING_SLACK = 1e-9  # sums in another order may round to the other side of a 
 
 @dataclass(frozen=True)
 class DiversityLimits:
-    """The limits: h in bits, and p_max."""
+    """What every symbol must hide.
 
-    least_bits: float
-    most_share: float
+    Attributes:
+        min_bits: h of the module.
+        max_share: p_max of the module.
+    """
 
-    def broken(self, bits: Masses, share: Masses) -> NDArray[np.bool_]:
-        return (bits < self.least_bits - ROUNDING_SLACK) | (share > self.most_share + ROUNDING_SLACK)
+    min_bits: float
+    max_share: float
+
+    def are_broken_by(self, bits: Masses, share: Masses) -> NDArray[np.bool_]:
+        """Returns (m,) whether each symbol breaks a limit, by its bits and its largest share."""
+        return (bits < self.min_bits - ROUNDING_SLACK) | (share > self.max_share + ROUNDING_SLACK)
 
 
-def bits_and_shares(symbol_of_token: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
+def bits_and_shares(symbol_of_token: Ids, mass: Masses, symbol_count: int) -> tuple[Masses, Masses]:
     """Returns (m,) each symbol's entropy in bits and (m,) its largest share of one token, for masses (c,) of tokens."""
-    return _measures(*_sums(symbol_of_token, mass, symbols))
+    return _measures(*_sums(symbol_of_token, mass, symbol_count))
 
 
-def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
-    """Returns (c,) the symbol of each token, from 0 without gaps, after symbols that break a limit joined others."""
+def join_symbols(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
+    """Returns (c,) the symbol of each token, from 0 without gaps, after symbols that broke a limit joined others."""
     _, symbol_of_token = np.unique(clusters.symbol_of_token, return_inverse=True)
-    symbols = int(symbol_of_token.max()) + 1
-    total, entropy, heaviest = _sums(symbol_of_token, mass, symbols)
-    centres = np.zeros((symbols, clusters.points.shape[1]))
+    symbol_count = int(symbol_of_token.max()) + 1
+    total, entropy, heaviest = _sums(symbol_of_token, mass, symbol_count)
+    centres = np.zeros((symbol_count, clusters.points.shape[1]))
     weight = np.sqrt(mass)
     np.add.at(centres, symbol_of_token, clusters.points * weight[:, None])
-    centre_weight = np.bincount(symbol_of_token, weight, symbols)
-    is_live, joined_to = np.ones(symbols, np.bool_), np.arange(symbols)
-    is_hopeless = heaviest > limits.most_share * mass.sum()  # no company is large enough
-    for _ in range(symbols // 2):
+    centre_weight = np.bincount(symbol_of_token, weight, symbol_count)
+    is_live, joined_to = np.ones(symbol_count, np.bool_), np.arange(symbol_count)
+    is_hopeless = heaviest > limits.max_share * mass.sum()  # no company is large enough
+    for _ in range(symbol_count // 2):
         bits, share = _measures(total, entropy, heaviest)
-        is_broken = is_live & limits.broken(bits, share) & ~is_hopeless
+        is_broken = is_live & limits.are_broken_by(bits, share) & ~is_hopeless
         if not is_broken.any():
             break
         weakest = int(np.flatnonzero(is_broken)[bits[is_broken].argmin()])
         centre_means = centres / centre_weight[:, None]
         distance = ((centre_means - centre_means[weakest]) ** 2).sum(1)
         union = total + total[weakest], entropy + entropy[weakest], np.maximum(heaviest, heaviest[weakest])
-        is_possible = is_live & ~limits.broken(*_measures(*union))
-        is_allowed = is_possible if is_possible[np.arange(symbols) != weakest].any() else is_live.copy()
+        is_possible = is_live & ~limits.are_broken_by(*_measures(*union))
+        is_allowed = is_possible if is_possible[np.arange(symbol_count) != weakest].any() else is_live.copy()
         is_allowed[weakest] = False
         partner = int(np.where(is_allowed, distance, np.inf).argmin())
         for amounts in (total, entropy, centres, centre_weight):
@@ -71,12 +77,12 @@ def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids
     return np.unique(joined_to[symbol_of_token], return_inverse=True)[1].astype(np.int64)
 
 
-def _sums(symbol_of_token: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Masses]:
+def _sums(symbol_of_token: Ids, mass: Masses, symbol_count: int) -> tuple[Masses, Masses, Masses]:
     """Returns (m,) of each symbol its mass, the sum of mass log2 mass, and the mass of its heaviest token."""
-    heaviest = np.zeros(symbols)
+    heaviest = np.zeros(symbol_count)
     np.maximum.at(heaviest, symbol_of_token, mass)
-    total = np.bincount(symbol_of_token, mass, symbols).astype(np.float64)
-    return total, np.bincount(symbol_of_token, mass * np.log2(mass), symbols).astype(np.float64), heaviest
+    total = np.bincount(symbol_of_token, mass, symbol_count).astype(np.float64)
+    return total, np.bincount(symbol_of_token, mass * np.log2(mass), symbol_count).astype(np.float64), heaviest
 
 
 def _measures(total: Masses, entropy: Masses, heaviest: Masses) -> tuple[Masses, Masses]:

@@ -25,7 +25,7 @@ class TaskTexts:
 
     Attributes:
         texts: the texts in original ids; a pair is one text.
-        labels: (b,) numbers of classes from 0, or standardised scores of a regression.
+        labels: (texts,) numbers of classes from 0, or standardised scores of a regression.
         class_count: the number of classes; 0 for a regression.
     """
 
@@ -44,7 +44,7 @@ class Evidence:
             Anyone with the public table can solve a row for them, so they must not be counts of private text.
         special: the ids of special tokens, which keep their own symbols.
         pinned: the ids that must keep their number, since the architecture uses it.
-        labelled: the client's labelled texts. None: there are none.
+        labelled: the client's labelled texts. None if there are none.
         vectors: returns (n, d) a vector of each token: the public encoder's, or its row of the input table.
     """
 

@@ -47,8 +47,8 @@ SETTLE_ROUNDS = 25  # rounds of k-means when the symbols are first found
 
 
 @dataclass(frozen=True)
-class Learnt(MapFinder):
-    """The learnt way.
+class LearntMap(MapFinder):
+    """Finds a map by training a small network that reads the client's rows through it.
 
     Attributes:
         vectors: the source of x_t, as for k-means.
@@ -95,7 +95,7 @@ class SmallReader(torch.nn.Module):
     clustered: Tensor
     vectors: Tensor
 
-    def __init__(self, vectors: Floats, tokens: Ids, task: TaskTexts, settings: Learnt) -> None:
+    def __init__(self, vectors: Floats, tokens: Ids, task: TaskTexts, settings: LearntMap) -> None:
         super().__init__()
         clustered = torch.zeros(len(vectors), dtype=torch.bool)
         clustered[torch.from_numpy(tokens)] = True
@@ -141,7 +141,7 @@ class SmallReader(torch.nn.Module):
 class Training:
     """The training of one network on one client's rows."""
 
-    settings: Learnt
+    settings: LearntMap
     network: SmallReader
     task: TaskTexts
     clusters: Clusters
@@ -159,12 +159,12 @@ class Training:
         for epoch in range(epoch_count):
             if epoch == first_symbol_epoch:
                 self._move(tokens, SETTLE_ROUNDS)
-            for numbers in self._batches(rows):
+            for batch_rows in self._batches(rows):
                 epochs_with_symbols = step / steps_per_epoch - first_symbol_epoch
                 progress_share = max(0.0, epochs_with_symbols / (epoch_count - first_symbol_epoch))
                 for group in optimiser.param_groups:
                     group["lr"] = self.settings.learning_rate * (1 - progress_share)
-                loss = self._loss(numbers)
+                loss = self._loss(batch_rows)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
@@ -177,7 +177,7 @@ class Training:
             return FoundSymbols(self.clusters.symbol_of_token, self.network.points(tokens).numpy())
 
     def _move(self, tokens: Tensor, round_count: int) -> None:
-        """Assigns the points of the tokens anew and moves the centres, `round_count` times; draws centres at first."""
+        """Assigns the points of the tokens again and moves the centres, `round_count` times; draws centres at first."""
         with torch.no_grad():
             points: Floats = self.network.points(tokens).numpy()
         if self.clusters.centres is None:
@@ -186,19 +186,19 @@ class Training:
             self.clusters.run_round(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
-        """Yields numbers of rows, ROWS_A_STEP at a time and of similar length, in random order."""
+        """Yields indices of rows, ROWS_A_STEP at a time and of similar length, in random order."""
         order = rows[np.argsort(self.task.texts.lengths[rows] + self.drawn.uniform(len(rows)), kind="stable")]
         batches = np.array_split(order, -(-len(order) // ROWS_A_STEP))
-        for number in np.argsort(self.drawn.uniform(len(batches))):
-            yield batches[number]
+        for index in np.argsort(self.drawn.uniform(len(batches))):
+            yield batches[index]
 
-    def _loss(self, numbers: Ids) -> Tensor:
+    def _loss(self, rows: Ids) -> Tensor:
         """Returns () the loss of these rows: that of the labels, and what keeps points near their centres."""
-        texts = self.task.texts.chosen(numbers)
+        texts = self.task.texts.chosen(rows)
         lengths = torch.from_numpy(texts.lengths)
         ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
         logits, penalty = self.network(ids, lengths, self.clusters)
-        labels = torch.from_numpy(self.task.labels[numbers])
+        labels = torch.from_numpy(self.task.labels[rows])
         if self.task.class_count:
             return torch.nn.functional.cross_entropy(logits, labels.long()) + COMMITMENT_WEIGHT * penalty
         return torch.nn.functional.mse_loss(logits[:, 0], labels.float()) + COMMITMENT_WEIGHT * penalty

@@ -42,7 +42,7 @@ class MergedRows(Mixture):
 
 @dataclass(frozen=True)
 class SymbolMap:
-    """A map as a key file has it.
+    """A map from tokens to symbols, as a key file has it.
 
     Attributes:
         tokens: base64 of zlib of (n,) little-endian int32, the number of each token's symbol, from 0 without gaps.
@@ -54,13 +54,13 @@ class SymbolMap:
 
     @classmethod
     def of(cls, tokens: Ids, weights: NDArray[np.floating]) -> SymbolMap:
-        """Returns a map. Raises UsageError if the arrays are none."""
+        """Returns a map. Raises UsageError if the arrays do not make one."""
         symbol_map = cls(_pack(np.asarray(tokens, "<i4")), _pack(np.asarray(weights, "<f4")))
         symbol_map.require()
         return symbol_map
 
     def require(self) -> None:
-        """Raises UsageError if this is no map."""
+        """Raises UsageError if this is not a map: if it leaves a symbol out, or a weight is not above 0."""
         symbol_of_token, weights = self.array, self.row_weights
         if not len(symbol_of_token) or int(symbol_of_token.min()) < 0 or (np.bincount(symbol_of_token) == 0).any():
             raise UsageError("a map of symbols leaves a number out, or is empty", HINT)

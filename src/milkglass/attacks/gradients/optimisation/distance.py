@@ -32,7 +32,7 @@ class Layer:
     """A linear layer whose gradients are compared as factors.
 
     Attributes:
-        weight, bias: the names of its parameters. None: it is not compared.
+        weight, bias: the names of its parameters. None for one that is not compared.
         transposed: whether its weight is (in, out), as GPT-2's is.
     """
 

@@ -7,7 +7,7 @@ since squares hardly count the many small differences of a transformer's gradien
 
 Settings are those of the baselines in LAMP's code: Adam 0.1, 2,500 steps, one start from N(0, 1); TAG's L1 at 0.01 for
 all layers alike. This learning rate suits embeddings with entries near 0.1. With smaller ones, as in the tables of
-sentence encoders (about 0.05), the attack reads little; we keep the published setting.
+sentence encoders (about 0.05), the attack reads little; the published setting is kept.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.optimisation.descent import AdamSchedule, Descent, OptimisationAttack
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 
 
 @dataclass(frozen=True)
-class NearestGradient(Optimising):
-    """The base of DLG and TAG: one descent from noise, then the nearest tokens."""
+class NearestGradient(OptimisationAttack):
+    """The base of DLG and TAG: one descent from noise, then the nearest tokens.
+
+    Attributes:
+        steps, rate: of Adam.
+        l1: the weight of the sum of absolute differences.
+    """
 
     steps: int = 2500
     rate: float = 0.1
@@ -35,12 +40,14 @@ class NearestGradient(Optimising):
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance("squares", self.l1), frame)  # DLG, equation 4; TAG, equation 7
-        embeddings = Descent(problem, problem.noise(rng), AdamSchedule(self.steps, self.rate)).run(budget)
+        embeddings = Descent(problem, problem.random_embeddings(rng), AdamSchedule(self.steps, self.rate)).run(budget)
         return problem.texts(problem.nearest(embeddings))
 
 
 @dataclass(frozen=True)
 class DLG(NearestGradient):
+    """Matches gradients by the sum of squared differences."""
+
     name = "dlg"
     title = "Deep leakage from gradients"
     paper = papers.DLG.but(
@@ -53,6 +60,8 @@ class DLG(NearestGradient):
 
 @dataclass(frozen=True)
 class TAG(NearestGradient):
+    """Matches gradients by squared and absolute differences."""
+
     l1: float = 0.01
 
     name = "tag"

@@ -2,10 +2,10 @@
 
 1. Start as in LAMP, then Adam on the sum of the differences' norms (not squared) + 0.01 L1. If the client's step uses
    dropout, its masks are unknown too and are found with the embeddings (`Masks`).
-2. Every `watch` steps, note the nearest token of each place. The `pool` most frequent ones go on.
+2. Every `watch` steps, note the nearest token of each place. The `pool` most frequent ones are searched.
 3. Beam search, place by place: put each of these tokens there, or one from another of the text's places, into each of
    the `beam` best texts, and keep the texts with the nearest gradients. Repeat `sweeps` times or until nothing changes.
-4. Each further one of `rounds` starts at the embeddings of the result.
+4. Each further one of `rounds` rounds repeats this, from the embeddings of the result.
 """
 
 from __future__ import annotations
@@ -19,21 +19,27 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch, require_positive
+from milkglass.attacks.gradients.optimisation.descent import AdamSchedule, Descent, OptimisationAttack
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.lamp import best_start, scaled
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
+from milkglass.attacks.gradients.optimisation.lamp import best_start, scale_to_mean_norm
 from milkglass.attacks.gradients.optimisation.problem import Frame, Masks, Problem
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
 
 
 @dataclass(frozen=True)
-class GRAB(Optimising):
-    """The GRAB attack.
+class GRAB(OptimisationAttack):
+    """Moves embeddings and dropout's masks toward the shared gradients, then searches among the tokens that came up.
 
     Attributes:
         starts, permutations: the number of draws, and of orders of the best one.
         steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
+        l1: the weight of the sum of absolute differences.
+        watch: the number of steps between two looks at the nearest tokens.
+        pool: how many tokens are tried at each place.
+        beam: how many texts the search keeps.
+        sweeps: how often the search goes through all places.
+        rounds: how many descents are made, each with its search.
     """
 
     starts: int = 200
@@ -67,66 +73,66 @@ class GRAB(Optimising):
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None
         problem = Problem(batch, Distance("norms", self.l1), frame, masks)
-        x = scaled(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
+        x = scale_to_mean_norm(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
         tokens_met: Counter[int] = Counter()
         ids = problem.nearest(x)
-        for number in range(self.rounds):
-            turn = budget.part(1 / (self.rounds - number))
-            x, tokens_met = self.descended(problem, x, tokens_met, turn.part(0.6))
-            pool = [one for one, _ in tokens_met.most_common(self.pool)]
-            ids = self.searched(problem, problem.nearest(x), pool, turn)
+        for index in range(self.rounds):
+            round_budget = budget.part(1 / (self.rounds - index))
+            x, tokens_met = self.descend(problem, x, tokens_met, round_budget.part(0.6))
+            pool = [token for token, _ in tokens_met.most_common(self.pool)]
+            ids = self.search(problem, problem.nearest(x), pool, round_budget)
             x = problem.embeddings[torch.from_numpy(ids)]
         return problem.texts(ids)
 
-    def descended(
+    def descend(
         self, problem: Problem, start: torch.Tensor, tokens_met: Counter[int], budget: Budget
     ) -> tuple[torch.Tensor, Counter[int]]:
         """Returns the best embeddings, and how often each token was nearest at a free place, added to `tokens_met`."""
         counts = tokens_met.copy()
 
-        def between(descent: Descent) -> None:
+        def count_tokens(descent: Descent) -> None:
             if descent.steps_done % self.watch == 0:
                 counts.update(_tokens_at_free_places(problem, problem.nearest(descent.x)))
 
-        embeddings = Descent(problem, start, AdamSchedule(self.steps, self.rate, self.decay)).run(budget, between)
+        embeddings = Descent(problem, start, AdamSchedule(self.steps, self.rate, self.decay)).run(budget, count_tokens)
         counts.update(_tokens_at_free_places(problem, problem.nearest(embeddings)))
         return embeddings, counts
 
-    def searched(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
+    def search(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
         """Returns (b, t) the best of the beam after all sweeps, or when the time is over."""
-        judged = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
+        distances_by_text = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
         beam = [ids]
         for _ in range(self.sweeps):
             previous_best = beam[0].tobytes()
             for row in range(len(ids)):
                 for place in problem.places(row).tolist():
-                    beam = self.widened(problem, beam, (row, place), pool, judged, budget)
+                    beam = self.extend_beam(problem, beam, (row, place), pool, distances_by_text, budget)
             if beam[0].tobytes() == previous_best or budget.left() <= 0:
                 break
         return beam[0]
 
-    def widened(
+    def extend_beam(
         self,
         problem: Problem,
         beam: list[Ids],
         row_and_place: tuple[int, int],
         pool: list[int],
-        judged: dict[bytes, float],
+        distances_by_text: dict[bytes, float],
         budget: Budget,
     ) -> list[Ids]:
         """Returns the beam after trying other tokens at one place, best first."""
-        candidates = {one.tobytes(): one for one in beam}
+        candidates = {text.tobytes(): text for text in beam}
         for text in beam:
             for neighbour in neighbours(text, row_and_place, problem.places(row_and_place[0]), pool):
                 candidates[neighbour.tobytes()] = neighbour
-        for keys in batched([key for key in candidates if key not in judged], problem.guesses_at_once):
+        for keys in batched([key for key in candidates if key not in distances_by_text], problem.guesses_at_once):
             if budget.left() <= 0:
                 break
             budget.spend(problem.work(len(keys)))
             distances = problem.distances_of_ids(np.stack([candidates[key] for key in keys]))
-            judged.update(zip(keys, distances.tolist(), strict=True))
-        judged_texts = [one for key, one in candidates.items() if key in judged]
-        return sorted(judged_texts, key=lambda one: judged[one.tobytes()])[: self.beam]
+            distances_by_text.update(zip(keys, distances.tolist(), strict=True))
+        compared_texts = [text for key, text in candidates.items() if key in distances_by_text]
+        return sorted(compared_texts, key=lambda text: distances_by_text[text.tobytes()])[: self.beam]
 
 
 def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool: list[int]) -> Iterator[Ids]:

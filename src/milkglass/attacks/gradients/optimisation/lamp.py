@@ -1,8 +1,8 @@
 """LAMP (Balunovic et al. 2022): alternates matching gradients and reordering tokens, with a model of the language.
 
-1. Take the draw from N(0, 1) with the smallest distance of `starts`, then the best of as many random orders of its
-   places. Scale every place to the mean length of the table's embeddings.
-2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean length, at a falling rate.
+1. Of `starts` draws from N(0, 1) take the one with the smallest distance, then the best of as many random orders of its
+   places. Scale every place to the mean norm of the table's embeddings.
+2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean norm, at a falling rate.
 3. After a tenth of the steps, every `every` steps, try `proposals` other orders of each text (section 4.2: swap two
    tokens, move one, move a span, put a prefix at the end; special tokens and padding stay). Take the one with the least
    distance + language x mean negative log-likelihood of the nearest tokens (`Prior`).
@@ -21,18 +21,24 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.optimisation.descent import (
+    AdamSchedule,
+    Descent,
+    OptimisationAttack,
+    judge,
+    nearest_guess,
+)
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, nearest_guess
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences, looked_up
 from milkglass.threat.budget import Budget
 
 Floats = NDArray[np.float64]
-NGRAM_ORDER = 3
+NGRAM_ORDER = 3  # ids of the longest n-gram
 BURN_IN = 0.1  # of the steps, before which no order is tried
-PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and of the language model, by distance
-LANGUAGE = {"cosine": 0.2, "squares": 60.0}
+PULL = {"cosine": 1.0, "squares": 25.0}  # by distance, LAMP's weights of the regulariser and of the language model
+LANGUAGE = {"cosine": 0.2, "squares": 60.0}  # of the latter
 
 
 class NgramCounts:
@@ -60,7 +66,7 @@ class NgramCounts:
         Args:
             ngrams: (n,) of this length.
             vocabulary: the number of ids.
-            shorter: (n,) the probabilities of the same ids, given one id less before them.
+            shorter: (n,) the probabilities of the same ids, given one id fewer before them.
         """
         counts = looked_up(self.ngrams, self.counts, ngrams)
         context_counts, followers = (
@@ -103,7 +109,7 @@ class Prior:
 
 
 def _ngrams(texts: Sequences, length: int, vocabulary: int) -> Ids:
-    """Returns every n-gram of `length` ids within one text as one number, (((a v) + b) v) + c for v = `vocabulary`."""
+    """Returns every n-gram of `length` ids in a text as one number, such as (a v + b) v + c for v = `vocabulary`."""
     ids, owner = texts.ids, texts.owner
     count = max(0, len(ids) - length + 1)
     ngrams = np.zeros(count, np.int64)
@@ -114,8 +120,8 @@ def _ngrams(texts: Sequences, length: int, vocabulary: int) -> Ids:
 
 
 @dataclass(frozen=True)
-class LAMP(Optimising):
-    """The LAMP attack.
+class LAMP(OptimisationAttack):
+    """Moves embeddings toward the shared gradients, and reorders tokens by a language model and the gradients.
 
     Attributes:
         kind: the distance between gradients: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1).
@@ -158,7 +164,7 @@ class LAMP(Optimising):
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
-        start = scaled(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
+        start = scale_to_mean_norm(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
         schedule = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
         def reorder_when_due(descent: Descent) -> None:
@@ -177,29 +183,31 @@ class LAMP(Optimising):
             for free_order in proposals(len(places), self.proposals, rng):
                 orders.append(orders[0].copy())
                 orders[-1][places] = places[free_order]
-            guesses = (_reordered(descent.x.detach(), row, order) for order in orders)
-            costs = [distance for _, distance in judged(problem, guesses, budget)]
+            guesses = (_reorder(descent.x.detach(), row, order) for order in orders)
+            costs = [distance for _, distance in judge(problem, guesses, budget)]
             if prior is not None:
                 language_costs = [prior.cost(token_ids[order][:length]) for order in orders[: len(costs)]]
                 costs = (np.array(costs) + LANGUAGE[self.kind] * np.array(language_costs)).tolist()
             descent.reorder(row, orders[int(np.argmin(costs))])
 
 
-def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
+def _reorder(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
     """Returns the embeddings with one text's places in another order."""
     reordered = x.clone()
     reordered[row] = x[row, torch.from_numpy(order)]
     return reordered
 
 
-def best_start(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
-    """Returns the best of `starts` draws of all texts together, or of `orders` random orders of its places."""
-    best = nearest_guess(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
+def best_start(
+    problem: Problem, start_count: int, order_count: int, budget: Budget, rng: np.random.Generator
+) -> torch.Tensor:
+    """Returns the best of so many draws of all texts together, or the best of so many random orders of its places."""
+    best = nearest_guess(problem, (problem.random_embeddings(rng) for _ in range(start_count)), budget.part(0.5))
     free_places = [problem.places(row) for row in range(len(best))]
-    return nearest_guess(problem, [best, *(_shuffled(best, free_places, rng) for _ in range(orders))], budget)
+    return nearest_guess(problem, [best, *(_shuffle(best, free_places, rng) for _ in range(order_count))], budget)
 
 
-def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
+def _shuffle(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
     """Returns the embeddings with the places of every text in a random order."""
     shuffled = x.clone()
     for row, places_of_text in enumerate(free_places):
@@ -207,12 +215,12 @@ def _shuffled(x: torch.Tensor, free_places: list[Ids], rng: np.random.Generator)
     return shuffled
 
 
-def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
-    """Returns the embeddings with every place at the mean length of the table's embeddings."""
-    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.mean_length
+def scale_to_mean_norm(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """Returns the embeddings, each scaled to the mean norm of the table's embeddings."""
+    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.mean_norm
 
 
-def swapped(count: int, rng: np.random.Generator) -> Ids:
+def swap_two(count: int, rng: np.random.Generator) -> Ids:
     """Returns (count,) the order with two places exchanged."""
     order = np.arange(count)
     i, j = rng.choice(count, 2, replace=False)
@@ -220,27 +228,30 @@ def swapped(count: int, rng: np.random.Generator) -> Ids:
     return order
 
 
-def span_moved(count: int, rng: np.random.Generator, longest: int | None = None) -> Ids:
-    """Returns (count,) the order with a span of at most `longest` places, and fewer than all, moved elsewhere."""
-    width = int(rng.integers(1, min(count - 1, longest or count - 1) + 1))
+def move_span(count: int, rng: np.random.Generator, max_width: int | None = None) -> Ids:
+    """Returns (count,) the order with a span of at most `max_width` places, and fewer than all, moved elsewhere."""
+    width = int(rng.integers(1, min(count - 1, max_width or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
     remaining = np.delete(np.arange(count), np.s_[start : start + width])
     target = int(rng.choice(np.delete(np.arange(len(remaining) + 1), start)))  # not where it was
     return np.insert(remaining, target, np.arange(start, start + width))
 
 
-def rotated(count: int, rng: np.random.Generator) -> Ids:
+def rotate(count: int, rng: np.random.Generator) -> Ids:
     """Returns (count,) the order with a prefix put at the end."""
     return np.roll(np.arange(count), -int(rng.integers(1, count)))
 
 
-token_moved = partial(span_moved, longest=1)  # one place put elsewhere
-MOVES = (swapped, token_moved, span_moved, rotated)
+move_token = partial(move_span, max_width=1)  # one place put elsewhere
+MOVES = (swap_two, move_token, move_span, rotate)
 
 
-def proposals(count: int, draws: int, rng: np.random.Generator) -> list[Ids]:
-    """Returns the different ones of `draws` random orders (count,), by all four moves in turn. None is the identity."""
+def proposals(count: int, draw_count: int, rng: np.random.Generator) -> list[Ids]:
+    """Returns the distinct ones of `draw_count` random orders (count,), by all four moves in turn.
+
+    The identity is not among them.
+    """
     if count < 2:
         return []
-    orders = [MOVES[number % len(MOVES)](count, rng) for number in range(draws)]
+    orders = [MOVES[index % len(MOVES)](count, rng) for index in range(draw_count)]
     return list({order.tobytes(): order for order in orders}.values())

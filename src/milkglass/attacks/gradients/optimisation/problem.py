@@ -1,8 +1,8 @@
 """The optimisation problem: embeddings of a batch whose gradients equal those that were shared.
 
 All shared gradients are compared except two kinds. The embedding table's own says nothing about embeddings that are not
-tokens' (`SharedStep.dummy`). And some are negligible beside the others: attention does not depend on its keys' bias,
-whose gradient is rounding alone, and the first gradient of half of every adapter is zero.
+tokens' (`SharedStep.dummy_gradients`). And some are negligible beside the others: attention does not depend on its
+keys' bias, whose gradient is rounding alone, and in the first step the gradient of one half of every adapter is zero.
 
 The class of a text is known. With the next-token loss, the labels are the text itself. Each place's soft label is then
 computed from its embedding, softmax(SOFT_LABEL_SHARPNESS x cosine to every token's), so that one unknown serves as
@@ -40,8 +40,8 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
-PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are judged
-SOFT_LABEL_SHARPNESS = 20.0  # how much a soft label of the next token prefers the nearest one
+PLACES_AT_A_TIME = 256  # places that go through a model at once, where guesses are compared with the gradients
+SOFT_LABEL_SHARPNESS = 20.0  # factor of the cosines in a soft label: the larger, the more it prefers the nearest token
 MIN_NORM_SHARE = 1e-6  # a gradient with a norm below this share of the largest is left out
 MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 
@@ -49,18 +49,19 @@ MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 class Masks(TorchFunctionMode):
     """Dropout as an unknown: the masks that a client drew in its step on one batch, found together with its text.
 
-    While it is entered, every dropout of the model, in attention too, multiplies by a mask of ours and not by a draw.
-    There is one mask of the input's shape for each call, in order. Its entries are from 0 (dropped) to 1 (kept), over
-    1 - p as in training. A new mask is 1 - p everywhere, so that the first run is the model without dropout. Several
-    guesses of one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
+    While it is entered, every dropout of the model, in attention too, multiplies by one of these masks and not by a
+    draw. There is one mask of the input's shape for each call, in order. Its entries are from 0 (dropped) to 1 (kept),
+    over 1 - p as in training. A new mask is 1 - p everywhere, so that the first run is the model without dropout.
+    Several guesses of one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
 
     Attributes:
+        text_count: how many texts the batch has.
         values: the masks in the order of their use, made when first needed.
     """
 
-    def __init__(self, texts: int) -> None:
+    def __init__(self, text_count: int) -> None:
         super().__init__()
-        self.texts = texts
+        self.text_count = text_count
         self.values: list[torch.Tensor] = []
         self._next = 0
 
@@ -82,7 +83,7 @@ class Masks(TorchFunctionMode):
         if not training or p == 0:
             return x
         if self._next == len(self.values):
-            self.values.append(torch.full_like(x[: self.texts], 1 - p).detach().requires_grad_())
+            self.values.append(torch.full_like(x[: self.text_count], 1 - p).detach().requires_grad_())
         mask = self.values[self._next]
         self._next += 1
         if len(x) != len(mask):
@@ -98,14 +99,17 @@ class Masks(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Frame:
-    """The ids at the ends of every text. None: there is none, or it is not known."""
+    """The ids at the ends of every text, such as [CLS] and [SEP]. None if there is none, or it is not known."""
 
     first: int | None = None
     last: int | None = None
 
     @classmethod
     def of(cls, first: int | None, last: int | None, corpus: Sequences | None, size: int) -> Frame:
-        """Returns the stated ids, or if None those that the public text shows. Raises UsageError outside v = `size`."""
+        """Returns the given ids, or in place of None those that the public text shows.
+
+        Raises UsageError if an id is not below v = `size`.
+        """
         for token in (first, last):
             if token is not None and not 0 <= token < size:
                 raise UsageError(f"a special id of {token} in a vocabulary of {size}", "give the public tokenizer's")
@@ -116,9 +120,9 @@ class Frame:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return tuple(one for one in (self.first, self.last) if one is not None)
+        return tuple(token for token in (self.first, self.last) if token is not None)
 
-    def free(self, length: int) -> Ids:
+    def free_places(self, length: int) -> Ids:
         """Returns (f,) the places to be found in a text of `length` tokens."""
         stop = length - (self.last is not None)
         return np.arange(min(int(self.first is not None), stop), stop, dtype=np.int64)
@@ -126,41 +130,43 @@ class Frame:
 
 def _common_end(texts: Sequences, index: int) -> int | None:
     """Returns the id that stands at this end of every text and nowhere else, or None."""
-    end_ids = [int(one[index]) for one in texts if len(one) > 1]
+    end_ids = [int(text[index]) for text in texts if len(text) > 1]
     if len(end_ids) < MIN_COMMON_TEXTS or len(set(end_ids)) > 1:
         return None
     return end_ids[0] if int((texts.ids == end_ids[0]).sum()) == len(end_ids) else None
 
 
 class Problem:
-    """The shared gradients, and how guesses are compared with them.
+    """The shared gradients of one batch, and how guesses of its texts are compared with them.
+
+    Shapes: b texts of up to t tokens, f of them to be found in a text; h guesses; v tokens of the vocabulary.
 
     Attributes:
         names: the parameters that are compared.
-        seen: their shared gradients.
+        shared: their shared gradients.
         squares: the squared norms of these.
         mask: (b, t) 1 for tokens, 0 for padding.
-        labels: (b,) the classes. None: the next-token loss.
+        labels: (b,) the classes. None with the next-token loss.
         embeddings: (v, d) as the model reads them.
-        unit: `embeddings`, each of length 1.
-        barred: special and padding ids, which stand in no free place.
-        mean_length: of an embedding.
+        unit: `embeddings`, each of norm 1.
+        barred: special and padding ids, which are not guessed at free places.
+        mean_norm: the mean norm of an embedding.
     """
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
-        """Compares with this batch. With `masks` dropout is to be found; without, the step runs without dropout."""
+        """Compares with this batch. With `masks` dropout is an unknown too; without, the step runs without dropout."""
         self.step = step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
         self.distance, self.frame, self.masks = distance, frame, masks
         with torch.no_grad():
-            self.embeddings = step.embedded(torch.arange(len(step.table)))
+            self.embeddings = step.embed(torch.arange(len(step.table)))
             norms = self.embeddings.norm(dim=1, keepdim=True)
-        self.unit, self.mean_length = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
+        self.unit, self.mean_norm = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
         tensors = batch.tensors
-        self.names = comparable(step, tensors)
-        self.seen = {name: tensors[name].float() for name in self.names}
-        self.squares = {name: float(one.double().square().sum()) for name, one in self.seen.items()}
+        self.names = comparable_names(step, tensors)
+        self.shared = {name: tensors[name].float() for name in self.names}
+        self.squares = {name: float(grad.double().square().sum()) for name, grad in self.shared.items()}
         self.layers = linear_layers(step.module, self.names)
-        layered = {name for one in self.layers for name in (one.weight, one.bias)}
+        layered = {name for layer in self.layers for name in (layer.weight, layer.bias)}
         self._unlayered = [name for name in self.names if name not in layered]
         self._parameters = dict(step.module.named_parameters())
         self.mask = batch.mask()
@@ -175,18 +181,18 @@ class Problem:
     # --- texts and embeddings -----------------------------------------------------------------------------------------
     @property
     def lengths(self) -> list[int]:
-        return [int(one) for one in self.mask.sum(1)]
+        return [int(length) for length in self.mask.sum(1)]
 
     def places(self, row: int) -> Ids:
-        """Returns (f,) the places to be found in text number `row`."""
-        return self.frame.free(self.lengths[row])
+        """Returns (f,) the places to be found in the text with index `row`."""
+        return self.frame.free_places(self.lengths[row])
 
-    def noise(self, rng: np.random.Generator) -> torch.Tensor:
+    def random_embeddings(self, rng: np.random.Generator) -> torch.Tensor:
         """Returns (b, t, d) standard normal draws, with the special tokens in their places."""
         shape = (*self.mask.shape, self.embeddings.shape[1])
-        return self.pinned(self._to_device(rng.standard_normal(shape, dtype=np.float32)))
+        return self.pin(self._to_device(rng.standard_normal(shape, dtype=np.float32)))
 
-    def pinned(self, x: torch.Tensor) -> torch.Tensor:
+    def pin(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings with special tokens in their places, and zeros after each text."""
         x = x * self.mask[:, :, None]
         for row, length in enumerate(self.lengths):
@@ -212,11 +218,12 @@ class Problem:
         return ids
 
     def texts(self, ids: Ids) -> list[Ids]:
-        return [one[:length] for one, length in zip(ids, self.lengths, strict=True)]
+        """Returns the ids (b, t) as a text each, without what follows its end."""
+        return [text[:length] for text, length in zip(ids, self.lengths, strict=True)]
 
-    def work(self, guess_count: int, twice: bool = False) -> float:
-        """Returns the work of the distances of so many guesses, or with `twice` of one and its own gradient."""
-        return (2 if twice else 1) * work.gradients(self.step.module, guess_count * self.mask.numel())
+    def work(self, guess_count: int, is_differentiated: bool = False) -> float:
+        """Returns the work of the distances of so many guesses, and of their own gradients if they are computed."""
+        return (2 if is_differentiated else 1) * work.gradients(self.step.module, guess_count * self.mask.numel())
 
     # --- how far from what was shared ---------------------------------------------------------------------------------
     def loss(self, x: torch.Tensor) -> torch.Tensor:
@@ -226,17 +233,18 @@ class Problem:
             return self._written_out(x, targets)
         with self._run(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
-        variables = [one.outputs for one in runs] + [self._parameters[name] for name in self._unlayered]
+        variables = [run.outputs for run in runs] + [self._parameters[name] for name in self._unlayered]
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
-        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.seen, 1)
+        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.shared, 1)
         for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
-            inner_products[name] = gradient_product(gradient, self.seen[name])
+            inner_products[name] = gradient_product(gradient, self.shared[name])
         return self.distance.from_products(inner_products, self.squares)[0]
 
     def distances(self, guesses: torch.Tensor) -> Floats:
         """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
 
-        Only the gradients of linear layers count, nearly all of a model's numbers, and L1 does not.
+        Only the gradients of linear layers count, which hold nearly all of a model's numbers, and L1 is left out. In a
+        model without linear layers all gradients count, and L1.
         """
         return self._distances_of_guesses(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
 
@@ -248,7 +256,7 @@ class Problem:
 
     @property
     def guesses_at_once(self) -> int:
-        """Returns how many guesses are best judged at once."""
+        """Returns how many guesses are best compared in one run."""
         return max(1, PLACES_AT_A_TIME // self.mask.numel()) if self.layers else 1
 
     def _distances_of_guesses(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
@@ -259,17 +267,18 @@ class Problem:
             with torch.enable_grad():
                 return np.array([float(self._written_out(x.detach(), part).detach()) for x, part in rows])
         with self._run(), record_runs(self.layers) as runs, torch.enable_grad():
-            # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
+            # the loss is a mean over all guesses, of equal size: times their count it is the sum of their own means
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
-            deltas = torch.autograd.grad(loss, [one.outputs for one in runs], materialize_grads=True)
+            deltas = torch.autograd.grad(loss, [run.outputs for run in runs], materialize_grads=True)
         with torch.no_grad():
-            inner_products = layer_products(self.layers, runs, deltas, self.seen, count)
+            inner_products = layer_products(self.layers, runs, deltas, self.shared, count)
             return device.array(self.distance.from_products(inner_products, self.squares).double())
 
     def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Returns () the distance for embeddings (b, t, d), by gradients that are written out."""
         with self._run():
-            dummy = self.step.dummy(x, self.mask, targets, self.names)
-        return self.distance(dummy, [self.seen[name] for name in self.names])
+            dummy = self.step.dummy_gradients(x, self.mask, targets, self.names)
+        return self.distance(dummy, [self.shared[name] for name in self.names])
 
     def _targets(self, x: torch.Tensor, guess_count: int = 1) -> torch.Tensor:
         if self.labels is not None:
@@ -281,7 +290,7 @@ class Problem:
         return nullcontext() if self.masks is None else self.masks
 
 
-def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
+def comparable_names(step: SharedStep, tensors: Any) -> tuple[str, ...]:
     """Returns the parameters among those shared whose gradients depend on the embeddings."""
     shared = [name for name in step.names if name in tensors and name != step.table_name]
     norms = {name: float(tensors[name].float().norm()) for name in shared}
@@ -289,7 +298,7 @@ def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
     return tuple(name for name in shared if norms[name] > MIN_NORM_SHARE * largest)
 
 
-def misfit(step: SharedStep, tensors: Any) -> str | None:
+def why_incomparable(step: SharedStep, tensors: Any) -> str | None:
     """Returns why the gradients cannot be compared with this model's, or None."""
     expected = dict(step.module.named_parameters())
     for name in step.names:
@@ -297,4 +306,4 @@ def misfit(step: SharedStep, tensors: Any) -> str | None:
             return f"the shared gradient of {name} is of another shape than in the attacker's model"
         if name in tensors and not bool(torch.isfinite(tensors[name]).all()):
             return f"the shared gradient of {name} is not finite"
-    return None if comparable(step, tensors) else "nothing was shared but the embeddings' own gradient"
+    return None if comparable_names(step, tensors) else "nothing was shared but the embeddings' own gradient"

@@ -16,15 +16,15 @@ from milkglass.sequences import Ids, Sequences
 Floats = NDArray[np.float64]
 
 WINDOW_IDS = 250  # ids to either side among which an unseen token takes its estimate from
-MIN_COUNT = 0.003  # what an unseen token counts at the very least
+MIN_COUNT = 0.003  # the least expected count of an unseen token
 
 
-def summed(indices: Ids, values: Floats, size: int) -> Floats:
-    """Returns (size,) the sum of the values at each place."""
+def sum_by_index(indices: Ids, values: Floats, size: int) -> Floats:
+    """Returns (size,) the sum of the values that have each index."""
     return np.bincount(indices, values, size).astype(np.float64, copy=False)
 
 
-def normalised(weights: Floats) -> Floats:
+def normalise(weights: Floats) -> Floats:
     """Returns the weights divided by their sum, zeros if all are zero."""
     return np.asarray(weights / max(float(weights.sum()), 1e-300))
 
@@ -40,8 +40,8 @@ class Bigrams:
         self.left, self.right, self.count = keys // size, keys % size, counts.astype(np.float64)
 
 
-def unseen(counts: Floats) -> Floats:
-    """Returns (n,) the expected count in a second text of the same length, for ids that the first lacks.
+def unseen_counts(counts: Floats) -> Floats:
+    """Returns (n,) the expected count of each id in another text of the same length, if it does not occur in this one.
 
     Good and Turing: the tokens seen once have as much mass as all unseen ones. Vocabularies are ordered, by frequency
     or by the time of a merge, or hold blocks (reserved ids, single letters). So this is counted among WINDOW_IDS ids to
@@ -56,11 +56,17 @@ def unseen(counts: Floats) -> Floats:
 
 
 class PublicBigrams:
-    """Counts of the attacker's text, by public id; `share` (n,) of running tokens sums to 1 and is never zero."""
+    """What the attacker's text shows of public ids.
+
+    Attributes:
+        counts: (n,) how often each occurs.
+        share: (n,) of running tokens, smoothed: sums to 1 and is never zero.
+        bigrams: by distance.
+    """
 
     def __init__(self, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> None:
         self.counts = corpus.counts(size).astype(np.float64)
-        smooth = self.counts + unseen(self.counts)
+        smooth = self.counts + unseen_counts(self.counts)
         self.share = smooth / smooth.sum()
         self.bigrams = {d: Bigrams(corpus, size, d) for d in distances}
 
@@ -71,18 +77,19 @@ class FrequencyFit:
     Attributes:
         seen: (n',) counts by scrambled id.
         expected: (n,) predicted count of each public id in the private text, under one of its scrambled ids.
-        ratio: size of the private text over that of the public one, without tokens that are already known.
+        ratio: size of the private text over that of the public one and over `alias_count`, without tokens that are
+            already known.
     """
 
-    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int) -> None:
-        """Fits the scrambled and public ids that are still free.
+    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, alias_count: int) -> None:
+        """Fits the scrambled ids `rows` to the public ids `members`, those that are still free.
 
-        A token's count is spread over `aliases` ids, and with it the public text's part of the variance.
+        A token's count is spread over `alias_count` ids, and with it the public text's part of the variance.
         """
         total = float(seen[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
-        self.seen, self.expected = seen, public.share * (total / max(mass, 1e-300) / aliases)
-        self.ratio = total / max(size, 1.0) / aliases
+        self.seen, self.expected = seen, public.share * (total / max(mass, 1e-300) / alias_count)
+        self.ratio = total / max(size, 1.0) / alias_count
 
     def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:
         """Returns the log-likelihood of each pair. The shapes of `rows` and `members` must broadcast together."""

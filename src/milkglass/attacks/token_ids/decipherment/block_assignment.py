@@ -12,21 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, sum_by_index
 from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Candidates
 
-PAIRS_AT_A_TIME = 2_000_000  # of memberships
-SINKHORN_ROUNDS = 12  # which only have to come near
+PAIRS_AT_A_TIME = 2_000_000  # pairs of members joined at a time
+SINKHORN_ROUNDS = 12  # enough for an approximate balance
 MAX_WEIGHT_COUNT = 50.0  # a token seen more often than this weighs no more in the regression
 MIN_RELATIVE_SHARE = 0.05  # predicted shares are never below this part of a class' mean share
-KMEANS_ROUNDS = 10
+KMEANS_ROUNDS = 10  # of the k-means that makes classes of groups
 
 
 def ranges(starts: Ids, counts: Ids) -> Ids:
     """Returns start, start + 1, ... for each range, `count` numbers each, concatenated."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+    offsets = np.cumsum(counts) - counts
+    return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()))
 
 
 class BlockAssignment:
@@ -39,18 +39,19 @@ class BlockAssignment:
         row, column, member: (cells,); columns are numbered over all groups, `member` is the public id.
         capacity: (columns,) the greatest sum of a column.
         column_member, column_group: (columns,) the public id and the group.
-        place: (n,) a scrambled id's row, -1 outside every group.
+        first_column: (groups,) the first column of each group.
+        place: (n',) the row of each scrambled id, -1 outside every group.
     """
 
     def __init__(self, candidates: Candidates, size: int) -> None:
         groups = candidates.groups
-        row_counts = np.array([len(one.rows) for one in groups], np.int64)
-        member_counts = np.array([len(one.members) for one in groups], np.int64)
-        self.rows = np.concatenate([np.empty(0, np.int64), *(one.rows for one in groups)])
+        row_counts = np.array([len(group.rows) for group in groups], np.int64)
+        member_counts = np.array([len(group.members) for group in groups], np.int64)
+        self.rows = np.concatenate([np.empty(0, np.int64), *(group.rows for group in groups)])
         self.group = np.repeat(np.arange(len(groups)), row_counts)
         self.widths = member_counts[self.group]
         self.starts = np.cumsum(self.widths) - self.widths
-        self.column_member = np.concatenate([np.empty(0, np.int64), *(one.members for one in groups)])
+        self.column_member = np.concatenate([np.empty(0, np.int64), *(group.members for group in groups)])
         self.column_group = np.repeat(np.arange(len(groups)), member_counts)
         self.first_column = np.cumsum(member_counts) - member_counts
         self.row = np.repeat(np.arange(len(self.rows)), self.widths)
@@ -62,13 +63,14 @@ class BlockAssignment:
 
     def per_row(self, values: Floats) -> Floats:
         """Returns (R,) the sum of each row's cells."""
-        return summed(self.row, values, len(self.rows))
+        return sum_by_index(self.row, values, len(self.rows))
 
     def log_softmax(self, scores: Floats) -> Floats:
+        """Returns (cells,) the log softmax of scores (cells,) over each row's cells."""
         shifted = scores - np.maximum.reduceat(scores, self.starts)[self.row]
         return shifted - np.log(self.per_row(np.exp(shifted)))[self.row]
 
-    def balanced(self, scores: Floats, temperature: float) -> Floats:
+    def balance(self, scores: Floats, temperature: float) -> Floats:
         """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity."""
         if not len(scores):
             return scores
@@ -81,7 +83,7 @@ class BlockAssignment:
 
 
 class BigramJoin:
-    """Every public bigram that a scrambled bigram could be.
+    """For each scrambled bigram, every public bigram that it could be.
 
     An edge is a distinct scrambled bigram (a, a'). A slot is an edge with one reading of one of its ends. Slots of side
     0 ask what a' says about a reading of a, slots of side 1 what a says about a reading of a'.
@@ -114,30 +116,34 @@ class BigramJoin:
 
 
 def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:
-    """Joins edges, by the sorted keys of their two groups, with public bigrams: edge numbers, columns, counts."""
+    """Joins edges, by the sorted keys of their two groups, with the public bigrams that fit them.
+
+    Returns:
+        For each hit the index of its edge, the columns of its two ends, and its public count.
+    """
     order = np.argsort(blocks.column_member, kind="stable")
     member = blocks.column_member[order]
     public_ends = (public.left, public.right)
     first_members = [np.searchsorted(member, end) for end in public_ends]
     members_of_ends = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in public_ends]
     match_counts = members_of_ends[0] * members_of_ends[1]
-    nothing = np.empty(0, np.int64)
-    edges, lefts, rights, counts = [nothing], [nothing], [nothing], [np.empty(0)]
+    empty = np.empty(0, np.int64)
+    edges, lefts, rights, counts = [empty], [empty], [empty], [np.empty(0)]
     chunk_ends = np.arange(PAIRS_AT_A_TIME, int(match_counts.sum()), PAIRS_AT_A_TIME)
     cuts = np.searchsorted(np.cumsum(match_counts), chunk_ends)
     for chunk in np.split(np.arange(len(match_counts)), cuts):
-        bigram_numbers = np.repeat(chunk, match_counts[chunk])
-        match_number = ranges(np.zeros(len(chunk), np.int64), match_counts[chunk])
-        left_index, right_index = np.divmod(match_number, members_of_ends[1][bigram_numbers])
-        left_hit = order[first_members[0][bigram_numbers] + left_index]
-        right_hit = order[first_members[1][bigram_numbers] + right_index]
+        bigram_indices = np.repeat(chunk, match_counts[chunk])
+        match_index = ranges(np.zeros(len(chunk), np.int64), match_counts[chunk])
+        left_index, right_index = np.divmod(match_index, members_of_ends[1][bigram_indices])
+        left_hit = order[first_members[0][bigram_indices] + left_index]
+        right_hit = order[first_members[1][bigram_indices] + right_index]
         wanted_keys = blocks.column_group[left_hit] * len(blocks.first_column) + blocks.column_group[right_hit]
         start, stop = np.searchsorted(key, wanted_keys), np.searchsorted(key, wanted_keys, side="right")
         edge_counts = stop - start
         edges.append(ranges(start, edge_counts))
         lefts.append(np.repeat(left_hit, edge_counts))
         rights.append(np.repeat(right_hit, edge_counts))
-        counts.append(np.repeat(public.count[bigram_numbers], edge_counts))
+        counts.append(np.repeat(public.count[bigram_indices], edge_counts))
     return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(counts)
 
 
@@ -148,7 +154,7 @@ class Profiles:
     The attacker's text contains a rare token a few times or never. But the public model knows it: tokens with similar
     embeddings have similar neighbours. Inside a group of near neighbours, the direction in which two tokens differ
     still separates a plural from a singular or a name from a noun. So all neighbours are put into classes, and for
-    every token of the public text it is counted how often each class comes next. The shares (their square roots, in
+    every token of the public text it is counted how often each class comes next. The square roots of the shares (for
     which Hellinger's distance is Euclid's, so that rare classes count as much as common ones) are regressed on the
     embeddings, by ridge regression in closed form. The predicted shares serve as `weight` pseudo-counts.
 
@@ -157,7 +163,7 @@ class Profiles:
     and the public table are used.
 
     Attributes:
-        alone, together: the numbers of classes of one group, and of the other groups.
+        alone, together: how many classes have one group, and how many have the other groups.
         weight: pseudo-counts of a predicted profile.
         ridge: relative to the mean variance of the embeddings.
         distances: at which neighbours are predicted.
@@ -178,21 +184,21 @@ class Profiles:
         ratios = {}
         for distance in self.distances:
             for side in (0, 1):
-                counts = _counted(public.bigrams[distance], side, blocks, classes, len(unit))
+                counts = _class_counts(public.bigrams[distance], side, blocks, classes, len(unit))
                 ratios[distance, side] = Ratios(self._combined_shares(unit, counts), classes)
         return ratios
 
     def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
         """Returns (groups,) the class of each group."""
-        groups = len(blocks.first_column)
-        mass = summed(blocks.column_group, public.share[blocks.column_member], groups)
+        group_count = len(blocks.first_column)
+        mass = sum_by_index(blocks.column_group, public.share[blocks.column_member], group_count)
         order = np.argsort(-mass, kind="stable")
-        classes = np.empty(groups, np.int64)
-        alone, grouped = order[: self.alone], order[self.alone :]
-        classes[alone] = np.arange(len(alone))
-        means = np.zeros((groups, unit.shape[1]))
-        np.add.at(means, blocks.column_group, unit[blocks.column_member])
-        classes[grouped] = len(alone) + _k_means(means[grouped], self.together)
+        classes = np.empty(group_count, np.int64)
+        largest, others = order[: self.alone], order[self.alone :]
+        classes[largest] = np.arange(len(largest))
+        sums = np.zeros((group_count, unit.shape[1]))
+        np.add.at(sums, blocks.column_group, unit[blocks.column_member])
+        classes[others] = len(largest) + _k_means(sums[others], self.together)
         return classes
 
     def _combined_shares(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
@@ -216,7 +222,12 @@ class Profiles:
 
 @dataclass(frozen=True)
 class Ratios:
-    """How much likelier a class (of each group) is next to a token than anywhere, (n, classes), on one side."""
+    """How much likelier each class of neighbours is next to a token than anywhere, on one side.
+
+    Attributes:
+        ratios: (n, classes) by public id.
+        classes: (groups,) the class of each group.
+    """
 
     ratios: NDArray[np.float32]
     classes: Ids
@@ -226,7 +237,7 @@ class Ratios:
         return self.ratios[members, self.classes[groups]]
 
 
-def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
+def _class_counts(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
     """Returns (n, classes) how often each class is next to each token."""
     class_of_token = np.full(size, -1, np.int64)
     class_of_token[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's
@@ -234,7 +245,7 @@ def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids,
     in_classes = class_of_token[neighbour] >= 0
     width = int(classes.max()) + 1
     keys = token[in_classes] * width + class_of_token[neighbour[in_classes]]
-    return summed(keys, bigrams.count[in_classes], size * width).reshape(size, width)
+    return sum_by_index(keys, bigrams.count[in_classes], size * width).reshape(size, width)
 
 
 def _k_means(vectors: Floats, k: int) -> Ids:
@@ -247,6 +258,6 @@ def _k_means(vectors: Floats, k: int) -> Ids:
         nearest = (x @ centres.T).argmax(1)
         sums = np.zeros_like(centres)
         np.add.at(sums, nearest, x)
-        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-        centres = np.where(lengths > 0, sums / np.maximum(lengths, 1e-30), centres)
+        norms = np.linalg.norm(sums, axis=1, keepdims=True)
+        centres = np.where(norms > 0, sums / np.maximum(norms, 1e-30), centres)
     return (x @ centres.T).argmax(1).astype(np.int64)

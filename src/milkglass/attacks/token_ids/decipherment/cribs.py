@@ -90,7 +90,7 @@ def with_known_pairs(candidates: Candidates, pairs: Ids, aliases_per_token: int 
     fully_paired_tokens = paired_tokens[counts >= aliases_per_token]
     groups = [Group(pair[:1], pair[1:]) for pair in pairs]
     likelihoods = [np.zeros((1, 1)) for _ in pairs]
-    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+    for group, likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
         keeps_row = ~np.isin(group.rows, pairs[:, 0])
         keeps_member = ~np.isin(group.members, fully_paired_tokens)
         if keeps_row.any() and keeps_member.any():

@@ -112,7 +112,7 @@ class Decipherment(Solver):
     uses = frozenset({"candidates", "public_model", "pairs"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if knowledge.shared:
+        if knowledge.has_shared_ids:
             return "an id names a cluster, not a token: text-in-context reads each position by itself"
         return None
 
@@ -122,7 +122,7 @@ class Decipherment(Solver):
         """Returns for each scrambled id its candidates, with their log posteriors given the corpus. Draws nothing."""
         texts, size = transcript.tokens, transcript.size
         known_pairs = self._known_pairs(texts, knowledge)
-        public = PublicBigrams(required(knowledge.corpus), knowledge.tokens(size))
+        public = PublicBigrams(required(knowledge.corpus), knowledge.token_count(size))
         seen = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
 
         def report_sweep(share: float, spent: float) -> bool:
@@ -132,8 +132,10 @@ class Decipherment(Solver):
 
         counts = texts.counts(size).astype(np.float64)
         if knowledge.candidates is None:
-            return self._solve_without_candidates(counts, seen, public, known_pairs, report_sweep, knowledge.aliases)
-        candidates = cribs.with_known_pairs(knowledge.candidates, known_pairs, knowledge.aliases)
+            return self._solve_without_candidates(
+                counts, seen, public, known_pairs, report_sweep, knowledge.alias_count
+            )
+        candidates = cribs.with_known_pairs(knowledge.candidates, known_pairs, knowledge.alias_count)
         blocks = BlockAssignment(candidates, size)
         if not len(blocks.row):
             return candidates
@@ -143,8 +145,8 @@ class Decipherment(Solver):
             ratios = self.profiles.ratios(public_model.table, blocks, public)
         weights = {1: 1.0, 2: self.distance_2_weight}
         messages = messages_of(blocks, seen, public, self.alpha, weights, ratios)
-        earlier = np.concatenate([np.maximum(group, LOG_ZERO).ravel() for group in candidates.likelihood])
-        prior = earlier + self._frequencies(counts, public, blocks, knowledge.aliases)
+        earlier = np.concatenate([np.maximum(group, LOG_ZERO).ravel() for group in candidates.log_likelihoods])
+        prior = earlier + self._frequencies(counts, public, blocks, knowledge.alias_count)
         damping = self.damping_count / (self.damping_count + counts[blocks.rows])[blocks.row]
         schedule = Schedule(self.sweeps, self.misread_share, self.temperature, self.inertia)
         scores = settle(blocks, prior, messages, damping, schedule, report_sweep)
@@ -152,7 +154,7 @@ class Decipherment(Solver):
 
     def _known_pairs(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """Returns (pairs, 2) leaked pairs, then pairs at constant positions that do not contradict them."""
-        leaked, aliases_per_token = np.empty((0, 2), np.int64), knowledge.aliases
+        leaked, aliases_per_token = np.empty((0, 2), np.int64), knowledge.alias_count
         if knowledge.pairs is not None:
             leaked = cribs.consistent_pairs(knowledge.pairs, aliases_per_token=aliases_per_token)
         constant = cribs.pairs_at_constant_positions(texts, required(knowledge.corpus), self.template)
@@ -206,19 +208,19 @@ def likeliest_tau(fit: FrequencyFit, blocks: BlockAssignment) -> float:
 
 def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
     """Returns the candidates with these cells, in one row after the other, as their likelihood."""
-    group_ends = np.cumsum([values.size for values in candidates.likelihood])
+    group_ends = np.cumsum([values.size for values in candidates.log_likelihoods])
     cells_of_groups = np.split(cells, group_ends[:-1])
-    shapes = [values.shape for values in candidates.likelihood]
+    shapes = [values.shape for values in candidates.log_likelihoods]
     return replace(
         candidates,
-        likelihood=tuple(values.reshape(shape) for values, shape in zip(cells_of_groups, shapes, strict=True)),
+        log_likelihoods=tuple(values.reshape(shape) for values, shape in zip(cells_of_groups, shapes, strict=True)),
     )
 
 
 def confidence(candidates: Candidates, size: int) -> Floats:
     """Returns (n,) the probability of each id's likeliest reading, from the result of `learn`; 0 if there is none."""
     confidence = np.zeros(size)
-    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+    for group, likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
         shifted = np.exp(likelihood - likelihood.max(1, keepdims=True))
         confidence[group.rows] = 1 / shifted.sum(1)
     return confidence

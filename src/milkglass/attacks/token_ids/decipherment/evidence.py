@@ -15,9 +15,9 @@ from milkglass.attacks.token_ids.decipherment.decipherment import LOG_ZERO, conf
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
-MAX_CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
-MAX_LOG_RATIO = 30.0
-START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # of the search for the doubt
+MAX_CHOICES = 40  # members of a group that are weighed; of a larger group these are the likeliest
+MAX_LOG_RATIO = 30.0  # a larger logarithm of a ratio is taken as this
+START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # of the search for rho
 
 
 class EvidenceTable:
@@ -25,12 +25,13 @@ class EvidenceTable:
 
     Attributes:
         line: (n',) the line of each scrambled id, -1 for ids that are left alone.
-        group, row: (lines,) the id's place among the candidates.
-        column, member, prior: (lines, w) the options; `prior` is a logarithm, -inf if a line has fewer options.
+        group, row: (lines,) the id's group among the candidates, and its row there.
+        column, member, prior: (lines, w) for each option its column in the group, its public id, and the logarithm of
+            its share, -inf where a line has fewer options.
         weight: (n',) running tokens that one more place of an id may correct.
         total: (lines, w) evidence so far.
-        seen: (lines,) from how many places it is.
-        contexts: the number of places of one id to look at.
+        place_count: (lines,) from how many places it is.
+        contexts: how many places of an id are looked at, at most.
     """
 
     def __init__(
@@ -46,122 +47,128 @@ class EvidenceTable:
 
         Args:
             certain: ids whose likeliest option has a higher probability are left alone.
-            share: (v,) each public token's share of public text.
+            share: (n,) the logarithm of each public token's share of public text.
             contexts: how many places of an id are read at most.
             size: the number of scrambled ids.
         """
-        counts, sure = texts.counts(size), confidence(candidates, size)
-        open_ = (counts > 0) & (sure < certain)
+        counts, confidences = texts.counts(size), confidence(candidates, size)
+        is_open = (counts > 0) & (confidences < certain)
         open_rows = [
-            (number, row)
-            for number, group in enumerate(candidates.groups)
+            (index, row)
+            for index, group in enumerate(candidates.groups)
             if len(group.members) > 1
-            for row in np.flatnonzero(open_[group.rows]).tolist()
+            for row in np.flatnonzero(is_open[group.rows]).tolist()
         ]
-        widths = [min(MAX_CHOICES, len(candidates.groups[number].members)) for number, _ in open_rows]
+        widths = [min(MAX_CHOICES, len(candidates.groups[index].members)) for index, _ in open_rows]
         shape = (len(open_rows), max(widths, default=1))
         column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
         self.line = np.full(size, -1)
-        for line, ((number, row), width) in enumerate(zip(open_rows, widths, strict=True)):
-            group = candidates.groups[number]
+        for line, ((index, row), width) in enumerate(zip(open_rows, widths, strict=True)):
+            group = candidates.groups[index]
             self.line[group.rows[row]] = line
-            column[line, :width] = np.argsort(-candidates.likelihood[number][row], kind="stable")[:width]
-            member[line] = group.members[column[line, 0]]  # fills what is left over; its prior forbids it
+            column[line, :width] = np.argsort(-candidates.log_likelihoods[index][row], kind="stable")[:width]
+            member[line] = group.members[column[line, 0]]  # also past the options, where the prior is -inf
             member[line, :width] = group.members[column[line, :width]]
             prior[line, :width] = share[member[line, :width]]
-        self.column, self.member, self.prior = column, member, prior - np.logaddexp.reduce(prior, 1, keepdims=True)
-        self.weight = np.where(self.line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
+        self.column, self.member = column, member
+        self.prior = prior - np.logaddexp.reduce(prior, 1, keepdims=True)
+        self.weight = np.where(
+            self.line >= 0, (1 - confidences) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0
+        )
         self.group, self.row = np.array(open_rows, np.int64).reshape(-1, 2).T
-        self.contexts, self.total, self.seen = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
+        self.contexts, self.total, self.place_count = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
 
-    def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
-        """Returns the numbers of the texts with uncertain ids, those first that may correct most for their length."""
+    def urgent_texts(self, texts: Sequences, rng: np.random.Generator) -> Ids:
+        """Returns the indices of texts with uncertain ids, those first that may correct most for their length."""
         gain = np.bincount(texts.owner, self.weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
         order = rng.permutation(len(texts))
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
 
-    def needed(self, texts: Sequences, text_numbers: Ids) -> Ids:
+    def unfinished_texts(self, texts: Sequences, text_numbers: Ids) -> Ids:
         """Returns the texts among `text_numbers` that have an id not yet looked at often enough."""
         hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
         return text_numbers[hits[text_numbers] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
-        """Returns (m,) whether to look at each of these scrambled ids."""
-        return np.append(self.seen < self.contexts, False)[self.line[ids]]  # the last one: left alone
+        """Returns (m,) whether each of these scrambled ids was looked at in fewer places than `contexts`."""
+        return np.append(self.place_count < self.contexts, False)[self.line[ids]]  # the last one: left alone
 
     def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
         """Adds what a model says about some places.
 
-        `scores` (m, w) are log P(option | context) / P(option) up to a constant; a place says nothing with P = `doubt`.
+        Args:
+            ids: (m,) the scrambled id at each place.
+            scores: (m, w) log (P(option | context) / P(option)) up to a constant for each place.
+            doubt: the probability with which a place says nothing.
         """
         lines = self.line[ids]
         prior = self.prior[lines]
         ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
         contribution = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, MAX_LOG_RATIO)))
         np.add.at(self.total, lines, np.where(np.isfinite(prior), contribution, 0.0))
-        np.add.at(self.seen, lines, 1)
+        np.add.at(self.place_count, lines, 1)
 
     def evidence(self, patience: float) -> Floats:
         """Returns (lines, w) the damped evidence, as logarithms of ratios."""
-        return patience / (patience + self.seen[:, None]) * self.total
+        return patience / (patience + self.place_count[:, None]) * self.total
 
-    def weighed(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
+    def believable_evidence(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
         """Returns the evidence as far as it can be believed, and rho, the share of ids about which it says nothing.
 
-        An id's ratio, averaged over its belief, is taken as a draw from rho * 1 + (1 - rho) * ratio, and rho is found
-        by maximum likelihood. Without any belief rho stays at START_DOUBT.
+        An id has the likelihood rho + (1 - rho) r, with r its ratio averaged over the belief, and rho is the share that
+        makes all ids likeliest. A belief that says nothing leaves rho at START_DOUBT.
         """
         ratio = evidence - np.logaddexp.reduce(evidence + self.prior, axis=1, keepdims=True)
         factor = np.exp(np.minimum(ratio, MAX_LOG_RATIO))
-        agreed = (belief * factor).sum(1)
+        mean_factor = (belief * factor).sum(1)
         rho = START_DOUBT
         for _ in range(DOUBT_STEPS):
-            useful = (1 - rho) * agreed / (rho + (1 - rho) * agreed)
-            rho = float(np.clip(1 - useful.mean(), MIN_DOUBT, 1.0))
+            says_something = (1 - rho) * mean_factor / (rho + (1 - rho) * mean_factor)
+            rho = float(np.clip(1 - says_something.mean(), MIN_DOUBT, 1.0))
         return np.log(rho + (1 - rho) * factor), rho
 
-    def belief(self, likelihood: Sequence[Floats]) -> Floats:
+    def belief(self, log_likelihoods: Sequence[Floats]) -> Floats:
         """Returns (lines, w) the probabilities of the options by the candidates' log-likelihoods."""
         log_belief = np.full(self.prior.shape, -np.inf)
-        for line, (number, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
+        for line, (index, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
             width = int(np.isfinite(self.prior[line]).sum())
-            log_belief[line, :width] = np.maximum(likelihood[number][row, self.column[line, :width]], LOG_ZERO)
+            log_belief[line, :width] = np.maximum(log_likelihoods[index][row, self.column[line, :width]], LOG_ZERO)
         return np.exp(log_belief - np.logaddexp.reduce(log_belief, axis=1, keepdims=True))
 
     def store(self, evidence: Floats, stored: list[Floats], places_seen: Ids, groups: tuple[Group, ...]) -> None:
         """Writes the evidence over that of an earlier round if at least as many places were looked at.
 
         Args:
-            evidence: (lines, w). Other options get the evidence of the worst one.
-            stored: (r, m) for each group, changed in place.
+            evidence: (lines, w). Members that are not among the options get the evidence of the worst option.
+            stored: for each group (r, m), changed in place.
             places_seen: (n',) the number of places of each scrambled id in earlier rounds, changed in place.
         """
-        for line in np.flatnonzero(self.seen).tolist():
-            number, row = int(self.group[line]), int(self.row[line])
-            scrambled = groups[number].rows[row]
-            if self.seen[line] < places_seen[scrambled]:
+        for line in np.flatnonzero(self.place_count).tolist():
+            index, row = int(self.group[line]), int(self.row[line])
+            scrambled = groups[index].rows[row]
+            if self.place_count[line] < places_seen[scrambled]:
                 continue
             width = int(np.isfinite(self.prior[line]).sum())
-            stored[number][row] = evidence[line, :width].min()
-            stored[number][row, self.column[line, :width]] = evidence[line, :width]
-            places_seen[scrambled] = self.seen[line]
+            stored[index][row] = evidence[line, :width].min()
+            stored[index][row, self.column[line, :width]] = evidence[line, :width]
+            places_seen[scrambled] = self.place_count[line]
 
 
-def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
-    """Returns the candidates' likelihood for `groups`, each a part of one of theirs; 0 for other groups."""
+def restrict(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
+    """Returns the candidates' log-likelihoods for `groups`, each a part of one of theirs; 0 for other groups."""
     group_of_id, row_of_id = np.full(size, -1), np.zeros(size, np.int64)
-    for number, group in enumerate(candidates.groups):
-        group_of_id[group.rows], row_of_id[group.rows] = number, np.arange(len(group.rows))
-    likelihoods = []
+    for index, group in enumerate(candidates.groups):
+        group_of_id[group.rows], row_of_id[group.rows] = index, np.arange(len(group.rows))
+    log_likelihoods = []
     for part_group in groups:
-        number = int(group_of_id[part_group.rows[0]])
-        members = candidates.groups[number].members if number >= 0 else np.empty(0, np.int64)
+        index = int(group_of_id[part_group.rows[0]])
+        members = candidates.groups[index].members if index >= 0 else np.empty(0, np.int64)
         if not np.isin(part_group.members, members).all():
-            likelihoods.append(np.zeros((len(part_group.rows), len(part_group.members))))
+            log_likelihoods.append(np.zeros((len(part_group.rows), len(part_group.members))))
             continue
         order = np.argsort(members, kind="stable")
         columns = order[np.searchsorted(members, part_group.members, sorter=order)]
-        likelihood = candidates.likelihood[number][np.ix_(row_of_id[part_group.rows], columns)]
-        likelihoods.append(np.maximum(likelihood, LOG_ZERO).astype(np.float64))
-    return likelihoods
+        log_likelihood = candidates.log_likelihoods[index][np.ix_(row_of_id[part_group.rows], columns)]
+        log_likelihoods.append(np.maximum(log_likelihood, LOG_ZERO).astype(np.float64))
+    return log_likelihoods

@@ -19,22 +19,24 @@ from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, summed
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, sum_by_index
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
 from milkglass.sequences import Ids
 
 AnnealedRange = tuple[float, float]  # at the first sweep and at the last, geometric in between
 Soft = NDArray[np.float32]
-Step = Callable[[float, float], bool]  # receives the share that is done and a sweep's work, returns whether to go on
-SINKHORN_ROUNDS = 12
+Step = Callable[[float, float], bool]  # takes the share that is done and a sweep's work; returns whether to go on
+SINKHORN_ROUNDS = 12  # enough for an approximate balance
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The annealing.
+    """How the mean field is annealed.
 
     Attributes:
+        sweeps: how often every id receives messages.
         doubt: rho, the share of neighbours that are misread.
+        temperature: of the scores when they become beliefs.
         inertia: the weight of the last sweep's belief.
     """
 
@@ -44,16 +46,21 @@ class Schedule:
     inertia: float
 
 
-def interpolated(pair: AnnealedRange, share: float) -> float:
+def interpolate(pair: AnnealedRange, share: float) -> float:
+    """Returns the value of a range after this share of the sweeps."""
     return float(pair[0] * (pair[1] / pair[0]) ** share)
 
 
 class Message:
     """What the neighbours at one distance and side say about each reading.
 
+    Of a slot, P(neighbour | reading) / P(neighbour) = base (floor + sum over its hits of belief * strength).
+
     Attributes:
         slot, neighbour, strength: for each hit its slot, the neighbour's cell, and its strength.
-        cell, counted, base, floor: for each slot, see `evidence`.
+        cell: for each slot the cell about which it says something.
+        slot_count: for each slot how often its bigram occurs, times the weight of the distance.
+        base, floor: for each slot, see above.
     """
 
     def __init__(
@@ -69,8 +76,8 @@ class Message:
         other_side = 1 - side
         self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other_side]
         self.strength = join.hit_count / (alpha * public.share[blocks.member[self.neighbour]])
-        self.cell, self.counted = join.slot_cell[side], join.count[join.slot_edge[side]]
-        self.counted *= weight
+        self.cell, self.slot_count = join.slot_cell[side], join.count[join.slot_edge[side]]
+        self.slot_count *= weight
         self.base = public.counts[blocks.member[self.cell]]
         self.base += alpha
         np.divide(alpha, self.base, out=self.base)
@@ -87,26 +94,34 @@ class Message:
         """
         if device.on_gpu():
             return self._on_gpu(belief, doubt)
-        ratio = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
+        ratio = sum_by_index(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
         ratio += self.floor
         ratio *= self.base
         ratio *= 1 - doubt
         ratio += doubt
         evidence = np.log(ratio, out=ratio)
-        evidence *= self.counted
-        return summed(self.cell, evidence, len(belief))
+        evidence *= self.slot_count
+        return sum_by_index(self.cell, evidence, len(belief))
 
     @cached_property
-    def _placed(self) -> tuple[torch.Tensor, ...]:
-        arrays = (self.slot, self.neighbour, self.strength, self.cell, self.counted, self.base, np.asarray(self.floor))
+    def _device_arrays(self) -> tuple[torch.Tensor, ...]:
+        arrays = (
+            self.slot,
+            self.neighbour,
+            self.strength,
+            self.cell,
+            self.slot_count,
+            self.base,
+            np.asarray(self.floor),
+        )
         return tuple(device.tensor(one) for one in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
         """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
-        slot, neighbour, strength, cell, counted, base, floor = self._placed
+        slot, neighbour, strength, cell, slot_count, base, floor = self._device_arrays
         beliefs = device.tensor(belief)
         ratio = beliefs.new_zeros(len(cell)).index_add_(0, slot, beliefs[neighbour] * strength)
-        evidence = ratio.add_(floor).mul_(base).mul_(1 - doubt).add_(doubt).log_().mul_(counted)
+        evidence = ratio.add_(floor).mul_(base).mul_(1 - doubt).add_(doubt).log_().mul_(slot_count)
         return device.array(torch.zeros_like(beliefs).index_add_(0, cell, evidence))
 
 
@@ -133,7 +148,7 @@ def settle(
     blocks: BlockAssignment,
     prior: Floats,
     messages: list[Message],
-    patience: Floats,
+    damping: Floats,
     schedule: Schedule,
     step: Step,
 ) -> Floats:
@@ -141,31 +156,32 @@ def settle(
 
     Args:
         prior: (cells,) log-likelihoods from other sources.
-        patience: (cells,) the factor that damps the evidence.
+        damping: (cells,) the factor of the evidence, from 0 to 1.
     """
     scores = prior
-    cells = 3 * SINKHORN_ROUNDS * len(prior) + sum(3 * len(one.slot) + 6 * len(one.cell) for one in messages)
-    belief = blocks.balanced(prior, schedule.temperature[0])
+    number_count = 3 * SINKHORN_ROUNDS * len(prior)
+    number_count += sum(3 * len(message.slot) + 6 * len(message.cell) for message in messages)
+    belief = blocks.balance(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
         share = sweep / max(schedule.sweeps - 1, 1)
-        doubt = interpolated(schedule.doubt, share)
+        doubt = interpolate(schedule.doubt, share)
         evidence = np.zeros(len(prior))
         for message in messages:
             evidence += message.evidence(belief, doubt)
-        scores = prior + patience * evidence
-        fresh = blocks.balanced(scores, interpolated(schedule.temperature, share))
-        belief = schedule.inertia * belief + (1 - schedule.inertia) * fresh
-        if not step((sweep + 1) / schedule.sweeps, work.elements(cells)):
+        scores = prior + damping * evidence
+        new_belief = blocks.balance(scores, interpolate(schedule.temperature, share))
+        belief = schedule.inertia * belief + (1 - schedule.inertia) * new_belief
+        if not step((sweep + 1) / schedule.sweeps, work.elements(number_count)):
             break
     return scores
 
 
 @dataclass(frozen=True)
 class GrowthSchedule:
-    """The schedule of the growth.
+    """How the matrix of `settle_all` grows, and how it is annealed.
 
     Attributes:
-        sizes, sweeps: the number of ids at each stage, and of sweeps.
+        sizes, sweeps: the number of ids at each stage, and of sweeps there.
         spare, margin: ids are compared with `spare` times as many public tokens and `margin` more.
         tau, patience, doubt, temperature, alpha, second, inertia: as in Decipherment.
     """
@@ -185,12 +201,12 @@ class GrowthSchedule:
 
 @dataclass(frozen=True)
 class MeanFieldState:
-    """The belief so far, about scrambled and public ids.
+    """What is believed so far.
 
     Attributes:
-        rows: (K,) the scrambled ids.
-        columns: (C,) the public ids.
-        belief: (K, C).
+        rows: (K,) the scrambled ids that were taken in.
+        columns: (C,) the public ids that were taken in.
+        belief: (K, C) the probability that each row is each column.
     """
 
     rows: Ids
@@ -200,11 +216,12 @@ class MeanFieldState:
 
 @dataclass(frozen=True)
 class _Channel:
-    """The bigrams of one distance in one direction, and how much they count.
+    """The bigrams of one distance in one direction, among K ids, C tokens and p known pairs.
 
     Attributes:
-        edges: (K, K + p) scrambled counts.
-        votes: (C, C + p) what each neighbour says.
+        edges: (K, K + p) how often each scrambled id has each neighbour.
+        votes: (C, C + p) public counts of the same, over alpha times the neighbour's share.
+        weight: how much this channel counts.
     """
 
     edges: sp.csr_matrix
@@ -212,7 +229,7 @@ class _Channel:
     weight: float
 
     def evidence(self, belief: Soft, base: Soft, doubt: float) -> Soft:
-        """Returns (K, C) what the neighbours say, by a belief (K + p, C + p)."""
+        """Returns (K, C) the evidence of the neighbours, by a belief (K + p, C + p)."""
         if device.on_gpu():
             return self._on_gpu(belief, base, doubt)
         ratio = (self.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
@@ -222,12 +239,12 @@ class _Channel:
         return self.edges @ np.ascontiguousarray(np.log(ratio))
 
     @cached_property
-    def _placed(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _device_arrays(self) -> tuple[torch.Tensor, torch.Tensor]:
         return device.tensor(self.edges.toarray()), device.tensor(self.votes.toarray())
 
     def _on_gpu(self, belief: Soft, base: Soft, doubt: float) -> Soft:
         """Returns the same on the GPU, which multiplies these matrices sooner than it skips their zeros."""
-        edges, votes = self._placed
+        edges, votes = self._device_arrays
         ratio = (device.tensor(belief) @ votes.T).add_(1).mul_((1 - doubt) * device.tensor(base)).add_(doubt)
         return device.array(edges @ ratio.log_())
 
@@ -239,7 +256,7 @@ def settle_all(
     pins: Ids,
     growth: GrowthSchedule,
     step: Step,
-    aliases: int,
+    alias_count: int,
 ) -> MeanFieldState | None:
     """Returns the belief without candidates, where any frequent id may stand for any frequent token.
 
@@ -254,23 +271,23 @@ def settle_all(
     Returns:
         None if every id that occurs is among the pins.
     """
-    tokens, (spent_tokens, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
-    spent_tokens = spent_tokens[times >= aliases]
-    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, spent_tokens)
+    tokens, (pinned_tokens, pin_counts) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
+    used_up = pinned_tokens[pin_counts >= alias_count]
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, used_up)
     by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
-    fit = FrequencyFit(seen, public, free_rows, free_columns, aliases)
+    fit = FrequencyFit(seen, public, free_rows, free_columns, alias_count)
     if not len(by_count):
         return None
     stages = [min(k, len(by_count)) for k in growth.sizes]
     stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
     total, sweeps_done = sum(growth.sweeps[: len(stages)]), 0
-    field, state = _Field(public, fit, growth, aliases), None
+    field, state = _Field(public, fit, growth, alias_count), None
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
-        columns = by_share[: int(k * growth.spare / aliases) + growth.margin]
+        columns = by_share[: int(k * growth.spare / alias_count) + growth.margin]
         channels = field.channels(texts, rows, columns, pins)
-        state = field.taken_in(state, rows, columns, sweeps_done / max(total - 1, 1))
+        state = field.take_in(state, rows, columns, sweeps_done / max(total - 1, 1))
         for _ in range(sweeps):
             state = field.sweep(state, channels, sweeps_done / max(total - 1, 1))
             sweeps_done += 1
@@ -281,12 +298,12 @@ def settle_all(
 
 @dataclass(frozen=True)
 class _Field:
-    """The constants of all sweeps, see `settle_all`."""
+    """What is the same in all sweeps of `settle_all`."""
 
     public: PublicBigrams
     fit: FrequencyFit
     growth: GrowthSchedule
-    aliases: int
+    alias_count: int
 
     def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
         """Returns the bigrams of ids (rows) and tokens (columns), in both directions, at distances 1 and 2."""
@@ -301,9 +318,9 @@ class _Field:
                 channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight))
         return channels
 
-    def taken_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+    def take_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
         """Returns the beliefs of these rows and columns, those of `previous` unchanged."""
-        belief = self.balanced(self.prior(rows, columns, share), self.growth.temperature[0])
+        belief = self.balance(self.prior(rows, columns, share), self.growth.temperature[0])
         if previous is not None:  # ids are taken in by rank, so the old ones come first
             belief[: len(previous.rows)] = 0
             belief[: len(previous.rows), : len(previous.columns)] = previous.belief
@@ -311,40 +328,41 @@ class _Field:
 
     def sweep(self, state: MeanFieldState, channels: list[_Channel], share: float) -> MeanFieldState:
         """Returns the beliefs after every id weighed its neighbours once."""
-        growth, (rows, columns) = self.growth, state.belief.shape
-        known_count = channels[0].edges.shape[1] - rows
-        belief = np.zeros((rows + known_count, columns + known_count), np.float32)
-        belief[:rows, :columns] = state.belief
-        belief[rows:, columns:] = np.eye(known_count, dtype=np.float32)
-        doubt = interpolated(growth.doubt, share)
+        growth, (row_count, column_count) = self.growth, state.belief.shape
+        known_count = channels[0].edges.shape[1] - row_count
+        belief = np.zeros((row_count + known_count, column_count + known_count), np.float32)
+        belief[:row_count, :column_count] = state.belief
+        belief[row_count:, column_count:] = np.eye(known_count, dtype=np.float32)
+        doubt = interpolate(growth.doubt, share)
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)
         for channel in channels:
             evidence += channel.weight * channel.evidence(belief, base, doubt)
-        patience = interpolated(growth.patience, share)
-        weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
-        scores = self.prior(state.rows, state.columns, share) + evidence * weight
-        fresh = self.balanced(scores, interpolated(growth.temperature, share))
-        belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
+        patience = interpolate(growth.patience, share)
+        damping = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
+        scores = self.prior(state.rows, state.columns, share) + evidence * damping
+        new_belief = self.balance(scores, interpolate(growth.temperature, share))
+        belief = growth.inertia * state.belief + (1 - growth.inertia) * new_belief
         return MeanFieldState(state.rows, state.columns, belief)
 
     def work(self, state: MeanFieldState, channels: list[_Channel]) -> float:
         """Returns the work of a sweep."""
-        rows, columns = state.belief.shape
-        sums = sum(one.votes.nnz * rows + one.edges.nnz * columns for one in channels)
-        dense = rows * columns * (2 * len(channels) + SINKHORN_ROUNDS)
-        return work.elements(sums / 8 + dense)
+        row_count, column_count = state.belief.shape
+        sparse_count = sum(channel.votes.nnz * row_count + channel.edges.nnz * column_count for channel in channels)
+        dense_count = row_count * column_count * (2 * len(channels) + SINKHORN_ROUNDS)
+        return work.elements(sparse_count / 8 + dense_count)
 
     def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
-        tau = interpolated(self.growth.tau, share)
+        """Returns (K, C) the log-likelihoods of these ids by frequency, after this share of the sweeps."""
+        tau = interpolate(self.growth.tau, share)
         return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
 
-    def balanced(self, scores: Soft, temperature: float) -> Soft:
-        """Returns Sinkhorn and Knopp's assignment: rows sum to 1, columns to at most `aliases`."""
+    def balance(self, scores: Soft, temperature: float) -> Soft:
+        """Returns Sinkhorn and Knopp's assignment: rows sum to 1, columns to about `alias_count` at most."""
         belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
         for _ in range(SINKHORN_ROUNDS):
             belief /= belief.sum(1, keepdims=True)
-            belief /= np.maximum(belief.sum(0, keepdims=True) / np.float32(self.aliases), 1)
+            belief /= np.maximum(belief.sum(0, keepdims=True) / np.float32(self.alias_count), 1)
         belief /= belief.sum(1, keepdims=True)
         return belief
 

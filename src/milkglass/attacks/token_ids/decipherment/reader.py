@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from milkglass import device
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, body, places, public_head, stacked, why_no_head
+from milkglass.attacks.forward import batches, body, places, public_head, stack, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
 from milkglass.models.resolve import EMBEDDED, is_here, resolve
@@ -35,12 +35,12 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import required
 
-CLINGING = frozenset(".,;:!?')]}%")  # written without a space before
-OPENING = frozenset("'([{$#")  # and without one after
+CLINGING = frozenset(".,;:!?')]}%")  # characters that are written without a space before
+OPENING = frozenset("'([{$#")  # characters that are written without a space after
 WINDOW_TOKENS = 256  # a longer text is read in parts
-MIN_PROBABILITY = 1e-7  # is added to each id's mean probability, so that its logarithm is finite
+MIN_PROBABILITY = 1e-7  # added to each id's mean probability, so that its logarithm is finite
 PLACES_AVERAGED = 512  # places over which the probabilities of ids are averaged
-IDS_AT_A_TIME = 1024  # of one run of the model
+IDS_AT_A_TIME = 1024  # ids read in one run of the model
 TOKENIZER = "tokenizer.json"
 
 
@@ -62,14 +62,14 @@ class Spelling:
     silent: NDArray[np.bool_]
 
     @classmethod
-    def itself(cls, size: int) -> Spelling:
+    def identity(cls, size: int) -> Spelling:
         """Returns the spelling in which each of n = `size` public ids is the reader's own id."""
         rows = list(np.arange(size, dtype=np.int64)[:, None])
         no = np.zeros(size, np.bool_)
         return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), no, no, no)
 
     @classmethod
-    def between(cls, tokenizer: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
+    def from_tokenizers(cls, tokenizer: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
         """Returns the spelling of one tokenizer's ids by another.
 
         `anchor` is a public id that is a word. The text that another id adds after it shows how that id is written.
@@ -97,29 +97,29 @@ class Spelling:
         Returns:
             The reader's ids; (t,) the place of the reader's id that predicts each public id, NO_BELIEF for one that is
                 not spelled; (t,) whether each follows one after which no space is written.
-
         """
-        rows, predicting_places, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
-        for number, token in enumerate(ids.tolist()):
-            joined.append(open_)
+        rows, predicting_places, joined = [np.array([begin])], np.full(len(ids), NO_BELIEF), []
+        length, is_joined = 1, True
+        for index, token in enumerate(ids.tolist()):
+            joined.append(is_joined)
             if token == NO_BELIEF or self.silent[token]:
                 continue
-            row = self.rows[int(open_ or self.clings[token])][token]
-            predicting_places[number] = length - 1
+            row = self.rows[int(is_joined or self.clings[token])][token]
+            predicting_places[index] = length - 1
             length += len(row)
-            open_ = bool(self.opens[token])
+            is_joined = bool(self.opens[token])
             rows.append(row)
         return np.concatenate(rows), predicting_places, np.array(joined, np.bool_)
 
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A batch that was read.
+    """The reader's states at some places of texts.
 
     Attributes:
         places: (m,) among all tokens of the texts.
         states: (m, d) the state before each place.
-        joined: (m,) whether it is joined to what precedes.
+        joined: (m,) whether each place is joined to what precedes it.
     """
 
     places: Ids
@@ -134,8 +134,10 @@ class CausalReader:
     """A causal model and its spelling of public ids.
 
     Attributes:
-        head: (V, d).
+        model: without its head.
+        head: (V, d) the output embeddings of its V ids.
         begin: the id before every text.
+        spelling: of public ids.
         budget: counts the work.
     """
 
@@ -155,53 +157,53 @@ class CausalReader:
         """
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
-            return cls(public, Spelling.itself(size), budget)
+            return cls(public, Spelling.identity(size), budget)
         folder = resolve(name)
         own_tokenizer = tokenizer_of(required(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
-        anchor = next((one for one in common if own_tokenizer.decode([one]).isalpha()), common[0])
-        spelling = Spelling.between(own_tokenizer, tokenizer_of(folder), size, anchor)
+        anchor = next((token for token in common if own_tokenizer.decode([token]).isalpha()), common[0])
+        spelling = Spelling.from_tokenizers(own_tokenizer, tokenizer_of(folder), size, anchor)
         return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
     def reads(self, texts: Sequences, text_numbers: Ids) -> Iterator[ReadBatch]:
-        """Yields the states before every place of these texts of believed ids, NO_BELIEF if there is none."""
+        """Yields the states before the places of these texts of public ids; NO_BELIEF in place of an id is skipped."""
         starts = np.cumsum(texts.lengths) - texts.lengths
-        longest = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
+        max_length = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         lines, places_in_lines, joined, public_places = [], [], [], []
-        for number in text_numbers.tolist():
-            ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
+        for index in text_numbers.tolist():
+            ids = texts.ids[starts[index] : starts[index] + texts.lengths[index]]
             line, predicting_places, joined_of_text = self.spelling.spell(ids, self.begin)
-            for cut in range(0, len(line), longest):
-                inside = (predicting_places >= cut) & (predicting_places < cut + longest)
-                lines.append(line[cut : cut + longest])
-                places_in_lines.append(predicting_places[inside] - cut)
-                joined.append(joined_of_text[inside])
-                public_places.append(starts[number] + np.flatnonzero(inside))
-        line_texts, requested = Sequences.of(lines), Sequences.of(places_in_lines)
+            for cut in range(0, len(line), max_length):
+                is_inside = (predicting_places >= cut) & (predicting_places < cut + max_length)
+                lines.append(line[cut : cut + max_length])
+                places_in_lines.append(predicting_places[is_inside] - cut)
+                joined.append(joined_of_text[is_inside])
+                public_places.append(starts[index] + np.flatnonzero(is_inside))
+        line_texts, predicting = Sequences.of(lines), Sequences.of(places_in_lines)
         all_places = np.concatenate([np.empty(0, np.int64), *public_places])
         all_joined = np.concatenate([np.empty(0, np.bool_), *joined])
         for line_numbers in batches(line_texts, IDS_AT_A_TIME):
-            hidden = self.model(input_ids=stacked(line_texts, line_numbers)).last_hidden_state
-            self.budget.spend(work.run(self.model, int(line_texts.lengths[line_numbers].sum())))
-            rows = np.repeat(np.arange(len(line_numbers)), requested.lengths[line_numbers])
+            hidden = self.model(input_ids=stack(line_texts, line_numbers)).last_hidden_state
+            self.budget.spend(work.forward(self.model, int(line_texts.lengths[line_numbers].sum())))
+            rows = np.repeat(np.arange(len(line_numbers)), predicting.lengths[line_numbers])
             if not len(rows):
                 continue
-            nonempty = line_numbers[requested.lengths[line_numbers] > 0]
-            at = np.concatenate([places(requested, nonempty[[i]]) for i in range(len(nonempty))])
-            yield ReadBatch(all_places[at], hidden[rows, requested.ids[at]].float(), all_joined[at])
+            nonempty = line_numbers[predicting.lengths[line_numbers] > 0]
+            selected = np.concatenate([places(predicting, nonempty[[i]]) for i in range(len(nonempty))])
+            yield ReadBatch(all_places[selected], hidden[rows, predicting.ids[selected]].float(), all_joined[selected])
 
     @torch.inference_mode()
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
         """Returns (V,) the logarithm of each id's mean probability."""
-        self.budget.spend(work.compared(states, self.head))
+        self.budget.spend(work.comparisons(states, self.head))
         total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), self.head.new_zeros(1))
         return np.log(device.array(total.double()) / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
         """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
-        self.budget.spend(work.compared(states, self.head))
+        self.budget.spend(work.comparisons(states, self.head))
         log_sums = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
         return device.array(torch.cat([states.new_zeros(0), *log_sums]).double())
 

@@ -1,7 +1,7 @@
 """The base of the attacks by optimisation: what they refuse, and one descent.
 
 Adam moves embeddings against the gradient of the distance between their gradients and the shared ones. The best
-embeddings seen are kept.
+embeddings are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, misfit
+from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, why_incomparable
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
@@ -24,12 +24,14 @@ from milkglass.threat.observations import Gradients, Transcript
 
 @dataclass(frozen=True)
 class AdamSchedule:
-    """How embeddings are moved.
+    """The steps of one descent by Adam, and their rate.
 
     Attributes:
+        steps: how many are made.
+        rate: at first.
         decay, every: the rate is multiplied by `decay` every `every` steps.
-        pull: the weight of LAMP's regulariser: the squared difference between the mean length of the embeddings and
-            that of the table's.
+        pull: the weight of LAMP's regulariser: the squared difference between the mean norm of the embeddings and that
+            of the table's.
     """
 
     steps: int
@@ -44,28 +46,29 @@ class AdamSchedule:
 
 
 class Descent:
-    """One descent.
+    """A descent of embeddings toward the shared gradients.
 
     Attributes:
         x: (b, t, d) the current embeddings.
-        best: those with the smallest distance and regulariser so far.
-        least: that sum.
+        best: those with the smallest sum of distance and regulariser so far.
+        least_error: that sum.
+        steps_done: how many steps were made.
     """
 
     def __init__(self, problem: Problem, start: torch.Tensor, schedule: AdamSchedule) -> None:
         self.problem, self.schedule = problem, schedule
-        self.x = problem.pinned(start.clone()).requires_grad_()
-        self.best, self.least, self.steps_done = self.x.detach().clone(), float("inf"), 0
+        self.x = problem.pin(start.clone()).requires_grad_()
+        self.best, self.least_error, self.steps_done = self.x.detach().clone(), float("inf"), 0
         self._adam = torch.optim.Adam([self.x], lr=schedule.rate)
 
     def step(self) -> None:
-        """Makes one step. Moves the masks of dropout too if they are unknown."""
+        """Makes one step, which moves the masks of dropout too if they are unknown."""
         error = self.problem.loss(self.x)
         if self.schedule.pull:
-            inside = self.problem.mask.bool()
-            error = error + self.schedule.pull * (self.x[inside].norm(dim=1).mean() - self.problem.mean_length).square()
-        if (distance := float(error.detach())) <= self.least:
-            self.least, self.best = distance, self.x.detach().clone()
+            is_token = self.problem.mask.bool()
+            error = error + self.schedule.pull * (self.x[is_token].norm(dim=1).mean() - self.problem.mean_norm).square()
+        if (value := float(error.detach())) <= self.least_error:
+            self.least_error, self.best = value, self.x.detach().clone()
         masks = [] if self.problem.masks is None else self.problem.masks.values
         if masks and len(self._adam.param_groups) == 1:  # they are made in the first run
             self._adam.add_param_group({"params": masks})
@@ -76,30 +79,30 @@ class Descent:
             group["lr"] = self.schedule.rate * self.schedule.decay ** (self.steps_done // self.schedule.every)
         self._adam.step()
         with torch.no_grad():
-            self.x.copy_(self.problem.pinned(self.x.detach().clone()))
+            self.x.copy_(self.problem.pin(self.x.detach().clone()))
         if self.problem.masks is not None:
             self.problem.masks.clamp()
         self.steps_done += 1
 
     def reorder(self, row: int, order: Ids) -> None:
         """Puts one text's places, and Adam's moments of them, into another order (t,)."""
-        order_ids = torch.from_numpy(order)
+        index = torch.from_numpy(order)
         state = self._adam.state[self.x]
         with torch.no_grad():
             for moment in (self.x, state.get("exp_avg"), state.get("exp_avg_sq")):
                 if moment is not None:
-                    moment[row] = moment[row, order_ids].clone()
+                    moment[row] = moment[row, index].clone()
 
-    def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
-        """Makes all steps, or as many as time allows, with `between` after each, and returns the best embeddings."""
+    def run(self, budget: Budget, after_step: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
+        """Makes all steps, or as many as time allows, and returns the best embeddings. `after_step` follows each."""
         while self.steps_done < self.schedule.steps and budget.left() > 0:
             self.step()
-            budget.spend(self.problem.work(1, twice=True))
-            between(self)
+            budget.spend(self.problem.work(1, is_differentiated=True))
+            after_step(self)
         return self.best
 
 
-def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
+def judge(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
     """Yields each guess (b, t, d) with its distance while there is time; the first batch of guesses in any case."""
     for guesses_together in batched(guesses, problem.guesses_at_once):
         budget.spend(problem.work(len(guesses_together)))
@@ -110,16 +113,16 @@ def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) ->
 
 def nearest_guess(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> torch.Tensor:
     """Returns the guess with the smallest distance, of those for which there is time."""
-    return min(judged(problem, guesses, budget), key=lambda pair: pair[1])[0]
+    return min(judge(problem, guesses, budget), key=lambda pair: pair[1])[0]
 
 
 @dataclass(frozen=True)
-class Optimising(Inversion):
+class OptimisationAttack(Inversion):
     """An attack that moves embeddings until their gradients equal the shared ones. Subclasses write `solve`.
 
     Attributes:
-        first, last: the ids with which every text begins and ends, such as [CLS] and [SEP], by the public tokenizer.
-            None: taken from the public text if it shows them; else every place is free.
+        first, last: the ids with which every text begins and ends, such as [CLS] and [SEP], by the public tokenizer. In
+            place of None the id that the public text shows is taken; without one every place is free.
     """
 
     first: int | None = None
@@ -145,6 +148,6 @@ class Optimising(Inversion):
         if step.task == "next-token" and len(lengths) and int(lengths.max()) < 2:
             return "no text has a second token, so that none is predicted"
         for gradients in transcript.all(Gradients):
-            if reason := misfit(step, gradients.tensors):
+            if reason := why_incomparable(step, gradients.tensors):
                 return reason
         return None
