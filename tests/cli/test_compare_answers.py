@@ -16,10 +16,10 @@ from milkglass.compare import answers, chat_rows, keep
 from milkglass.compare.answers import ChatSender
 from milkglass.compare.chat_rows import QUICK, ChatRows, Extent, user_text
 from milkglass.compare.report import page, picture, words
-from milkglass.compare.result import Compared, Group, Reading, WayResult
+from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.run import loss_gap, read_way
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import WAYS, chosen_ways
+from milkglass.compare.ways import WAYS, choose_ways
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
@@ -74,11 +74,11 @@ def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_c
     data = written(tmp_path / "rows.jsonl", [*long, *instructions(150), *lost])
     found = read(base, data)
     assert (len(found.asked), len(found.chats)) == (40, 113)
-    assert (found.cut, found.left_out) == (3, 2)
+    assert (found.cut_count, found.left_out_count) == (3, 2)
     lines = [one.line for one in (*found.asked, *found.chats)]
     assert sorted(lines) == list(range(1, 154)), "each row that has an answer within the limit, once"
     assert {one.line for one in found.asked}.isdisjoint({1, 2, 3})
-    assert found.longest == 96 and found.task == "causal-lm"
+    assert found.max_row_tokens == 96 and found.task == "causal-lm"
     assert any("3 of 113 rows are cut" in one for one in found.about(_settings(found)))
     assert any("2 rows are left out" in one for one in found.about(_settings(found)))
     assert [*found.private, *found.others] == [user_text(one) for one in found.chats]
@@ -169,9 +169,9 @@ def way(name: str, group: Group, value: float, above: float | None = None, read:
 HOME = way("home", "nothing is sent", 1.5)
 
 
-def compared(*ways: WayResult) -> Compared:
+def compared(*ways: WayResult) -> ComparisonResult:
     notes = ("Every training has 12 steps of 2 rows", "20 answers of up to 40 tokens are written")
-    found = Compared("a model", "causal-lm", "loss", 400, 40, 200, 0, (HOME, *ways), seconds=9.0, notes=notes)
+    found = ComparisonResult("a model", "causal-lm", "loss", 400, 40, 200, 0, (HOME, *ways), seconds=9.0, notes=notes)
     return replace(found, verdict=verdict(found))
 
 
@@ -227,11 +227,11 @@ def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tm
 
 # --- ways -------------------------------------------------------------------------------------------------------------
 def test_ways_are_chosen_by_the_rows() -> None:
-    names = [one.name for one in chosen_ways([], True, False, "causal-lm")]
+    names = [one.name for one in choose_ways([], True, False, "causal-lm")]
     assert names == ["untuned", "alone", "masked", "obfuslm", "cmif", "orthogonal", "confidential", "plain"]
-    assert "alone" not in [one.name for one in chosen_ways([], False, True)]
+    assert "alone" not in [one.name for one in choose_ways([], False, True)]
     for one in WAYS.values():
-        assert (one.other_rows("causal-lm") is None) == ("causal-lm" in one.tasks)
+        assert (one.refuses_task("causal-lm") is None) == ("causal-lm" in one.tasks)
 
 
 @pytest.fixture(autouse=True)
