@@ -322,7 +322,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
         assert isinstance(read, Comparison)
         place = read.places[int(cell)]
         with system.stoppable():
-            Cells.of(read, data, [place]).trained(place, RunFolder(data, out, system.cores(), say, cache))
+            Cells.of(read, data, [place]).train(place, RunFolder(data, out, system.cores(), say, cache))
         return
     with system.stoppable():
         run, shared = out / "runs" / result_name(recipe), cache if read.cached else None

@@ -74,7 +74,7 @@ class ChatSender:
             return cls(client, codec, None)
         assert isinstance(defence, SanitizerDefence)
         reader = TokenReader.of_model(base.folder, "the model")
-        counts = sanitized_chats.counted(reader, rows.chats, "")
+        counts = sanitized_chats.token_counts(reader, rows.chats, "")
         return cls(client, codec, ChatSanitizer.of(defence.method, reader, counts, "", seed))
 
     def training_rows(self, rows: Sequence[Example], folder: Path) -> Path:

@@ -150,7 +150,7 @@ class _Run:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
         if not self._training_seconds:
             return math.nan
-        attacks = float(np.mean(self._attack_seconds)) if self._attack_seconds else self.limits.attacks
+        attacks = float(np.mean(self._attack_seconds)) if self._attack_seconds else self.limits.attack_work
         costs = (self._training_cost(way) + (attacks if _is_attacked(way) else 0.0) for way in ways)
         return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed()))
 
