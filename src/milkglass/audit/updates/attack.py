@@ -61,7 +61,7 @@ def audit_updates(
         UsageError: a name is unknown.
         CorruptCheckpoint: an update is damaged.
     """
-    ghost = site.texts.ghost
+    ghost = site.texts.uses_ghost
     attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, ghost)}
     corpus, public = site.public_text()
     candidates = None
@@ -72,7 +72,7 @@ def audit_updates(
     play = _Player(budget, seed, steps, begin(steps))
     for round, scene in site.scenes(corpus, candidates):
         if scene is None:
-            refused[round.number] = round.refused
+            refused[round.number] = round.why_refused
             continue
         attacked.append(round.number)
         for finished in play(scene, attacks, ghost):
@@ -168,7 +168,7 @@ class _Pool:
         measures = self._figures(trained=False, cut=cut)
         trained = None  # of what read shadows and no gradients
         if all(guess.texts is not None for guess in self.guesses.values()):
-            trained = self._figures(trained=True, cut=cut) if self.site.texts.ghost else measures
+            trained = self._figures(trained=True, cut=cut) if self.site.texts.uses_ghost else measures
         return replace(
             blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
             trained=trained,

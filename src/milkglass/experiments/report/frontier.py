@@ -166,8 +166,8 @@ def finding(all_points: Sequence[DefencePoint], alone_utility: float | None) -> 
     verb = "has" if len(better_points) == 1 else "have"
     return (
         f"{len(better_points)} of {len(candidates)} defences {verb} more than a linear model that sends nothing "
-        f"({alone_utility:.1f} %); of what such a defence sends, at least {least_read.content_read:.0f} % of the content "
-        f"is read ({least_read.defence})."
+        f"({alone_utility:.1f} %); of what such a defence sends, at least {least_read.content_read:.0f} % of the "
+        f"content is read ({least_read.defence})."
     )
 
 
