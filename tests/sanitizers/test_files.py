@@ -18,7 +18,7 @@ from milkglass.errors import BadTable, CodecError, MilkglassError, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.rows.blocks import require_rows, shape_of
 from milkglass.sanitizers.catalogue import SANITIZERS
-from milkglass.sanitizers.files import count_file, in_order, report_path, sanitize_file
+from milkglass.sanitizers.files import count_file, map_blocks, report_path, sanitize_file
 from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.table import read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader
@@ -241,14 +241,14 @@ def test_few_blocks_are_read_ahead() -> None:
             read += 1
             yield number
 
-    for done, (block, result) in enumerate(in_order(partial(steps.double, 2), blocks(), 2)):
+    for done, (block, result) in enumerate(map_blocks(partial(steps.double, 2), blocks(), 2)):
         assert (block, result) == (done, 2 * done)
         assert read <= done + 6
 
 
 def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(MilkglassError, match="worker"):
-        list(in_order(partial(steps.end, 0), range(3), 1))
+        list(map_blocks(partial(steps.end, 0), range(3), 1))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -177,9 +177,9 @@ def test_ids_stand_beside_the_text_and_other_fields_stay(ghost: Ghost, tmp_path:
     assert report["vocabulary"]["fell_back"] == fell.sum() and 0 <= tokens["fell_back_share"] < 1
     own = [i for row in before[:12] for i in ghost.tokenizer(row["text"])["input_ids"]]
     own += [i for text in ("fever", "scan", "scan") for i in ghost.tokenizer(text)["input_ids"]]
-    alone = [one for one in own if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.fixed[one]]
+    alone = [one for one in own if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.is_fixed[one]]
     assert tokens["one_shadow"] == len(alone) and tokens["one_shadow_share"] == len(alone) / len(own)
-    every = [one for one in range(300) if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.fixed[one]]
+    every = [one for one in range(300) if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.is_fixed[one]]
     assert report["vocabulary"]["one_shadow"] == len(every) > 0
     assert 0 <= report["likeness"]["rouge-1"] < 0.3 and report["guarantee"] is None and report["seed_given"]
     assert json.loads(report_path(out).read_text()) == report and out.stat().st_mode & 0o777 == 0o600

@@ -126,7 +126,7 @@ def write_file(
     workers = workers or (cores() if source.stat().st_size > SMALL_FILE_BYTES else 1)
     counted = None if corpus is None else (corpus, read_shape(corpus))
     sanitizer = over_table(method, reader, counted, workers, as_json)
-    if counted and (replaced := sanitizer.sanitizer.drawn_from) is not None:
+    if counted and (replaced := sanitizer.sanitizer.substitute_count) is not None:
         note(
             f"substitutes are the {replaced:,} sensitive words that occur in {counted[0].name}: what is written shows "
             "some of its rare words"
@@ -248,7 +248,7 @@ def sanitize_by_ghost(
     with bars(as_json) as stage:
         progress = stage("find shadows", 0)
         name = model if model.startswith("demo:") else folder.name
-        ghost = replace(Ghost.open(folder, search, selection, name=name), cuts=True)
+        ghost = replace(Ghost.open(folder, search, selection, name=name), cuts_texts=True)
         progress(1)
         if plan.folder.is_dir() and not as_json:
             note("resuming an interrupted run")

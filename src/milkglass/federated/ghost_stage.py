@@ -115,4 +115,4 @@ def _read(finished_parts: FinishedParts, number: int, texts: int) -> tuple[list[
     match finished_parts.get(number):
         case {"ids": list(ids), "tally": dict(tally)} if len(ids) == texts and {*tally} == {*asdict(GhostTally())}:
             return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
-    raise finished_parts.damaged(number)
+    raise finished_parts.damage_error(number)

@@ -24,8 +24,8 @@ from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
 from milkglass.federated.site import load_weights
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
 from milkglass.models.tokenizer import longest
-from milkglass.sanitizers.uses_ghost.selection import Selection
-from milkglass.sanitizers.uses_ghost.uses_ghost import Ghost
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.truth import Truth

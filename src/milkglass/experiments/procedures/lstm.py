@@ -75,7 +75,7 @@ class WordTable:
 def split_words(text: str) -> list[str]:
     words: list[str] = []
     for piece in text.lower().split():
-        words += [piece] if is_word(piece) else pattern(contractions=True).findall(piece)
+        words += [piece] if is_word(piece) else pattern(splits_contractions=True).findall(piece)
     return words
 
 

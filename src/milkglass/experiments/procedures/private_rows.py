@@ -183,7 +183,7 @@ def shadow_rows(
     if defence.ghost is None:
         return rows
     ghost = open_ghost(base, defence, seed)
-    parts = [base.digest(), base.config, ghost.searched, *(settings.document() for settings in defence.ghost), seed]
+    parts = [base.digest(), base.config, ghost.digest, *(settings.document() for settings in defence.ghost), seed]
     identity = json.dumps(parts, sort_keys=True)
     name = hashlib.sha256(identity.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = cache.path_of("shadows", f"shadows-{name}.jsonl")
