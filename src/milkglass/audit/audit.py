@@ -23,7 +23,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
-from milkglass.models.tokenizer import added
+from milkglass.models.tokenizer import added_text
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -159,7 +159,7 @@ def joined_pieces(read: Callable[[Ids], str], read_ids: list[int], true_ids: lis
     """Returns the tokens as read, joined as the tokenizer joins them: by what each adds to the one before it."""
     pieces, previous = list[TokenReading](), -1
     for read_id, true_id in zip(read_ids, true_ids, strict=True):
-        text, joined = ("?", False) if read_id < 0 else added(read, previous, read_id)
+        text, joined = ("?", False) if read_id < 0 else added_text(read, previous, read_id)
         pieces.append(TokenReading(text, read_id == true_id, read(np.array([true_id])).strip(), joined))
         previous = read_id
     return tuple(pieces)

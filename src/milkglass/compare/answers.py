@@ -40,7 +40,7 @@ from milkglass.experiments.runs import pack_answers, provenance, run_job, unpack
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.progress import Log
 from milkglass.rows.examples import Example, examples_of
 from milkglass.rows.messages import Message
@@ -69,7 +69,7 @@ class ChatSender:
 
     @classmethod
     def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatSender:
-        codec = replace(client.codec, limit=longest(base.folder, client.codec.tokenizer))
+        codec = replace(client.codec, limit=token_limit(base.folder, client.codec.tokenizer))
         if not isinstance(client, SanitizedTokensClient):
             return cls(client, codec, None)
         assert isinstance(defence, SanitizerDefence)

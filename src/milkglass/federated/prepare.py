@@ -15,7 +15,7 @@ from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
 from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, is_of_texts, load, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import (
@@ -174,7 +174,7 @@ def require_match(
 def originals(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
     """Yields each text's ids, special ones too: GHOST's input, or what is trained on. Raises EmptyText, TooLong."""
     tokenizer, _ = open_table(model)
-    limit = longest(model, tokenizer)
+    limit = token_limit(model, tokenizer)
     encoded = tokenizer(list(texts), truncation=False, split_special_tokens=True)
     for number, ids in enumerate(encoded["input_ids"]):
         if len(ids) <= tokenizer.num_special_tokens_to_add(pair=False):

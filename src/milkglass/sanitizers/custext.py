@@ -58,7 +58,7 @@ class WordGroups:
             return fits and bool(np.array_equal(np.sort(groups.members[groups.members >= 0]), order))
 
         arrays = cache(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
-        return cls(**arrays), cache.reused
+        return cls(**arrays), cache.is_reused
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:

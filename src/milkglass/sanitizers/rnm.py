@@ -127,7 +127,7 @@ class Rnm(Sanitizer):
             return bool(near.shape == scores.shape == shape and near.min() >= 0 and near.max() < len(vectors))
 
         arrays = cache(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, is_valid)
-        return replace(self, given_lists=(arrays["near"], arrays["scores"])), cache.reused
+        return replace(self, given_lists=(arrays["near"], arrays["scores"])), cache.is_reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         rows = np.maximum(places, 0)

@@ -23,7 +23,7 @@ from milkglass.audit.scene import Scene
 from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
 from milkglass.federated.site import load_weights
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
@@ -122,7 +122,7 @@ class AuditedSite:
 
     def _encode(self, texts: list[str]) -> Sequences:
         """Returns the ids of texts, cut to the model's limit."""
-        limit = longest(self.recorded.model_folder, self.tokenizer)
+        limit = token_limit(self.recorded.model_folder, self.tokenizer)
         cut = {"truncation": True, "max_length": limit}
         ids = self.tokenizer(texts, **cut, split_special_tokens=True)["input_ids"] if texts else []
         return Sequences.of(ids)

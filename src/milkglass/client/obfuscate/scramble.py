@@ -116,8 +116,8 @@ def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[n
     Raises:
         UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
     """
-    check_ids(base.config, len(first), negative=True)
-    check_ids(base.generation_config or {}, len(first), GENERATION, negative=True)
+    check_ids(base.config, len(first), allows_negative=True)
+    check_ids(base.generation_config or {}, len(first), GENERATION, allows_negative=True)
 
     def sigma(token: int) -> int:
         if token >= len(first):

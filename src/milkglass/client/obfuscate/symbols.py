@@ -78,7 +78,7 @@ def _cached_vectors(
 ) -> Floats:
     keep = ArrayCache("token_vectors", {"vectors": np.float32})
     arrays = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
-    if keep.reused:
+    if keep.is_reused:
         progress(len(ids))
     return arrays["vectors"]
 

@@ -20,7 +20,7 @@ from milkglass import files
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError, naming
 from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
-from milkglass.models.tokenizer import load_tokenizer, longest
+from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import KINDS, Block, FileShape, blocks_of
 from milkglass.rows.place import Place
@@ -275,7 +275,7 @@ def require_texts(plan: GhostJob) -> None:
 def long_texts(plan: GhostJob, folder: Path) -> tuple[list[Place], int]:
     """Returns the places of the texts that are longer than the model takes, and how many tokens it takes."""
     tokenizer = load_tokenizer(folder)
-    limit, places = longest(folder, tokenizer), list[Place]()
+    limit, places = token_limit(folder, tokenizer), list[Place]()
     for part in _parts(plan):
         slots = _parse_part(plan, part)[1]
         ids = tokenizer([slot.text for slot in slots], split_special_tokens=True)["input_ids"] if slots else []

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from milkglass import papers
 from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, load_or_make, search, search_digest
@@ -96,7 +96,7 @@ class Ghost:
         digest = search_digest(table, texts, searching)
         shadows = load_or_make(digest, len(table), make, cache_folder)
         network = Encoder.open(folder) if selection.way == "states" else None
-        limit = longest(folder, tokenizer)
+        limit = token_limit(folder, tokenizer)
         return cls(folder, table.name, digest, tokenizer, shadows, network, limit, seed, searching, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
