@@ -44,10 +44,10 @@ def read_shape(
     from dataclasses import replace
 
     from milkglass.rows.blocks import shape_of
-    from milkglass.rows.tables import delimiter_named
+    from milkglass.rows.tables import parse_delimiter
 
     require_file(path, FILES_HINT)
-    shape = shape_of(path, extra, kept, None if delimiter is None else delimiter_named(delimiter))
+    shape = shape_of(path, extra, kept, None if delimiter is None else parse_delimiter(delimiter))
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
     return replace(shape, roles=roles, instruction=instruction)
@@ -219,7 +219,7 @@ def sanitize_by_ghost(
     from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
     from milkglass.parameters import read_words
-    from milkglass.rows.place import listed
+    from milkglass.rows.place import places_text
     from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, long_texts, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
@@ -244,7 +244,7 @@ def sanitize_by_ghost(
     folder = resolve(model)
     too_long, limit = long_texts(plan, folder)
     if too_long:
-        note(f"cut to {limit} tokens, which is what {model} takes: {listed(too_long)} of {path.name}")
+        note(f"cut to {limit} tokens, which is what {model} takes: {places_text(too_long)} of {path.name}")
     with bars(as_json) as stage:
         progress = stage("find shadows", 0)
         name = model if model.startswith("demo:") else folder.name

@@ -31,7 +31,7 @@ from milkglass.cli.ui.terminal import at_work, bars, emit, note, show_classified
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
-from milkglass.rows.lines import paired, refusals_naming_rows
+from milkglass.rows.lines import refusals_naming_rows, second_texts
 
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
@@ -81,7 +81,7 @@ def classify(
         refuse_unused("with --folder, which asks no server", changed_options(credentials))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     rows = texts_to_classify(text, file, columns)
-    texts, pairs = [row.text for row in rows], paired(rows, pair)
+    texts, pairs = [row.text for row in rows], second_texts(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
     from milkglass.split.client import ClientHalf, require_sendable

@@ -19,7 +19,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.nearest.products import quick_in_bf16
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, unlabelled
+from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
@@ -92,9 +92,9 @@ class ChatRows(ComparisonRows):
             CodecError: the model is an encoder, the rows are texts alone, or there are too few rows.
         """
         if summary.kind != "chat":
-            raise unlabelled(data, summary)
+            raise no_labels_error(data, summary)
         if architecture_of(base).kind == "encoder":
-            error = unlabelled(data, summary)
+            error = no_labels_error(data, summary)
             raise CodecError(
                 f"{error.message}, and the model is an encoder, which classifies",
                 "give a model that writes answers, such as demo:smollm2, or rows with a text and a label",

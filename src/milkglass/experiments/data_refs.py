@@ -11,7 +11,7 @@ from pathlib import Path
 
 from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
-from milkglass.rows.examples import Example, examples_of, in_order, number_labels, summarise
+from milkglass.rows.examples import Example, examples_of, number_labels, sort_labels, summarise
 from milkglass.rows.sets import catalogue as sets
 from milkglass.rows.sets.description import Description
 from milkglass.rows.write import write
@@ -81,7 +81,7 @@ def label_numbers(ref: str, path: Path) -> dict[str, int]:
 
 def numbers_by_label(rows: Sequence[Example]) -> dict[str, int]:
     """Returns the labels that occur, numbered in order."""
-    return number_labels(in_order({row.label for row in rows if row.label is not None}), None)
+    return number_labels(sort_labels({row.label for row in rows if row.label is not None}), None)
 
 
 def labelled(rows: Sequence[Example], numbers: Mapping[str, int], is_regression: bool = False) -> LabelledTexts:

@@ -20,10 +20,10 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import (
     Example,
-    in_order,
     number_labels,
     read_examples,
     require_no_fractions,
+    sort_labels,
     summarise,
     unlabelled,
 )
@@ -73,13 +73,13 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
         summary = summarise(source)
         if summary.task != "classification":
             raise unlabelled(source, summary)
-        if summary.pairs:
+        if summary.has_pairs:
             raise CodecError(f"{source.name} has pairs of texts", "a site's row is one text and a label")
         require_no_fractions(source, summary)
         names |= {*summary.labels}
     if len(names) < 2:
         raise CodecError("all sites have 1 label only", "classification needs at least 2")
-    return number_labels(in_order(names), None)
+    return number_labels(sort_labels(names), None)
 
 
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:

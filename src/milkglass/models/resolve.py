@@ -228,7 +228,7 @@ def _from_hub(ref: str) -> Path:
 
 
 def _from_hub_cache(ref: str) -> Path:
-    """Returns the folder of a hub's model in the hub's cache, without a request. Raises ModelNotFound if it is missing."""
+    """Returns a model's folder in the hub's cache, without a request. Raises ModelNotFound if there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -143,8 +143,8 @@ def rewrite(
     """Writes the whole model, without anything else of the base folder: no tokenizer, no README, no metadata.
 
     Args:
-        allows_links: whether shards without replaced tensors and notes may be hard links to the base's. Nobody may write
-            into the folder later: that would change the base.
+        allows_links: whether shards without replaced tensors and notes may be hard links to the base's. Nobody may
+            write into the folder later: that would change the base.
     """
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]

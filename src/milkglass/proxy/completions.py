@@ -17,7 +17,7 @@ from milkglass.proxy.backend import Backend
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered, merged
 from milkglass.proxy.text.calls import demanded_tool
-from milkglass.rows.messages import normalized, tools_of
+from milkglass.rows.messages import normalize_messages, tools_of
 from milkglass.server.random_ids import new_id
 
 MOST_PROMPTS = 128  # answers of one request, all prompts together
@@ -34,7 +34,7 @@ class ChatExchange:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(tool["function"]["name"] for tool in tools)
         question = backend.chat(
-            body.model, normalized(body.messages), tools, demanded_tool(body.tool_choice, names),
+            body.model, normalize_messages(body.messages), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.of_template(), most=body.most, stops=body.stops, logit_bias=body.logit_bias,
             single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),

@@ -14,7 +14,7 @@ from milkglass.proxy.bodies import ResponseBody
 from milkglass.proxy.completions import logprob_documents
 from milkglass.proxy.reply import Logprobs, Piece, Reply, gathered
 from milkglass.proxy.text.calls import ToolCall, demanded_tool
-from milkglass.rows.messages import normalized, tools_of
+from milkglass.rows.messages import normalize_messages, tools_of
 from milkglass.server.random_ids import new_id
 
 MADE_BY_MODELS = ("reasoning",)  # items of earlier answers that templates do not take
@@ -60,7 +60,7 @@ class ResponseExchange:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(tool["function"]["name"] for tool in tools)
         question = backend.chat(
-            body.model, normalized(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
+            body.model, normalize_messages(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.of_template(), most=body.max_output_tokens, logit_bias=body.logit_bias,
             logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.drawing(),

@@ -20,7 +20,7 @@ from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import ALL_TEXTS, KNOWN
 from milkglass.rows.encoding import raw_lines
 from milkglass.rows.lines import BYTE_ORDER_MARK
-from milkglass.rows.place import Place, missing, no_text, require_columns, shown_name, text_of
+from milkglass.rows.place import Place, missing, no_text_error, require_columns, shown_name, text_of
 from milkglass.rows.tables import (
     delimiter_of,
     is_json_list,
@@ -148,7 +148,7 @@ class FileShape:
             else:
                 text_of(place, row, name)  # raises
         if not slots and not has_empty:
-            raise no_text(place, row)
+            raise no_text_error(place, row)
         return slots
 
 

@@ -63,7 +63,7 @@ def read_training_texts(source: Source) -> TrainingTexts:
     require_classes(source, summary)
     labels = number_labels(in_fresh_order(summary.labels), None)  # kept in the client's split.json
     examples = list(read_examples(source))
-    corpus = _labelled_texts(examples, labels, summary.pairs)
+    corpus = _labelled_texts(examples, labels, summary.has_pairs)
     return TrainingTexts(corpus, labels, [str(example.place(source)) for example in examples])
 
 

@@ -101,7 +101,7 @@ def test_what_is_exported_reads_back(
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
-        again = list(read_examples(out, scores=True))
+        again = list(read_examples(out, are_scores=True))
         assert [float(a.label or "nan") for a in again] == [float(b.label or "nan") for b in before]
         if all(float(b.label or "nan").is_integer() for b in before):
             assert [a.label for a in read_examples(out)] == [f"{float(b.label or 'nan'):.0f}" for b in before]

@@ -58,9 +58,9 @@ class ColumnOptions:
             EmptyText: the file is empty.
         """
         from milkglass.rows.data_file import DataFile
-        from milkglass.rows.tables import delimiter_named
+        from milkglass.rows.tables import parse_delimiter
 
-        delimiter = None if self.delimiter is None else delimiter_named(self.delimiter)
+        delimiter = None if self.delimiter is None else parse_delimiter(self.delimiter)
         data_file = DataFile(path, self.text_column, self.label_column, self.pair_column, delimiter, self.skip_empty)
         data_file.require()
         return data_file

@@ -30,7 +30,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, Summary, number_labels, read_examples, unlabelled
 from milkglass.rows.labels import Scale
-from milkglass.rows.place import Place, listed
+from milkglass.rows.place import Place, places_text
 from milkglass.sequences import batched
 
 Encoding = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
@@ -129,7 +129,7 @@ def write_parquet(
     rows = 0
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
-        examples = read_examples(source, scores=isinstance(labels, Scale))
+        examples = read_examples(source, are_scores=isinstance(labels, Scale))
         for batch in batched(examples if selection is None else compress(examples, selection), BATCH):
             columns, too_long, unanswered_rows = _encode_batch(codec, source, batch, labels, limit)
             rows += len(batch)
@@ -167,7 +167,7 @@ def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source,
     longer = f"set --max-length to more than {start} to use them all, or " if start < most else ""
     raise TooLong(
         f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {limit} tokens: "
-        f"{listed([*unanswered])}",
+        f"{places_text([*unanswered])}",
         f"{longer}leave them out with --skip-long",
     )
 
