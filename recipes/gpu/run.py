@@ -158,7 +158,7 @@ class FreeResources:
 
     @classmethod
     def here(cls) -> FreeResources:
-        memory, free = system.memory_bytes(available=True), device.memory_bytes(free=True)
+        memory, free = system.memory_bytes(only_available=True), device.memory_bytes(only_free=True)
         return cls(float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.cores())
 
     def holds(self, piece: Piece) -> bool:

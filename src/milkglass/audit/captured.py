@@ -267,7 +267,9 @@ class _CapturedClient:
         has_origin = origin != NO_BELIEF
         pairs = np.unique(np.stack([sent.ids[origin[has_origin]], corpus.ids[has_origin]], 1), axis=0)
         text_starts = np.cumsum(sent.lengths) - sent.lengths
-        places_in_text = np.where(has_origin, origin - text_starts[corpus.owner], NO_BELIEF)  # places within each text
+        places_in_text = np.where(
+            has_origin, origin - text_starts[corpus.sequence_indices], NO_BELIEF
+        )  # places within each text
 
         def rehearse(ids: Sequences, seed: int) -> tuple[Sequences, Ids]:
             sent_rows, lengths = captured_texts.rows(ids, sent.lengths)

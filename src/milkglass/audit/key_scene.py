@@ -176,7 +176,7 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
             f"{MIN_PRIVATE_TEXTS // 2} are needed",
             f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
         )
-    is_kept = np.isin(sent.owner, unknown)
+    is_kept = np.isin(sent.sequence_indices, unknown)
     ends = np.cumsum([0, *(len(tokens.ids) for tokens in transcript.all(Tokens))])
     bounds = zip(ends, ends[1:], strict=False)
     unknown_in_each = [unknown[(unknown >= start) & (unknown < end)] for start, end in bounds]

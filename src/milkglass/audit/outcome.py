@@ -175,7 +175,7 @@ def shares_by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.ran
     for class_number, name in enumerate(CLASSES):
         in_class = is_counted & (class_of_token == class_number)
         if in_class.any():
-            weights = np.bincount(sent.owner, in_class, len(sent)).astype(np.float64)
-            hits = np.bincount(sent.owner, in_class & (reading == sent.ids), len(sent)).astype(np.float64)
+            weights = np.bincount(sent.sequence_indices, in_class, len(sent)).astype(np.float64)
+            hits = np.bincount(sent.sequence_indices, in_class & (reading == sent.ids), len(sent)).astype(np.float64)
             shares[name] = ratio(hits, weights, rng)
     return shares

@@ -36,7 +36,7 @@ from milkglass.cli.serve import serve
 from milkglass.cli.split import splits
 from milkglass.cli.ui.terminal import INTERRUPTED, MAX_CELL_LETTERS, note_apart, report
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.extras import missing
+from milkglass.extras import missing_extra_error
 from milkglass.system import keep_private
 
 HELP = (
@@ -69,7 +69,7 @@ class Commands(TyperGroup):
             report(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
             code = MilkglassError.exit_code
         except ModuleNotFoundError as error:
-            if (missing_extra := missing(error, ctx.invoked_subcommand or "milkglass")) is None:
+            if (missing_extra := missing_extra_error(error, ctx.invoked_subcommand or "milkglass")) is None:
                 raise
             report(missing_extra, as_json)
             code = missing_extra.exit_code

@@ -338,7 +338,7 @@ def ui(
     def ready(url: str, models: list[str]) -> None:
         starting.close()
         base = reached(url, endpoint.cert)
-        page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
+        page.opening.report_code = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
         say(f"milkglass ui: open {base}/#{page.opening.code}")
         note(f"applications: {endpoint.client(url, address)}; models: {', '.join(models)}")
 

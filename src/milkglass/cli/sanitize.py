@@ -263,13 +263,13 @@ def sanitize_by_ghost(
 
 def _search_of(assignments: Sequence[str]) -> dict[str, Any]:
     """Returns parameters of the search. Raises UsageError, with those of the selection in its list as well."""
-    from milkglass.parameters import described, parameters_of, read_words
+    from milkglass.parameters import describe_parameters, parameters_of, read_words
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
 
     names = [assignment.partition("=")[0] for assignment in assignments if "=" in assignment]
     if unknown := [name for name in names if name not in parameters_of(Search)]:
-        parameters = f"{described(Search)}, {described(Selection).replace('way', 'selection', 1)}"
+        parameters = f"{describe_parameters(Search)}, {describe_parameters(Selection).replace('way', 'selection', 1)}"
         raise UsageError(f"ghost has no parameter {unknown[0]!r}", f"it has {parameters}")
     return read_words(Search, assignments, "ghost")
 

@@ -75,7 +75,7 @@ def compare(
     Raises:
         MemoryShort: a training would not fit into the memory that is free.
     """
-    require_room(setting, ways, memory_bytes(available=True))
+    require_room(setting, ways, memory_bytes(only_available=True))
     require_same_run(out, {"compare": RUN_VERSION})
     run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()

@@ -42,13 +42,13 @@ class RecipeNeeds:
 
     def check(self, name: str, progress: Log) -> None:
         """Raises UsageError, with both numbers, if this machine has too little; else says what will be used."""
-        free_memory = system.memory_bytes(available=True)
+        free_memory = system.memory_bytes(only_available=True)
         if self.memory is not None and free_memory is not None and free_memory < self.memory * GB:
             raise UsageError(
                 f"{name} needs at least {self.memory:g} GB of memory, and {free_memory / GB:.1f} GB are free here",
                 "close other programs, run it with --quick, or take a larger machine",
             )
-        free_gpu_memory = device.memory_bytes(free=True)
+        free_gpu_memory = device.memory_bytes(only_free=True)
         if self.device is not None and free_gpu_memory is not None and free_gpu_memory < self.device * GB:
             raise UsageError(
                 f"{name} needs at least {self.device:g} GB of the GPU's memory, and "

@@ -167,7 +167,7 @@ class CAPE(HiddenStateDefence):
 
 def words_present(encoded: TokenizedTexts, size: int, words: int) -> Ids:
     """Returns at most `words` public ids that most texts have, without the most frequent 150 or half of all."""
-    pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
+    pairs = np.unique(encoded.ids.sequence_indices * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
     return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:words]).astype(np.int64)

@@ -22,7 +22,7 @@ import numpy as np
 from milkglass import papers
 from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalised, summed
-from milkglass.sequences import Ids, Sequences, looked_up
+from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -92,7 +92,7 @@ class Neighbours:
         if not len(self.keys):
             return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
         expected = left_ids[:, None] * len(self.share) + right_ids[None, :]
-        pair_counts = looked_up(self.keys, self.count, expected)
+        pair_counts = look_up(self.keys, self.count, expected)
         observed = pair_counts / np.maximum(self.left_counts[left_ids], 1.0)[:, None]
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 

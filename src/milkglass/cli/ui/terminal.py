@@ -38,15 +38,15 @@ def at_work(quiet: bool = False, doing: str = "") -> Iterator[None]:
         yield
         return
     if _BEATING:
-        previous, _BEATING[0].doing = _BEATING[0].doing, doing or _BEATING[0].doing
+        previous, _BEATING[0].activity = _BEATING[0].activity, doing or _BEATING[0].activity
         try:
             yield
         finally:
             if _BEATING:
-                _BEATING[0].doing = previous
+                _BEATING[0].activity = previous
         return
     beat = Heartbeat(lambda words: print(words, file=sys.stderr, flush=True))
-    beat.doing = doing
+    beat.activity = doing
     _BEATING.append(beat)
     beat.begin()
     try:
@@ -63,7 +63,7 @@ def _spoke() -> None:
 
 def _doing(name: str) -> None:
     for beat in _BEATING:
-        beat.doing = name
+        beat.activity = name
 
 
 def say(text: str = "") -> None:
@@ -157,13 +157,13 @@ def occasional_lines(name: str, total: int, limit: Most = unbounded) -> Progress
         return lambda more: None
     _doing(name)
     count, due, time_left = 0, time.monotonic() + FIRST_LINE, TimeLeft(total)
-    time_left.after(0)
+    time_left.estimate(0)
 
     def advance(step: int) -> None:
         nonlocal count, due
         is_first, count = not count, count + step
         now = time.monotonic()
-        seconds = time_left.after(count) if is_first or now >= due else None
+        seconds = time_left.estimate(count) if is_first or now >= due else None
         if now >= due:
             note(f"{name}: {100 * count / max(1, total):.0f} %{_time_left_text(seconds, limit())}")
             due = now + LINES_APART

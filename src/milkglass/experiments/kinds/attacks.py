@@ -293,7 +293,7 @@ def _unleaked_figures(
     results = list[ResultRecord]()
     for (who, attack), reading in finished.readings.items():
         if who in leaked_rows:
-            is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.owner, leaked_rows[who])
+            is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[who])
             if is_counted.any():
                 hit_share = float((reading == tokens.ids)[is_counted].mean())
                 results += records({"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant)

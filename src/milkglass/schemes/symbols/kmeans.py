@@ -162,7 +162,7 @@ def sample(weights: NDArray[np.float64], count: int, draws: Draws) -> Ids:
 
 def label_scores(labelled: TaskTexts, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns (n, f) the scores times trust, and (n,) the trust."""
-    pairs = np.unique(labelled.texts.owner * size + labelled.texts.ids)  # a token counts once a text
+    pairs = np.unique(labelled.texts.sequence_indices * size + labelled.texts.ids)  # a token counts once a text
     text, token = pairs // size, pairs % size
     occurrences = np.bincount(token, minlength=size).astype(np.float64)
     trust = occurrences / (occurrences + PRIOR_TEXTS)
