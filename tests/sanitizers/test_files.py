@@ -314,7 +314,7 @@ def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None
     assert out.read_bytes().startswith(b"\xef\xbb\xbfid")  # by which Excel knows UTF-8
     assert out.read_text("utf-8-sig") == f'id{mark}text\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n'
     with pytest.raises(CodecError, match="column sentence") as caught:
-        shape_of(source, kept=frozenset({"text"}))
+        shape_of(source, kept_names=frozenset({"text"}))
     assert ": id, text" in caught.value.hint
     listed = tmp_path / "in.json"
     listed.write_text(

@@ -58,8 +58,8 @@ def run(ghost: Ghost, source: Path, out: Path, seed: int | None = 3) -> dict[str
 def test_shadows_are_shadows_and_their_text_is_read_from_them(ghost: Ghost) -> None:
     found = ghost.sanitize(tiny.TEXTS)
     for text, one in zip(tiny.TEXTS, found, strict=True):
-        assert len(one.ids) == len(one.before) == len(ghost.tokenizer(text)["input_ids"])
-        pairs = zip(one.before.tolist(), one.ids.tolist(), strict=True)
+        assert len(one.ids) == len(one.original) == len(ghost.tokenizer(text)["input_ids"])
+        pairs = zip(one.original.tolist(), one.ids.tolist(), strict=True)
         assert all(after in ghost.candidates.of(before) and after != before for before, after in pairs)
         assert one.text == ghost.tokenizer.decode(one.ids).strip() != text
         assert one.choice.loss is not None and one.choice.history[-1] < one.choice.history[0]

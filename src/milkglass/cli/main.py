@@ -63,7 +63,7 @@ class Commands(TyperGroup):
             report(UsageError("the input is not UTF-8 text", "convert it to UTF-8"), as_json)
             code = UsageError.exit_code
         except BrokenPipeError:
-            raise  # anyone who read our output has enough; typer leaves quietly
+            raise  # whoever read the output has enough; typer leaves quietly
         except OSError as error:
             name = f" ({error.filename})" if error.filename else ""
             report(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
@@ -76,7 +76,7 @@ class Commands(TyperGroup):
         except typer.Abort:
             code = INTERRUPTED
         except Exception as error:
-            # typer's own usage errors carry a message for people; anything else is a fault of ours and stays loud.
+            # typer's own usage errors carry a message for people; anything else is a bug, whose traceback is shown.
             if (refusal := refused_value(error)) is not None:
                 report(refusal, as_json)
                 raise typer.Exit(refusal.exit_code) from None
@@ -89,7 +89,7 @@ class Commands(TyperGroup):
 
 
 def refused_value(error: Exception) -> UsageError | None:
-    """Returns the error of an option's value as a sentence that names the value. None: it is another error.
+    """Returns the error of an option's value as a sentence that names the value, or None for any other error.
 
     typer's own words are pydantic's, which leave the value out.
     """

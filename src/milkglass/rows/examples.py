@@ -200,7 +200,7 @@ def _survey(file: DataFile, are_scores: bool) -> tuple[tuple[str, ...], LabelCel
     summary = LabelCells.of(label_cells)
     if file.kind in JSON:
         deque(label_cells, maxlen=0)  # each row may have columns of its own
-    return tuple(names), LabelCells(scores=True) if are_scores else summary
+    return tuple(names), LabelCells(are_scores=True) if are_scores else summary
 
 
 def summarise(source: Source, are_scores: bool = False) -> Summary:

@@ -181,7 +181,7 @@ class _BlockSanitizer:
         tally = WordTally()
         instructions, private_texts = [], []
         for container, key in slots:
-            instruction, private_text = self.shape.divided(container[key])
+            instruction, private_text = self.shape.split_instruction(container[key])
             instructions.append(instruction)
             private_texts.append(private_text)
         stream = stream_of(self.seed, block.number, json.dumps(private_texts))
@@ -193,7 +193,7 @@ class _BlockSanitizer:
 
 def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
     _, slots, _ = shape.parse(block)
-    return reader.counts(shape.divided(container[key])[1] for container, key in slots)
+    return reader.counts(shape.split_instruction(container[key])[1] for container, key in slots)
 
 
 @contextmanager

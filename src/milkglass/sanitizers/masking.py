@@ -93,7 +93,7 @@ def mask_file(
         for block in blocks_of(source, shape):
             rows, slots, _ = shape.parse(block)
             for container, key in slots:
-                head, text = shape.divided(container[key])
+                head, text = shape.split_instruction(container[key])
                 original, masked_texts = masked_parts(text, min_score)
                 container[key] = head + "".join(masked_texts)
                 masks = [mask for word, mask in zip(original, masked_texts, strict=True) if word != mask]

@@ -116,7 +116,7 @@ def test_what_is_exported_reads_back(
 
 def test_an_export_may_be_of_the_first_rows_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\nc\t7\n")
-    assert write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", most=2) == 2
+    assert write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", max_count=2) == 2
     with pytest.raises(CodecError, match=r"line 4 of train\.tsv"):
         write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.tsv", "two.jsonl"]

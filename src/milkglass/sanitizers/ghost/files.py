@@ -148,7 +148,7 @@ class GhostJob:
         header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
-        out_shape = FileShape(kind, shape.texts, header, delimiter=shape.delimiter, marked=shape.marked)
+        out_shape = FileShape(kind, shape.texts, header, delimiter=shape.delimiter, has_mark=shape.has_mark)
         return cls(source, shape, out, out_shape)
 
     @property
