@@ -14,7 +14,7 @@ from milkglass.client.training_request import require_hyperparameters
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.federated.prepare import labels_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import Example, checked_summary, read_examples, read_texts, summarise, unlabelled
+from milkglass.rows.examples import Example, checked_summary, no_labels_error, read_examples, read_texts, summarise
 
 SECRET = "zanzibar"
 ROWS = [
@@ -121,7 +121,7 @@ def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
 def test_a_missing_label_column_is_answered_with_those_there_are(suffix: str, tmp_path: Path) -> None:
     """`airline_sentiment,text` is read as text alone, and whoever needs labels says which columns there are."""
     path = write(tmp_path, suffix, [{"mood": "good", "text": SECRET}])
-    error = unlabelled(path, summarise(path))
+    error = no_labels_error(path, summarise(path))
     assert error.message.startswith(f"mine{suffix} has no labels")
     assert ": mood, text; --label-column " in error.hint
     assert summarise(DataFile(path, label="mood")).labels == ("good",)

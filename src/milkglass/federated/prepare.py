@@ -20,12 +20,12 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import (
     Example,
+    no_labels_error,
     number_labels,
     read_examples,
     require_no_fractions,
     sort_labels,
     summarise,
-    unlabelled,
 )
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import SelectionMethod
@@ -72,7 +72,7 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
     for source in sources:
         summary = summarise(source)
         if summary.task != "classification":
-            raise unlabelled(source, summary)
+            raise no_labels_error(source, summary)
         if summary.has_pairs:
             raise CodecError(f"{source.name} has pairs of texts", "a site's row is one text and a label")
         require_no_fractions(source, summary)

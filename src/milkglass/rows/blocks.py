@@ -157,7 +157,7 @@ def shape_of(
     extra_names: frozenset[str] = frozenset(),
     kept_names: frozenset[str] = frozenset(),
     delimiter: str | None = None,
-) -> FileShape:  # fmt: skip
+) -> FileShape:
     """Returns the format of a file.
 
     Args:

@@ -28,7 +28,7 @@ from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
-from milkglass.rows.examples import Example, Summary, number_labels, read_examples, unlabelled
+from milkglass.rows.examples import Example, Summary, no_labels_error, number_labels, read_examples
 from milkglass.rows.labels import Scale
 from milkglass.rows.place import Place, places_text
 from milkglass.sequences import batched
@@ -40,7 +40,7 @@ Numbers = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scor
 def require_generator(source: Source, train: Summary, model_kind: object) -> None:
     """Raises CodecError for rows without labels if the `model_kind` is "encoder"."""
     if train.task == "causal-lm" and model_kind == "encoder":
-        error = unlabelled(source, train)
+        error = no_labels_error(source, train)
         raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
 
 
