@@ -100,14 +100,14 @@ def test_lines_of_text_keep_their_ends(tmp_path: Path) -> None:
 def test_named_columns_are_texts_or_stay(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"text": "zanzibar", "note": "zanzibar"}) + "\n")
-    run(source, tmp_path / "a.jsonl", extra=["note"])
+    run(source, tmp_path / "a.jsonl", extra_names=["note"])
     assert SECRET not in (tmp_path / "a.jsonl").read_text()
-    report = run(source, tmp_path / "b.jsonl", extra=["note"], kept=["text"])
+    report = run(source, tmp_path / "b.jsonl", extra_names=["note"], kept_names=["text"])
     assert json.loads((tmp_path / "b.jsonl").read_text())["text"] == SECRET
     assert report["fields_left_as_they_are"] == ["text"]
     (tmp_path / "in.csv").write_text("text\nx\n")
     with pytest.raises(CodecError, match=r"in\.csv .*note"):
-        run(tmp_path / "in.csv", tmp_path / "c.csv", extra=["note"])
+        run(tmp_path / "in.csv", tmp_path / "c.csv", extra_names=["note"])
 
 
 # --- workers and seeds ------------------------------------------------------------------------------------------------
