@@ -78,7 +78,7 @@ def measured(data: Path, name: str, trained: int, count: int, seed: int) -> dict
     examples = data_refs.examples(data, name)
     order = np.random.default_rng(seed).permutation(len(examples))[: trained + count]
     drawn = [examples[i] for i in order]
-    numbers = about[0].numbers if about else data_refs.numbered(examples)
+    numbers = about[0].numbers if about else data_refs.numbers_by_label(examples)
     whole = data_refs.labelled(drawn, numbers)
     asked, train = whole.part(slice(0, count)), whole.part(slice(count, None))
     truth, labels = np.asarray(asked.labels), np.asarray(train.labels)

@@ -51,7 +51,7 @@ def _search(folder: Path, rounds: int) -> Figure:
 
     found, lemmas = work(), lemmas_of(table.words, texts, chosen.language)
     some = table.candidates[np.linspace(0, len(table.candidates) - 1, SAMPLE).astype(np.int64)].tolist()
-    fixed = {*np.flatnonzero(found.fixed).tolist()}
+    fixed = {*np.flatnonzero(found.is_fixed).tolist()}
     expected = literal("ghost").search(
         vectors.astype(float), lemmas.tolist(), fixed, chosen.k, chosen.overlap, tokens=some
     )

@@ -158,7 +158,7 @@ class FreeResources:
 
     @classmethod
     def here(cls) -> FreeResources:
-        memory, free = system.memory_bytes(available=True), device.memory_bytes(free=True)
+        memory, free = system.memory_bytes(only_available=True), device.memory_bytes(only_free=True)
         return cls(float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.cores())
 
     def holds(self, piece: Piece) -> bool:
@@ -322,7 +322,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
         assert isinstance(read, Comparison)
         place = read.places[int(cell)]
         with system.stoppable():
-            Cells.of(read, data, [place]).trained(place, RunFolder(data, out, system.cores(), say, cache))
+            Cells.of(read, data, [place]).train(place, RunFolder(data, out, system.cores(), say, cache))
         return
     with system.stoppable():
         run, shared = out / "runs" / result_name(recipe), cache if read.cached else None

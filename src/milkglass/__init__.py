@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:
-            from milkglass.extras import missing
+            from milkglass.extras import missing_extra_error
 
-            raise missing(error, name) or error from error
+            raise missing_extra_error(error, name) or error from error
     raise AttributeError(f"module 'milkglass' has no attribute {name!r}")

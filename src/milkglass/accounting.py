@@ -18,7 +18,7 @@ MAX_MEANINGFUL_EPSILON = 10.0  # an epsilon above this promises next to nothing
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Returns the least standard deviation that gives (epsilon, delta). Raises UsageError for a value out of range."""
+    """Returns the smallest standard deviation that gives (epsilon, delta). Raises UsageError for an unfit value."""
     _require(epsilon, "epsilon")
     _require(sensitivity, "sensitivity")
     _require_delta(delta)
@@ -27,19 +27,19 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
     return float(get_sigma_gaussian(epsilon, delta)) * sensitivity
 
 
-def epsilon_of(sigma: float, delta: float, sensitivity: float, times: int = 1) -> float:
-    """Returns the epsilon that `times` draws about the same text spend together. Raises UsageError.
+def epsilon_of(sigma: float, delta: float, sensitivity: float, draw_count: int = 1) -> float:
+    """Returns the epsilon that several draws about one text spend together. Raises UsageError for a bad value.
 
     k Gaussian mechanisms with sigma are one with sigma / sqrt(k).
     """
     _require(sigma, "sigma")
     _require(sensitivity, "sensitivity")
     _require_delta(delta)
-    if times < 1:
-        raise UsageError(f"{times} draws, at least 1 is needed", "count from 1")
+    if draw_count < 1:
+        raise UsageError(f"{draw_count} draws, at least 1 is needed", "count from 1")
     from dp_accounting import get_epsilon_gaussian
 
-    return float(get_epsilon_gaussian(sigma / sensitivity / math.sqrt(times), delta))
+    return float(get_epsilon_gaussian(sigma / sensitivity / math.sqrt(draw_count), delta))
 
 
 def _require(value: float, name: str) -> None:

@@ -64,7 +64,7 @@ class Catalogue(Mapping[str, E], Generic[E]):
         entries = dict(self.built_in)
         points = entry_points(group=self.group)
         for point in sorted(points, key=lambda point: (point.dist.name if point.dist else "", point)):
-            entry: E = loaded(point)
+            entry: E = load_entry(point)
             if not issubclass(type(entry), self.kind):
                 continue
             if entry.name in entries:
@@ -126,7 +126,7 @@ class JoinedCatalogues(Catalogue[E]):
         return entries
 
 
-def loaded(point: EntryPoint) -> Any:
+def load_entry(point: EntryPoint) -> Any:
     """Returns the instance that an entry point names, or an instance of the class that it names.
 
     Raises:

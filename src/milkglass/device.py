@@ -3,7 +3,7 @@
 `MILKGLASS_DEVICE` chooses: "cpu", "cuda", or "cuda:1" for one of several GPUs.
 
 Everything is computed in fp32 on both, except what a server loads (`serving_dtype`). Random numbers that decide a
-result are drawn on the processor and moved, so that both devices give the same result up to rounding.
+result are drawn on the CPU and moved, so that both devices give the same result up to rounding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def current() -> torch.device:
 
 
 def chosen_name() -> str | None:
-    """Returns the user's choice. None: the GPU if there is one. Raises UsageError for anything but a device's name."""
+    """Returns the user's choice, or None for the GPU if there is one. Raises UsageError for another name."""
     chosen = os.environ.get(DEVICE, "")
     if chosen and not DEVICE_NAME.fullmatch(chosen):
         raise UsageError(f"{DEVICE} is {chosen!r}", "give cpu, cuda or cuda:N")
@@ -59,7 +59,7 @@ def on_gpu() -> bool:
 
 
 def moved(what: Movable) -> Movable:
-    """Returns a tensor, or a module in place, on the device. On the processor nothing is copied."""
+    """Returns a tensor, or a module in place, on the device. On the CPU nothing is copied."""
     if what is None:
         return what
     return what.to(current())  # type: ignore[return-value]
@@ -73,25 +73,25 @@ def tensor(values: NDArray[Any]) -> torch.Tensor:
 
 
 def array(values: torch.Tensor) -> NDArray[Any]:
-    """Returns a tensor of any device as an array. On the processor nothing is copied."""
+    """Returns a tensor of any device as an array. On the CPU nothing is copied."""
     return np.asarray(values.detach().cpu().numpy())
 
 
 def serving_dtype() -> Any:
-    """Returns the dtype in which a server loads a model: the checkpoint's own on a GPU, fp32 on the processor."""
+    """Returns the dtype in which a server loads a model: the checkpoint's own on a GPU, fp32 on the CPU."""
     import torch
 
     return "auto" if on_gpu() else torch.float32
 
 
-def memory_bytes(free: bool) -> int | None:
-    """Returns the bytes of the GPU's memory, or of those that are free. None: there is no GPU."""
+def memory_bytes(only_free: bool) -> int | None:
+    """Returns the bytes of the GPU's memory, or of what is free of it; None if there is no GPU."""
     import torch
 
     if not on_gpu():
         return None
     free_bytes, total_bytes = torch.cuda.mem_get_info(current())
-    return int(free_bytes if free else total_bytes)
+    return int(free_bytes if only_free else total_bytes)
 
 
 def child_variables(environment: Mapping[str, str]) -> dict[str, str]:

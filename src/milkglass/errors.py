@@ -29,7 +29,7 @@ class MilkglassError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
 
-def lacking(noun: str, names: list[str]) -> str:
+def missing_words(noun: str, names: list[str]) -> str:
     """Returns words such as "1 tensor is missing (a)" or "5 tensors are missing (a, b, c and 2 more)"."""
     more_names = f" and {len(names) - 3} more" if len(names) > 3 else ""
     counted_noun = f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
@@ -144,7 +144,7 @@ class CodecError(MilkglassError):
     def of(cls, place: int, fault: str, hint: str = "", noun: str = "text") -> Self:
         return cls(f"{noun} {place + 1} {fault}", hint, place, fault)
 
-    def renamed(self, name: str) -> Self:
+    def with_name(self, name: str) -> Self:
         """Returns the error with `name`, such as "line 7", in place of the text's number."""
         return type(self)(f"{name} {self.fault}", self.hint)
 
@@ -159,7 +159,7 @@ def naming(name: Callable[[int], str]) -> Iterator[None]:
     try:
         yield
     except CodecError as error:
-        raise error if error.place is None else error.renamed(name(error.place)) from None
+        raise error if error.place is None else error.with_name(name(error.place)) from None
 
 
 class EmptyText(CodecError):

@@ -23,7 +23,7 @@ EXTRA_OF = {
 }  # fmt: skip
 
 
-def missing(error: ModuleNotFoundError, need: str) -> MilkglassError | None:
+def missing_extra_error(error: ModuleNotFoundError, need: str) -> MilkglassError | None:
     """Returns the error for a library that `need` (a command, a name) lacks, or None if no extra installs it."""
     module = (error.name or "").partition(".")[0]
     if module not in OPTIONAL:

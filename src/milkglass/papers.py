@@ -12,7 +12,7 @@ class Paper:
     Attributes:
         authors: family names, in the published order.
         venue: where it was published; with `at`, the section too.
-        deviations: where our code departs from the paper and why, one sentence each.
+        deviations: where the code departs from the paper and why, one sentence each.
     """
 
     title: str
@@ -22,7 +22,7 @@ class Paper:
     deviations: tuple[str, ...] = ()
 
     def but(self, *deviations: str) -> Paper:
-        """Returns the citation with these deviations of our code."""
+        """Returns the citation with these deviations of the code."""
         return replace(self, deviations=deviations)
 
     def at(self, place: str) -> Paper:

@@ -75,7 +75,7 @@ def limited(
 @final
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a method. A default of `dataclasses.MISSING` is none; a limit of None is any finite number."""
+    """One parameter of a method. Without a default that is `dataclasses.MISSING`, without a limit that is None."""
 
     name: str
     kind: Any
@@ -103,7 +103,7 @@ class Parameter:
             return None
         raise self._refusal(f"{self.name}={word}:")
 
-    def converted(self, value: Any, current: Any = None, method: str = "") -> Any:
+    def convert(self, value: Any, current: Any = None, method: str = "") -> Any:
         """Returns a value as the field stores it: a list as a tuple, a table as its dataclass.
 
         Args:
@@ -127,8 +127,8 @@ class Parameter:
         """Returns whether a value is of a kind, and within the limits."""
         origin = get_origin(kind)
         if kind in (int, float):
-            number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-            return number and (self.limit or UNLIMITED).holds(value)
+            is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+            return is_number and (self.limit or UNLIMITED).holds(value)
         if origin is Literal:
             return isinstance(value, str) and value in get_args(kind)
         if origin in (tuple, frozenset):
@@ -171,7 +171,7 @@ def parameters_of(kind: Any) -> dict[str, Parameter]:
 def require(method: Any) -> None:
     """Checks all fields of a method, for `__post_init__`. Raises UsageError for the first wrong type or value."""
     for name, parameter in parameters_of(method.__class__).items():
-        parameter.converted(getattr(method, name))
+        parameter.convert(getattr(method, name))
 
 
 def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
@@ -187,9 +187,7 @@ def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
     parameters = parameters_of(kind)
     if unknown := [key for key in values if key not in parameters]:
         raise _unknown(unknown[0], name, ", ".join(parameters))
-    converted = {
-        key: parameters[key].converted(value, getattr(method, key, None), name) for key, value in values.items()
-    }
+    converted = {key: parameters[key].convert(value, getattr(method, key, None), name) for key, value in values.items()}
     if method is not kind:
         return dataclasses.replace(method, **converted)
     needed = [parameter.name for parameter in parameters.values() if parameter.default is MISSING]
@@ -214,7 +212,7 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
             raise UsageError(f"{word!r} sets nothing", "write name=value")
         outer, dot, inner = name.partition(".")
         if outer not in parameters_of(kind) or outer in without:
-            raise _unknown(outer, method, described(kind, without))
+            raise _unknown(outer, method, describe_parameters(kind, without))
         parameter, earlier = parameters_of(kind)[outer], values.get(outer, {})
         if outer in values and not (dot and isinstance(earlier, dict) and inner not in earlier):
             raise UsageError(f"{name} is set twice", "set it once")
@@ -225,7 +223,7 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
     return values
 
 
-def described(kind: type, without: Sequence[str] = ()) -> str:
+def describe_parameters(kind: type, without: Sequence[str] = ()) -> str:
     """Returns all parameters in words, such as "epsilon (a finite number above 0; 8.0), k (a whole number; 10)"."""
     return ", ".join(_describe(parameter) for name, parameter in parameters_of(kind).items() if name not in without)
 
@@ -238,7 +236,7 @@ def _unknown(name: str, method: str, listed: str) -> UsageError:
 def _describe(parameter: Parameter) -> str:
     """Returns a parameter in words, with its default."""
     if parameter.table is not None:
-        return f"{parameter.name}.({described(parameter.table)})"
+        return f"{parameter.name}.({describe_parameters(parameter.table)})"
     default = "" if parameter.default is MISSING else f"; {_show(parameter.default)}"
     return f"{parameter.name} ({parameter.needed}{default})"
 

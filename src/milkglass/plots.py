@@ -49,7 +49,7 @@ def write_numbers(axes: Any, points: Sequence[tuple[float, float]], colours: Seq
     taken_places = [axes.transData.transform(point) for point in points]
     for number, (point, colour) in enumerate(zip(points, colours, strict=True), 1):
         place = axes.transData.transform(point)
-        free_offsets = (xy for xy in OFFSETS if all(_apart(place + xy, taken) for taken in taken_places))
+        free_offsets = (xy for xy in OFFSETS if all(_are_apart(place + xy, taken) for taken in taken_places))
         offset = next(free_offsets, OFFSETS[0])
         taken_places.append(place + offset)
         side = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
@@ -69,7 +69,9 @@ def write_names(axes: Any, points: Sequence[tuple[float, float]], names: Sequenc
         free_boxes = (
             (dx, dy, box)
             for dx, dy, box in boxes
-            if box[0] >= axes_box.x0 and box[1] <= axes_box.x1 and not any(_meet(box, taken) for taken in taken_boxes)
+            if box[0] >= axes_box.x0
+            and box[1] <= axes_box.x1
+            and not any(_overlap(box, taken) for taken in taken_boxes)
         )
         dx, dy, box = next(free_boxes, boxes[0])
         taken_boxes.append(box)
@@ -84,12 +86,12 @@ def _box(x: float, y: float, dx: float, dy: float, words: str) -> Box:
     return left, left + width, y + dy - 3, y + dy + 11
 
 
-def _meet(first: Box, second: Box) -> bool:
-    return first[0] < second[1] and second[0] < first[1] and first[2] < second[3] and second[2] < first[3]
+def _overlap(box: Box, other: Box) -> bool:
+    return box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
 
 
-def _apart(first: Any, second: Any) -> bool:
-    across, up = abs(first - second)
+def _are_apart(place: Any, other: Any) -> bool:
+    across, up = abs(place - other)
     return across > 12 or up > 10
 
 

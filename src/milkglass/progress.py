@@ -35,9 +35,9 @@ def no_log(words: str) -> None:
 
 def duration(seconds: float) -> str:
     """Returns a finite length of time in words, such as "2 min 5 s"."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+    total = round(seconds)
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {total % 60} s" if minutes else f"{total} s"
 
 
 class TimeLeft:
@@ -50,8 +50,8 @@ class TimeLeft:
         self.total, self._clock = total, clock
         self._marks: deque[tuple[float, float]] = deque()
 
-    def after(self, work_done: float) -> float | None:
-        """Returns the seconds that the rest takes, given the amount done. None: no speed was measured yet."""
+    def estimate(self, work_done: float) -> float | None:
+        """Returns the seconds that the rest takes, given the amount done; None before a speed was measured."""
         now = self._clock()
         if work_done > 0 and self._marks and self._marks[0][1] == 0:
             self._marks.clear()
@@ -66,11 +66,11 @@ class Heartbeat:
     """Says that work goes on whenever nothing was said for some seconds, from a thread of its own.
 
     Attributes:
-        doing: what is being done, for the words; "" if nothing is known.
+        activity: what is being done, for the words; "" if nothing is known.
     """
 
     def __init__(self, log: Log, silence: float = SILENCE_SECONDS) -> None:
-        self._log, self._silence, self.doing = log, silence, ""
+        self._log, self._silence, self.activity = log, silence, ""
         self._started = self._last = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -83,8 +83,8 @@ class Heartbeat:
         while not self._ended.wait(min(1.0, self._silence / 4)):
             if time.monotonic() - self._last >= self._silence:
                 self.note_words()
-                doing = f"{self.doing}: " if self.doing else ""
-                self._log(f"{doing}still at work, for {duration(time.monotonic() - self._started)} so far")
+                prefix = f"{self.activity}: " if self.activity else ""
+                self._log(f"{prefix}still at work, for {duration(time.monotonic() - self._started)} so far")
 
     def begin(self) -> None:
         self._thread.start()

@@ -17,7 +17,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sequences of ids: `ids` (total,) one sequence after the other, `lengths` (b,)."""
+    """Sequences of ids: `ids` (ids,) has one after the other, `lengths` (sequences,) says how many ids each has."""
 
     ids: Ids
     lengths: Ids
@@ -43,8 +43,8 @@ class Sequences:
         return iter(np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self) else [])
 
     @property
-    def owner(self) -> Ids:
-        """Returns (total,) the number of the sequence that each id belongs to."""
+    def sequence_indices(self) -> Ids:
+        """Returns (ids,) the index of the sequence that each id belongs to."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def mapped(self, table: Ids) -> Sequences:
@@ -52,14 +52,14 @@ class Sequences:
         return Sequences(table[self.ids], self.lengths)
 
     def kept(self, keep: NDArray[np.bool_]) -> Sequences:
-        """Returns the ids where `keep` (total,) is true. A sequence may become empty; none disappears."""
-        lengths = np.bincount(self.owner[keep], minlength=len(self)).astype(np.int64)
+        """Returns the ids where `keep` (ids,) is true. A sequence may become empty; none disappears."""
+        lengths = np.bincount(self.sequence_indices[keep], minlength=len(self)).astype(np.int64)
         return Sequences(self.ids[keep], lengths)
 
-    def chosen(self, numbers: Ids) -> Sequences:
-        """Returns the sequences with these numbers, in their order."""
+    def chosen(self, indices: Ids) -> Sequences:
+        """Returns the sequences with these indices, in their order."""
         ends = np.cumsum(self.lengths)
-        parts = [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in numbers.tolist()]
+        parts = [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in indices.tolist()]
         return Sequences.of(parts)
 
     def without(self, others: Sequences) -> Sequences:
@@ -86,7 +86,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-def looked_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number]:
+def look_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number]:
     """Returns the value of each expected key, and 0 for one that is not among the sorted `keys`."""
     if not len(keys):
         return np.zeros(expected.shape, values.dtype)

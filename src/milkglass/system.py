@@ -16,7 +16,7 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-MAX_THREADS = 8  # of `in_threads`: more read no faster
+MAX_THREADS = 8  # of `in_threads`; more do not read faster
 PR_SET_DUMPABLE = 4
 ALLOW_DEBUGGER = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
 
@@ -41,25 +41,25 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
         pool.shutdown(cancel_futures=True)
 
 
-def memory_bytes(available: bool) -> int | None:
+def memory_bytes(only_available: bool) -> int | None:
     """Returns how many bytes of main memory this process may use, within a container's limit. None: not known.
 
-    `available` counts only memory that is free or can be freed at once.
+    `only_available` counts only memory that is free or can be freed at once.
     """
     try:
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))
-        machine_bytes = int(fields["MemAvailable" if available else "MemTotal"]) << 10
+        machine_bytes = int(fields["MemAvailable" if only_available else "MemTotal"]) << 10
     except (OSError, KeyError, ValueError):
         return None
-    return min(machine_bytes, _container_memory_bytes(available) or machine_bytes)
+    return min(machine_bytes, _container_memory_bytes(only_available) or machine_bytes)
 
 
-def _container_memory_bytes(available: bool) -> int | None:
-    """Returns the bytes that the control group (version 2) allows. None: there is no limit."""
+def _container_memory_bytes(only_available: bool) -> int | None:
+    """Returns the bytes that the control group (version 2) allows, or None if there is no limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit_bytes = int((group / "memory.max").read_text("ascii"))
-        if not available:
+        if not only_available:
             return limit_bytes
         used_bytes = int((group / "memory.current").read_text("ascii"))
         cached_match = re.search(r"^file (\d+)$", (group / "memory.stat").read_text("ascii"), re.MULTILINE)

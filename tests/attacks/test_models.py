@@ -164,7 +164,7 @@ def test_batches_within_a_budget_are_a_sample_of_all(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Budget, "left", lambda self: next(ticks))
     some = list(forward.batches_within(texts, Budget(), rng, floor=2.5, max_tokens=20))
     assert len(some) == 4
-    assert len({len(texts.ids[texts.owner == one[0]]) for one in some}) > 1
+    assert len({len(texts.ids[texts.sequence_indices == one[0]]) for one in some}) > 1
 
 
 @pytest.mark.parametrize("attack", [MLC(), InvBert(), SDA()])

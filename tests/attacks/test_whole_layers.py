@@ -196,7 +196,7 @@ def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypa
     before, after, sigma = uploads(known, "the paper's", 7)
     asked: list[Model] = []
 
-    def counted(public: Model, seen: Model, tolerance: float) -> known_weight.Transformations:
+    def counted(public: Model, seen: Model, tolerance: float) -> known_weight.TransformationsOrReason:
         asked.append(seen)
         return find_transformations(public, seen, tolerance)
 

@@ -144,7 +144,7 @@ def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Cod
     original, places = scene.truth.tokens, scene.truth.origin
     assert places is not None
     same = np.where(places < 0, -1, scene.truth.sent.ids[places]) == original.ids
-    missed = np.bincount(original.owner[~same], minlength=len(original))
+    missed = np.bincount(original.sequence_indices[~same], minlength=len(original))
     last = np.array([len(ids) for ids in codec.encode([one.rsplit(" ", 1)[1] for one in TEXTS]).ids]).max()
     assert missed.min() >= 1 and missed.max() <= last + 1, "the last word alone is not in its place"
 

@@ -128,7 +128,7 @@ class Shorter(Client):
     def origin(self, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
         if not self.says:
             return None
-        places = np.arange(len(original.ids)) - original.owner
+        places = np.arange(len(original.ids)) - original.sequence_indices
         places[np.cumsum(original.lengths) - 1] = NO_BELIEF
         return places
 

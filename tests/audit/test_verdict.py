@@ -11,7 +11,7 @@ import torch
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report.findings import warnings, words_of_enclave
-from milkglass.audit.report.verdict import level, of_100, unfinished, verdict, what_crosses
+from milkglass.audit.report.verdict import level, percent_text, unfinished, verdict, what_crosses
 from milkglass.audit.scene import Adversary, DefenceWords, Scene
 from milkglass.metrics.interval import Interval
 from milkglass.sequences import Sequences
@@ -139,7 +139,7 @@ def test_a_figure_of_100_percent_is_not_called_too_low() -> None:
 
 def test_a_share_is_said_of_a_hundred() -> None:
     shares = (0.0, 0.001, 0.0101, 0.824, 0.994, 0.997, 0.9999, 1.0)
-    assert [of_100(one) for one in shares] == ["0", "fewer than 1", "1", "82", "99", "more than 99", "100", "100"]
+    assert [percent_text(one) for one in shares] == ["0", "fewer than 1", "1", "82", "99", "more than 99", "100", "100"]
 
 
 def test_the_verdict_says_what_crosses() -> None:

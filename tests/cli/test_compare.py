@@ -14,12 +14,12 @@ import pytest
 
 from milkglass.compare import keep
 from milkglass.compare.report import page, picture, words
-from milkglass.compare.result import Compared, Group, Reading, WayResult
+from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way, weighted_correlation
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import WAYS, ComparisonSettings, EncoderWay, chosen_ways
+from milkglass.compare.ways import WAYS, ComparisonSettings, EncoderWay, choose_ways
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
@@ -104,8 +104,8 @@ def way(name: str, group: Group, value: float, above: float | None = None, read:
 HOME = way("home", "nothing is sent", 0.72)
 
 
-def compared(*ways: WayResult) -> Compared:
-    result = Compared("a model", "classification", "accuracy", 1600, 400, 800, 3, (HOME, *ways), seconds=9.0)
+def compared(*ways: WayResult) -> ComparisonResult:
+    result = ComparisonResult("a model", "classification", "accuracy", 1600, 400, 800, 3, (HOME, *ways), seconds=9.0)
     return replace(result, verdict=verdict(result))
 
 
@@ -176,7 +176,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
 
 
 def test_nothing_is_said_without_a_way_to_compare_with() -> None:
-    only = Compared(
+    only = ComparisonResult(
         "a model", "classification", "accuracy", 9, 9, 9, 3, (way("ids", "words are scrambled", 0.6, None, 0.6),)
     )
     assert "nothing with nothing sent" in verdict(only)[0] or "No way with nothing sent" in verdict(only)[0]
@@ -196,13 +196,13 @@ def test_the_picture_draws_only_what_is_known() -> None:
     unread = replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=None)
     svg = picture.picture_svg(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))
     assert ">ids<" in svg and ">home<" in svg and ">cape<" not in svg
-    assert picture.picture_svg(Compared("a model", "classification", "accuracy", 9, 9, 9, 3, ())) == ""
+    assert picture.picture_svg(ComparisonResult("a model", "classification", "accuracy", 9, 9, 9, 3, ())) == ""
 
 
 def test_a_way_is_read_back_as_it_was_kept() -> None:
     for one in (HOME, way("ids", "words are scrambled", 0.6, -0.1, 0.3)):
         again = read_way(json.loads(json.dumps(compared(one).to_json()["ways"][1])))
-        assert repr(again) == repr(one) and math.isnan(again.percent_read) == math.isnan(one.percent_read)
+        assert repr(again) == repr(one) and math.isnan(again.share_read) == math.isnan(one.share_read)
 
 
 def test_weighted_correlation_is_pearsons_of_the_drawn_rows() -> None:
@@ -214,15 +214,15 @@ def test_weighted_correlation_is_pearsons_of_the_drawn_rows() -> None:
 
 # --- ways -------------------------------------------------------------------------------------------------------------
 def test_ways_are_chosen_by_name_in_their_order() -> None:
-    assert [one.name for one in chosen_ways(["plain", "linear"], False, False)] == ["linear", "plain"]
-    quick, usual, every = (chosen_ways([], *one) for one in ((True, False), (False, False), (False, True)))
+    assert [one.name for one in choose_ways(["plain", "linear"], False, False)] == ["linear", "plain"]
+    quick, usual, every = (choose_ways([], *one) for one in ((True, False), (False, False), (False, True)))
     assert len(quick) < len(usual) <= len(every) == sum("classification" in one.tasks for one in WAYS.values())
     assert [one.group for one in every][:3] == ["nothing is sent"] * 3 and every[-1].group == "sent as it is"
     with pytest.raises(UsageError, match="obfuslm"):
-        chosen_ways(["nonsense"], False, False)
-    assert [one.name for one in chosen_ways(["coarse-64"], True, False)] == ["coarse-64"], "a name is taken at its word"
+        choose_ways(["nonsense"], False, False)
+    assert [one.name for one in choose_ways(["coarse-64"], True, False)] == ["coarse-64"], "a name is taken at its word"
     with pytest.raises(UsageError, match="--all"):
-        chosen_ways(["plain"], False, True)
+        choose_ways(["plain"], False, True)
 
 
 def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:

@@ -16,10 +16,10 @@ from milkglass.compare import answers, chat_rows, keep
 from milkglass.compare.answers import ChatSender
 from milkglass.compare.chat_rows import QUICK, ChatRows, Extent, user_text
 from milkglass.compare.report import page, picture, words
-from milkglass.compare.result import Compared, Group, Reading, WayResult
+from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.run import loss_gap, read_way
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import WAYS, chosen_ways
+from milkglass.compare.ways import WAYS, choose_ways
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
@@ -74,13 +74,13 @@ def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_c
     data = written(tmp_path / "rows.jsonl", [*long, *instructions(150), *lost])
     found = read(base, data)
     assert (len(found.asked), len(found.chats)) == (40, 113)
-    assert (found.cut, found.left_out) == (3, 2)
+    assert (found.cut_count, found.left_out_count) == (3, 2)
     lines = [one.line for one in (*found.asked, *found.chats)]
     assert sorted(lines) == list(range(1, 154)), "each row that has an answer within the limit, once"
     assert {one.line for one in found.asked}.isdisjoint({1, 2, 3})
-    assert found.longest == 96 and found.task == "causal-lm"
-    assert any("3 of 113 rows are cut" in one for one in found.about(_settings(found)))
-    assert any("2 rows are left out" in one for one in found.about(_settings(found)))
+    assert found.max_row_tokens == 96 and found.task == "causal-lm"
+    assert any("3 of 113 rows are cut" in one for one in found.notes(_settings(found)))
+    assert any("2 rows are left out" in one for one in found.notes(_settings(found)))
     assert [*found.private, *found.others] == [user_text(one) for one in found.chats]
     assert [one.line for one in read(base, data).asked] == [one.line for one in found.asked]
 
@@ -105,12 +105,12 @@ def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(
     monkeypatch.setattr("milkglass.compare.chat_rows.has_fast_bf16", lambda: in_bf16)
     base = Checkpoint.open(model(tmp_path / "model"))
     found = read(base, written(tmp_path / "rows.jsonl", instructions(150)))
-    assert (one := replace(found, longest=512).training({}))["batch_size"] == 1 and one["max_steps"] == 24
-    assert replace(found, longest=20).training({})["batch_size"] == 8
+    assert (one := replace(found, max_row_tokens=512).training({}))["batch_size"] == 1 and one["max_steps"] == 24
+    assert replace(found, max_row_tokens=20).training({})["batch_size"] == 8
     assert found.training({"n_epochs": None, "batch_size": None})["max_steps"] == QUICK.steps
     assert found.training({"n_epochs": None, "batch_size": None})["batch_size"] == rows
     assert "max_steps" not in found.training({"n_epochs": 2.0})
-    few = replace(found, chats=found.chats[:10], extent=Extent(), longest=20)
+    few = replace(found, chats=found.chats[:10], extent=Extent(), max_row_tokens=20)
     assert few.training({})["max_steps"] == 4, "three epochs of 10 rows, 8 at a time"
 
 
@@ -135,7 +135,7 @@ def test_masks_stand_in_what_is_sent_and_in_no_answer_that_is_asked_for(tmp_path
     (tmp_path / "work").mkdir()
     (trained,) = examples_of(DataFile(one.training_rows([chat], tmp_path / "work")))
     assert not any("Keller" in m["content"] or "Baker" in m["content"] for m in trained.messages)
-    (asked,) = one.asked([chat], tmp_path / "work")
+    (asked,) = one.asked_rows([chat], tmp_path / "work")
     assert asked.messages[1] == turns[1] and asked.messages[3] == turns[3], "what the model says is judged as it is"
     assert "Keller" not in asked.messages[0]["content"] and "Baker" not in asked.messages[2]["content"]
     assert "Berlin" not in one.codec.decode(one.prompt(chat)) and "is noted" in one.codec.decode(one.prompt(chat))
@@ -169,9 +169,9 @@ def way(name: str, group: Group, value: float, above: float | None = None, read:
 HOME = way("home", "nothing is sent", 1.5)
 
 
-def compared(*ways: WayResult) -> Compared:
+def compared(*ways: WayResult) -> ComparisonResult:
     notes = ("Every training has 12 steps of 2 rows", "20 answers of up to 40 tokens are written")
-    found = Compared("a model", "causal-lm", "loss", 400, 40, 200, 0, (HOME, *ways), seconds=9.0, notes=notes)
+    found = ComparisonResult("a model", "causal-lm", "loss", 400, 40, 200, 0, (HOME, *ways), seconds=9.0, notes=notes)
     return replace(found, verdict=verdict(found))
 
 
@@ -221,17 +221,17 @@ def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tm
     losses, tokens = row_losses(tiny.build("llama-tied"), examples)
     cell: Any = SimpleNamespace(predictions=pack_answers(np.concatenate([losses, tokens * 3])))
     assert answers.predictions(cell, rows)[40:].tolist() == (tokens * 3).tolist(), "as the model itself counts"
-    found = answers.predictions(cell, rows, counted_by=base)
+    found = answers.predictions(cell, rows, token_model=base)
     assert found[40:].tolist() == tokens.tolist() and found[:40] == pytest.approx(losses, rel=1e-6)
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------
 def test_ways_are_chosen_by_the_rows() -> None:
-    names = [one.name for one in chosen_ways([], True, False, "causal-lm")]
+    names = [one.name for one in choose_ways([], True, False, "causal-lm")]
     assert names == ["untuned", "alone", "masked", "obfuslm", "cmif", "orthogonal", "confidential", "plain"]
-    assert "alone" not in [one.name for one in chosen_ways([], False, True)]
+    assert "alone" not in [one.name for one in choose_ways([], False, True)]
     for one in WAYS.values():
-        assert (one.other_rows("causal-lm") is None) == ("causal-lm" in one.tasks)
+        assert (one.refuses_task("causal-lm") is None) == ("causal-lm" in one.tasks)
 
 
 @pytest.fixture(autouse=True)

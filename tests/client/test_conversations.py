@@ -21,7 +21,7 @@ from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Example, read_examples, summarise
-from milkglass.rows.messages import conversation_of, normalized
+from milkglass.rows.messages import conversation_of, normalize_messages
 from tests import tiny
 
 SECRET = "zanzibar"
@@ -329,10 +329,10 @@ def test_a_row_and_a_request_are_read_alike() -> None:
         *TOLD,
     ]
     read_here, tools = conversation_of({"messages": messages, "tools": TOOLS})
-    assert list(read_here) == normalized(messages)
+    assert list(read_here) == normalize_messages(messages)
     assert list(tools) == TOOLS
     with pytest.raises(UsageError, match="message 2 has weight, which is not honoured"):
-        conversation_of(row_of(ASKED, {**ANSWER, "weight": 1}), trained=False)
+        conversation_of(row_of(ASKED, {**ANSWER, "weight": 1}), is_trained=False)
 
 
 def test_the_published_alpaca_file_is_read_and_what_it_says_twice_once(tmp_path: Path) -> None:

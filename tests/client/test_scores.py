@@ -69,31 +69,31 @@ def test_a_scale_stands_for_data_that_is_like_its_own() -> None:
 
 
 def test_the_summary_of_scores(tmp_path: Path) -> None:
-    found = summarise(write(tmp_path / "a.jsonl", SCORES), scores=True)
-    assert (found.task, found.rows, found.pairs, found.labels) == ("regression", 4, True, ())
+    found = summarise(write(tmp_path / "a.jsonl", SCORES), are_scores=True)
+    assert (found.task, found.rows, found.has_pairs, found.labels) == ("regression", 4, True, ())
     assert found.scale == Scale.of([0.5, 3, 5, 1.25])
     (tmp_path / "a.tsv").write_text("sentence\tlabel\nthe nurse\t1\nthe scan\t-2e1\n")
-    assert [one.label for one in read_examples(tmp_path / "a.tsv", scores=True)] == ["1.0", "-20.0"]
+    assert [one.label for one in read_examples(tmp_path / "a.tsv", are_scores=True)] == ["1.0", "-20.0"]
 
 
 def test_whole_numbers_are_classes_unless_it_is_said(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [1, 2, 3])
     assert (summarise(path).task, summarise(path).labels) == ("classification", ("1", "2", "3"))
-    assert summarise(path, scores=True).task == "regression"
+    assert summarise(path, are_scores=True).task == "regression"
 
 
 @pytest.mark.parametrize("bad", [True, "zanzibar", "inf", [1], 10**400])
 def test_what_is_no_number_is_named_and_never_quoted(tmp_path: Path, bad: Any) -> None:
     path = write(tmp_path / "a.jsonl", [1.0, bad])
     with pytest.raises(CodecError, match=r"^line 2 of a.jsonl has a label that is not a number") as caught:
-        summarise(path, scores=True)
+        summarise(path, are_scores=True)
     assert SECRET not in str(caught.value) and caught.value.__cause__ is None
 
 
 def test_a_row_without_a_label(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "zanzibar"}\n')
     with pytest.raises(CodecError, match="^line 1 of a.jsonl has no label") as caught:
-        summarise(tmp_path / "a.jsonl", scores=True)
+        summarise(tmp_path / "a.jsonl", are_scores=True)
     assert SECRET not in str(caught.value)
 
 

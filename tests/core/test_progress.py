@@ -14,23 +14,23 @@ from milkglass.progress import WINDOW_SECONDS, Heartbeat, TimeLeft, heartbeat
 def test_the_latest_speed_counts() -> None:
     now = 0.0
     left = TimeLeft(1000, lambda: now)
-    assert left.after(0) is None
+    assert left.estimate(0) is None
     now = 10.0
-    assert left.after(1) is None  # a slow first step says nothing of the others
+    assert left.estimate(1) is None  # a slow first step says nothing of the others
     now += 1.0
-    assert left.after(2) == pytest.approx(998)
+    assert left.estimate(2) == pytest.approx(998)
     for _ in range(199):
         now += 1.0
-        seconds = left.after(int(now) - 9)
+        seconds = left.estimate(int(now) - 9)
     assert seconds == pytest.approx(1000 - 201)  # a step a second over the window
     now += WINDOW_SECONDS
-    assert left.after(201) is not None  # slower, and still a number
+    assert left.estimate(201) is not None  # slower, and still a number
 
 
 def test_nothing_done_has_no_speed() -> None:
     left = TimeLeft(10, lambda: 1.0)
-    assert left.after(0) is None and left.after(0) is None
-    assert TimeLeft(10).after(10) is None
+    assert left.estimate(0) is None and left.estimate(0) is None
+    assert TimeLeft(10).estimate(10) is None
 
 
 def test_silent_work_is_said_to_go_on() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.demo.data.make import DESK, HELD_OUT, WHICH, main, situations
+from milkglass.demo.data.make import DESK, HELD_OUT, INSTRUCTION, main, situations
 
 DATA = files("milkglass.demo") / "data"
 NAMES = ("tickets_train.jsonl", "tickets_test.jsonl", "replies_train.jsonl", "replies_test.jsonl")
@@ -62,7 +62,7 @@ def test_replies_are_about_the_tickets_of_their_split(name: str, count: int) -> 
     tickets = {row["text"]: row["label"] for row in rows(name.replace("replies", "tickets"))}
     pairs = rows(name)
     assert len({(pair["instruction"], pair["input"]) for pair in pairs}) == count
-    assert {pair["instruction"] for pair in pairs} == {WHICH}
+    assert {pair["instruction"] for pair in pairs} == {INSTRUCTION}
     assert [pair["output"] for pair in pairs] == [DESK[tickets[pair["input"]]] for pair in pairs]
 
 

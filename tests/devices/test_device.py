@@ -23,7 +23,7 @@ def test_the_processor_is_chosen_where_it_is_asked_for(monkeypatch: pytest.Monke
     monkeypatch.setenv(device.DEVICE, "cpu")
     assert device.current() == torch.device("cpu")
     assert not device.on_gpu()
-    assert device.memory_bytes(free=True) is None
+    assert device.memory_bytes(only_free=True) is None
     assert device.serving_dtype() == torch.float32
     values = np.arange(3.0)
     assert np.shares_memory(device.array(device.tensor(values)), values)  # nothing is copied there

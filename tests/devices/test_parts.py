@@ -43,7 +43,7 @@ from milkglass.nearest.top_k import top_k
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost.selection import Selection, select
-from milkglass.sanitizers.ghost.states import Encoder
+from milkglass.sanitizers.ghost.states import HeadlessModel
 from milkglass.schemes.clustering import embed_cluster
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
@@ -290,7 +290,7 @@ def test_the_selection_of_shadows(name: str, other: str, monkeypatch: pytest.Mon
     starts = ghost.starts_of(originals, of)
 
     def chosen() -> list[Any]:
-        network = Encoder.over(device.moved(ghost.plain(name)), name == "llama-tied")
+        network = HeadlessModel.wrap(device.moved(ghost.plain(name)), name == "llama-tied")
         return select(network, of, originals, starts, Selection(beams=2))
 
     here, there = both(chosen, other, monkeypatch)

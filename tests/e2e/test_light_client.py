@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
-from milkglass.extras import EXTRA_OF, OPTIONAL, missing
+from milkglass.extras import EXTRA_OF, OPTIONAL, missing_extra_error
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.obfuslm import ObfusLM
@@ -234,5 +234,5 @@ def test_extras_are_those_of_the_package() -> None:
      ("torch", "split", "train"), ("dcap_qvl", "attest", "attested"), ("lxml", "proxy", "attested")],
 )  # fmt: skip
 def test_what_draws_reports_is_named_with_the_extra_that_brings_it(module: str, need: str, extra: str) -> None:
-    error = missing(ModuleNotFoundError(name=f"{module}.figure"), need)
+    error = missing_extra_error(ModuleNotFoundError(name=f"{module}.figure"), need)
     assert error is not None and f"{need} needs {module}" in error.message and f"milkglass[{extra}]" in str(error.hint)

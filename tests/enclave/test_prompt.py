@@ -163,7 +163,7 @@ def test_a_providers_tokenizer_with_a_part_of_its_own_is_refused(
 ) -> None:
     hostile = rewritten(folder, tmp_path / "hostile", **parts)
     with pytest.raises(ModelError, match=words):
-        load_tokenizer(hostile, provider=True)
+        load_tokenizer(hostile, from_provider=True)
 
 
 def test_of_the_users_own_folder_only_what_changes_a_text_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_crosses_in_the_templates_place_is_the_same_for_any_text(
 ) -> None:
     """Even past the list of parts: a rule of a hostile normalizer sees one piece at a time."""
     monkeypatch.setattr("milkglass.models.tokenizer.require_known_parts", lambda *_: None)
-    hostile = load_tokenizer(rewritten(folder, tmp_path / "hostile", normalizer=rule), provider=True)
+    hostile = load_tokenizer(rewritten(folder, tmp_path / "hostile", normalizer=rule), from_provider=True)
     hostile.chat_template = CHATML
     crossing = set()
     for text in ("my father has a fever", "fever", "the invoice came on Monday", "user fever\n user", "a"):
@@ -230,7 +230,7 @@ def test_of_a_thousand_texts_no_private_token_crosses_whatever_the_normalizer_do
     """The list of parts is passed over, and each token is replaced (p = 1). What stands in the template's place is the
     same for every text, and no row of the user's crosses as it was: a token is not among its own candidates."""
     monkeypatch.setattr("milkglass.models.tokenizer.require_known_parts", lambda *_: None)
-    hostile = load_tokenizer(rewritten(folder, tmp_path / "hostile", normalizer=LOOKS_AHEAD), provider=True)
+    hostile = load_tokenizer(rewritten(folder, tmp_path / "hostile", normalizer=LOOKS_AHEAD), from_provider=True)
     hostile.chat_template = CHATML
     enclave, rng = opened_table(folder, hostile), np.random.default_rng(1)
     words = ["a", "b", "user", "system", "my father", "has fever", "the nurse", "called about", "invoice", "Monday"]
@@ -257,7 +257,7 @@ def test_a_provider_cannot_call_a_word_unknown_or_special(folder: Path, tmp_path
         assert word in load_tokenizer(folder).get_vocab()
         (named / "tokenizer_config.json").write_text(json.dumps(config | {field: word}), "utf-8")
         with pytest.raises(ModelError, match="word special"):
-            load_tokenizer(named, provider=True)
+            load_tokenizer(named, from_provider=True)
         assert load_tokenizer(named)
 
 
@@ -269,7 +269,7 @@ def test_a_provider_has_a_token_for_every_text(folder: Path, tmp_path: Path) -> 
     words = {"type": "WordLevel", "vocab": {"<unk>": 3, "fever": 4, "my": 5}, "unk_token": "<unk>"}
     for number, changed in enumerate((model | {"vocab": fewer, "merges": merges}, words)):
         with pytest.raises(ModelError, match="no token"):
-            load_tokenizer(rewritten(folder, tmp_path / str(number), model=changed), provider=True)
+            load_tokenizer(rewritten(folder, tmp_path / str(number), model=changed), from_provider=True)
 
 
 SPACE_OF_ITS_OWN = {"replacement": "n", "prepend_scheme": "never", "split": False}
@@ -283,7 +283,7 @@ MANY_MORE = {
 
 def test_a_published_tokenizer_may_be_a_providers() -> None:
     """SmolLM2 has no token for 21 bytes: texts with one of them, control characters, are refused one by one."""
-    known = load_tokenizer(resolve("demo:smollm2"), provider=True)
+    known = load_tokenizer(resolve("demo:smollm2"), from_provider=True)
     for text in (
         "my father's fever is 39.5 °C \N{FACE WITH THERMOMETER}",
         "Zażółć gęślą jaźń",
@@ -304,7 +304,7 @@ def test_a_word_that_is_found_before_the_normalizer_is_no_reason_to_refuse_a_tex
         "special": False,
     }  # fmt: skip
     added = {"normalizer": {"type": "Lowercase"}, "added_tokens": [*whole["added_tokens"], word]}
-    known = load_tokenizer(rewritten(folder, tmp_path / "added", **added), provider=True)
+    known = load_tokenizer(rewritten(folder, tmp_path / "added", **added), from_provider=True)
     for text in ("Fever", "my father has a Fever", "my father has a dog"):
         assert prompt.prompt_tokens(known, prompt.text_pieces(text, ""), 100, special=True).private.any()
 
@@ -336,7 +336,7 @@ def test_parts_that_multiply_a_text_or_change_what_is_read_are_refused(
     folder: Path, tmp_path: Path, parts: dict[str, Any], words: str, provider: bool
 ) -> None:
     with pytest.raises(ModelError, match=words):
-        load_tokenizer(rewritten(folder, tmp_path / "hostile", **parts), provider=provider)
+        load_tokenizer(rewritten(folder, tmp_path / "hostile", **parts), from_provider=provider)
 
 
 @pytest.mark.parametrize("content", [" fever", "  fever", "fever", "   "])

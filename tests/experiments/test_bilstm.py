@@ -13,7 +13,7 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import bilstm
-from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, row_map, scrambled, seeded_key
+from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, row_map, scramble_rows, seeded_key
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import (
     PADDING,
@@ -24,7 +24,7 @@ from milkglass.experiments.procedures.lstm import (
     WordTable,
     is_word_id,
     length_batches,
-    padded,
+    pad_rows,
     predicted_classes,
     split_words,
     train,
@@ -96,14 +96,14 @@ def test_the_table_has_padding_the_unknown_word_and_the_files_words(table: WordT
 def test_row_sigma_i_is_row_i_of_the_mixture(table: WordTable) -> None:
     key = seeded_key(table, "a root", SCHEME)
     mixture = row_map(table, key, SCHEME)
-    rows = scrambled(table, key, mixture)
+    rows = scramble_rows(table, key, mixture)
     everything = mixture.apply(table.rows, np.arange(len(table)))
     assert torch.equal(rows[torch.from_numpy(key.sigma).long()], everything)
     for special in SPECIAL:
         assert torch.equal(rows[int(key.sigma[special])], table.rows[special])
     assert not torch.isclose(everything[2:], table.rows[2:]).all(1).any()  # no word's row is its own
     again = seeded_key(table, "a root", SCHEME)
-    assert torch.equal(scrambled(table, again, row_map(table, again, SCHEME)), rows)
+    assert torch.equal(scramble_rows(table, again, row_map(table, again, SCHEME)), rows)
     assert not np.array_equal(seeded_key(table, "another", SCHEME).sigma, key.sigma)
     assert seeded_key(table, "a root", None).sigma.tolist() == list(range(122))
 
@@ -113,11 +113,11 @@ def test_permuting_table_and_ids_changes_nothing(table: WordTable) -> None:
     torch.manual_seed(0)
     net = BiLSTM(table.rows, 2, SMALL).eval()
     sigma = np.random.default_rng(0).permutation(len(table))
-    texts = table.encoded(text for text, _ in sentences(9, 1))
-    ids, lengths = padded(list(texts))
+    texts = table.encode(text for text, _ in sentences(9, 1))
+    ids, lengths = pad_rows(list(texts))
     plain = net(ids, lengths)
     net.table = torch.nn.Embedding.from_pretrained(table.rows[torch.from_numpy(np.argsort(sigma))])
-    ids, lengths = padded(list(texts.mapped(sigma)))
+    ids, lengths = pad_rows(list(texts.mapped(sigma)))
     assert torch.equal(net(ids, lengths), plain)
     ids[torch.arange(ids.shape[1]) >= lengths[:, None]] = 7  # what stands behind a text has no part in it
     assert torch.equal(net(ids, lengths), plain)
@@ -139,7 +139,7 @@ def test_batches_hold_each_text_once_and_texts_of_like_lengths() -> None:
 
 def test_training_learns_and_is_of_the_seed_alone(table: WordTable) -> None:
     made = sentences(240, 2)
-    texts, labels = table.encoded(text for text, _ in made), np.array([label for _, label in made])
+    texts, labels = table.encode(text for text, _ in made), np.array([label for _, label in made])
     lines: list[str] = []
     before = torch.get_rng_state()
     net = train(table.rows, texts, labels, 2, SMALL, 3, lines.append)
@@ -244,9 +244,9 @@ def test_a_recipe_runs_and_what_is_done_is_not_done_again(
 def test_the_transcript_holds_what_crosses_and_nothing_else(tmp_path: Path, glove: Path, table: WordTable) -> None:
     recipe = BiLSTMRecipe.read(write_recipe(tmp_path, glove))
     key = seeded_key(table, "a root", SCHEME)
-    texts = table.encoded(text for text, _ in sentences(50, 4))
+    texts = table.encode(text for text, _ in sentences(50, 4))
     mixture = row_map(table, key, SCHEME)
-    rows = scrambled(table, key, mixture)
+    rows = scramble_rows(table, key, mixture)
     scene = bilstm.attack_scene(recipe, table, rows, key, SCHEME, mixture, texts)
     assert torch.equal(scene.transcript.table, rows)
     sent = scene.transcript.tokens
@@ -300,5 +300,5 @@ def test_the_shipped_result_is_of_the_recipe_as_it_stands() -> None:
 
 
 def test_sequences_of_a_table_are_what_it_reads(table: WordTable) -> None:
-    assert isinstance(table.encoded(["w1x w2x"]), Sequences)
-    assert table.encoded(["w1x w2x", "w3x"]).lengths.tolist() == [2, 1]
+    assert isinstance(table.encode(["w1x w2x"]), Sequences)
+    assert table.encode(["w1x w2x", "w3x"]).lengths.tolist() == [2, 1]

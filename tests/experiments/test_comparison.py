@@ -24,7 +24,7 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
-from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest, quantiles
+from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest_distances, quantiles
 from milkglass.experiments.procedures.trials import TrialData, _write_rows, secret_of, train_cell
 from milkglass.experiments.record import BESIDE, numbers, records
 from milkglass.experiments.reproduce import reproduce
@@ -148,7 +148,7 @@ def test_the_row_without_a_model_names_one_class(done: tuple[Path, dict[str, Any
 
 def test_what_the_client_does_alone_is_a_row(done: tuple[Path, dict[str, Any]], data: Path) -> None:
     """The client's model over the first seed's training rows, counted by hand on the held-out ones."""
-    one = comparison.trial_data("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare=8)
+    one = comparison.trial_data("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare_rows=8)
     fitted = LinearModel.fit(one.train.texts, one.train.labels)
     answers = [int(fitted.predict([text])[0]) for text in one.held_out.texts]
     right = sum(answer == label for answer, label in zip(answers, one.held_out.labels, strict=True))
@@ -257,7 +257,9 @@ def test_the_servers_answers_are_pooled_with_the_clients_own(
     """By hand: the sum of the server's logits and the client's own log-probabilities. A record of earlier code, without
     logits, is made again and gives the same."""
     cells = done[0].parent / "cells"
-    one = comparison.trial_data("small", {"train": "train.tsv", "held_out": "dev.tsv", "rows": 16}, data, 1, spare=8)
+    one = comparison.trial_data(
+        "small", {"train": "train.tsv", "held_out": "dev.tsv", "rows": 16}, data, 1, spare_rows=8
+    )
     fitted = LinearModel.fit(one.train.texts, one.train.labels)
     own = fitted.log_probabilities(one.held_out.texts, None, 2)
     kept = done[1]["predictions"]
@@ -325,7 +327,7 @@ def test_distances_to_the_own_row_and_to_the_nearest_other() -> None:
     public = rng.normal(size=(40, 6))
     origin = rng.permutation(40)
     server = public[origin] + 3.0 + 0.5 * rng.normal(size=(40, 6))  # a constant is not seen, noise is
-    own, other = own_and_nearest(torch.from_numpy(server), torch.from_numpy(public), origin)
+    own, other = own_and_nearest_distances(torch.from_numpy(server), torch.from_numpy(public), origin)
     for i in range(40):
         x = server[i] - np.append(server[i][1:], server[i][0])
         far = [float(np.linalg.norm(x - (e - np.append(e[1:], e[0])))) for e in public]
@@ -455,10 +457,10 @@ def test_a_kind_with_nothing_to_share_has_no_cache(tmp_path: Path) -> None:
 
 def test_an_attacker_has_no_row_that_was_trained_with_or_holds_a_private_one(data: Path) -> None:
     entry = {"train": "train.tsv", "held_out": "dev.tsv", "rows": 10}
-    found = comparison.trial_data("small", entry, data, 1, spare=8)
+    found = comparison.trial_data("small", entry, data, 1, spare_rows=8)
     assert len(found.train.texts) == 10 and len(found.others.texts) == 14
     assert not set(found.train.texts) & set(found.others.texts)
-    whole = comparison.trial_data("small", {**entry, "rows": 16}, data, 1, spare=8)
+    whole = comparison.trial_data("small", {**entry, "rows": 16}, data, 1, spare_rows=8)
     assert len(whole.others.texts) == 8
     private = ["a good film", "very bad"]
     public = ["it is a good  film indeed", "good film", "a good film", "very bad", "very badly", "this is fine", "ad"]

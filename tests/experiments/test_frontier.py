@@ -35,8 +35,8 @@ def test_a_defence_is_on_the_frontier_where_no_other_is_better_in_both() -> None
     assert [one.defence for one in every] == ["plain", "good", "worse", "careful"]
     assert every[1] == DefencePoint("sst2", "good", "accuracy", 80.0, 50.0, 10.0, 2.5, 1.5)  # as it is read more
     assert {one.defence for one in every if not one.is_beaten(every)} == {"plain", "good", "careful"}
-    assert frontier.on_frontier(every, None) == [False, True, False, True], "of plain all content is read"
-    assert frontier.on_frontier(every, 80.0) == [False] * 4, "a client alone is as good"
+    assert frontier.is_on_frontier(every, None) == [False, True, False, True], "of plain all content is read"
+    assert frontier.is_on_frontier(every, 80.0) == [False] * 4, "a client alone is as good"
 
 
 def test_results_of_other_trainings_are_refused() -> None:
@@ -55,7 +55,7 @@ def test_the_best_that_a_client_does_alone_is_a_line() -> None:
 
 def test_a_defence_that_sends_one_vector_a_text_is_named_below() -> None:
     pooled = [accuracy("cape", 86.0), accuracy("commonest class", 50.0), accuracy("client alone", 70.0, "x")]
-    assert frontier.unplaced([FIRST + pooled], "sst2") == ["cape"]
+    assert frontier.without_point([FIRST + pooled], "sst2") == ["cape"]
     result = {"figures": [one.to_json() for one in FIRST + pooled]}
     assert "one vector" in (svg := frontier.svg_of_results([result], "sst2", "")) and ": cape." in svg
 

@@ -27,7 +27,7 @@ from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.record import merged_records, numbers, records
+from milkglass.experiments.record import merge_records, numbers, records
 from milkglass.experiments.reproduce import KINDS
 from milkglass.experiments.runs import seeded_key
 from milkglass.models.checkpoint import Checkpoint
@@ -559,12 +559,12 @@ def test_a_private_text_is_never_public(tmp_path: Path) -> None:
 
 def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
     """What was done then is not done again, so the commit that ended it alone would be a false witness."""
-    recipes.record_begun(tmp_path)
+    recipes.record_start(tmp_path)
     now = recipes.provenance(tmp_path)
     assert set(now) == {"milkglass", "commit", "date"}
     older = {**now, "commit": "0123456789ab"}
     (tmp_path / "begun.json").write_text(json.dumps(older))
-    recipes.record_begun(tmp_path)
+    recipes.record_start(tmp_path)
     assert recipes.provenance(tmp_path) == {**now, "begun": older}
     (tmp_path / "begun.json").unlink()
     assert recipes.provenance(tmp_path)["begun"] == {"commit": "not recorded"}
@@ -573,10 +573,10 @@ def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
 def test_figures_over_keys_are_a_median_and_a_range() -> None:
     each = [records({"top": value, "top +-": width, "tokens": 7.0}) for value, width in ((93.0, 3), (0.1, 1), (8.0, 2))]
     spread = {"least": np.min, "most": np.max}
-    assert numbers(merged_records(each, np.median, spread, "keys")) == {
+    assert numbers(merge_records(each, np.median, spread, "keys")) == {
         "top": 8.0, "top +-": 2.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0,
         "tokens, most": 7.0,
     }  # fmt: skip
-    assert merged_records(each[:1], np.median, spread, "keys") == each[0]
-    some = numbers(merged_records([records({"a": 1.0}), records({"a": 3.0, "b": 5.0})], np.median, spread, "keys"))
+    assert merge_records(each[:1], np.median, spread, "keys") == each[0]
+    some = numbers(merge_records([records({"a": 1.0}), records({"a": 3.0, "b": 5.0})], np.median, spread, "keys"))
     assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0), "b applies under one key only"

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
-from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, counted, sample
+from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, sample, token_counts
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpack_answers
 from milkglass.models.tokenizer import load_tokenizer
@@ -146,7 +146,7 @@ def test_a_prompt_is_the_template_with_the_users_tokens_replaced(base: Path, kee
     reader = TokenReader.of_model(base, "base")
     rows = chats([Example(1, "labelled", text, label="positive") for text in tiny.TEXTS], ASKED, None)
     kept = ASKED if keep else ""
-    counts = counted(reader, rows, kept)
+    counts = token_counts(reader, rows, kept)
     sanitizer = ChatSanitizer.of(RnmMethod(k=4, p=1.0), reader, counts, kept, 5)
     sent = sanitizer.sent_prompt(reader.tokenizer, rows[0].messages[:-1], 128)
     assert sanitizer.sent_prompt(reader.tokenizer, rows[0].messages[:-1], 128).ids.tolist() == sent.ids.tolist()
@@ -157,9 +157,9 @@ def test_a_prompt_is_the_template_with_the_users_tokens_replaced(base: Path, kee
     begins = len(head.rstrip())  # the space before a text is tokenized with it
     users = np.array([start < len(head + own) and stop > begins for start, stop in offsets])
     assert (sent.ids[~users] == ids[~users]).all() and (sent.ids[users] != ids[users]).all()
-    assert (sent.private, sent.unchanged) == (users.sum(), 0)
+    assert (sent.private_count, sent.unchanged_count) == (users.sum(), 0)
     spared = ChatSanitizer.of(RnmMethod(k=4, p=0.0, sensitive=0.01), reader, counts + 5, kept, 5)
-    assert spared.sent_prompt(reader.tokenizer, rows[0].messages[:-1], 128).unchanged > 0
+    assert spared.sent_prompt(reader.tokenizer, rows[0].messages[:-1], 128).unchanged_count > 0
 
 
 def test_rows_that_cannot_be_asked_are_refused() -> None:

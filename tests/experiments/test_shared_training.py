@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.optimisation import grab
 from milkglass.errors import UsageError
-from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _rows
+from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _choose_texts
 from milkglass.experiments.kinds.shared_training import SharedTraining, held_out_mask
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
@@ -437,7 +437,7 @@ def test_no_public_text_gives_a_private_one_away(data: Path, tmp_path: Path) -> 
     text = text.replace("texts = 4", "texts = 16")
     recipe = GradientRecipe.read(written(text, data / "bert", tmp_path))
     tokenizer = load_tokenizer(data / "bert")
-    private, public, _ = _rows(recipe, from_entries(GradientTexts, recipe.texts), tokenizer, data)
+    private, public, _ = _choose_texts(recipe, from_entries(GradientTexts, recipe.texts), tokenizer, data)
     assert public is not None and len(public) == 10
     secret = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in private.ids]
     read = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in public]

@@ -130,7 +130,7 @@ def cells(page: str) -> Cells:
 
 def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
     found = table.result_table(RESULT)
-    assert [one.name for one in found.compared] == [
+    assert [one.name for one in found.compared_lines] == [
         "accuracy, plain",
         "accuracy, k=4",
         "accuracy loss",
@@ -138,8 +138,8 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
         "same",
     ]
     assert found.notes == ("a smaller model", table.UNEXPLAINED)
-    assert [one.footnote for one in found.compared] == [1, 1, 2, 0, 0]
-    assert found.compared[0].difference == pytest.approx(-2.02)
+    assert [one.footnote for one in found.compared_lines] == [1, 1, 2, 0, 0]
+    assert found.compared_lines[0].difference == pytest.approx(-2.02)
     assert [(what, len(lines)) for what, lines in found.groups] == [("seconds", 2)]
     rows = cells(table.html(found)).rows
     assert ["accuracy, plain", "90.00", "", "92.02", "\u22122.02", "", "1"] in rows
@@ -241,9 +241,9 @@ def test_markdown_escapes_everything() -> None:
     ],
 )
 def test_numbers(value: float | None, shown: str) -> None:
-    assert table.formatted(value) == shown
+    assert table.format_number(value) == shown
     if value is not None and value > 0.01:
-        assert table.formatted(value, sign=True) == f"+{shown}"
+        assert table.format_number(value, sign=True) == f"+{shown}"
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)

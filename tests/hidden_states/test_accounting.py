@@ -34,8 +34,8 @@ def test_sigma_is_the_least_that_the_formula_allows(epsilon: float, delta: float
 
 def test_draws_about_one_text_compose_as_one_draw_with_less_noise() -> None:
     """delta of k Gaussian draws is the formula's at sigma / sqrt(k): Dong, Roth and Su 2022, Corollary 2."""
-    assert literal.delta_of(2.0 / 3, epsilon_of(2.0, 1e-5, 1.0, times=9), 1.0) == pytest.approx(1e-5, rel=1e-3)
-    assert epsilon_of(2.0, 1e-5, 1.0, times=9) > 3 * 0.9 * epsilon_of(2.0, 1e-5, 1.0)
+    assert literal.delta_of(2.0 / 3, epsilon_of(2.0, 1e-5, 1.0, draw_count=9), 1.0) == pytest.approx(1e-5, rel=1e-3)
+    assert epsilon_of(2.0, 1e-5, 1.0, draw_count=9) > 3 * 0.9 * epsilon_of(2.0, 1e-5, 1.0)
 
 
 def test_a_text_replaced_by_another_is_twice_the_clip_away() -> None:

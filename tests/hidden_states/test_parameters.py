@@ -8,7 +8,7 @@ import pytest
 
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES, TRAINING, from_words, restored, values_of
-from milkglass.parameters import described
+from milkglass.parameters import describe_parameters
 
 
 def test_words_become_what_the_fields_are() -> None:
@@ -58,7 +58,7 @@ def test_words_that_cannot_be(method: str, word: str, message: str) -> None:
 def test_what_there_is_is_listed() -> None:
     with pytest.raises(UsageError) as raised:
         from_words("dp-forward", ["x=1"], {})
-    assert described(type(HIDDEN_STATE_DEFENCES["dp-forward"]), (TRAINING,)) in raised.value.hint
+    assert describe_parameters(type(HIDDEN_STATE_DEFENCES["dp-forward"]), (TRAINING,)) in raised.value.hint
     assert "where (one of local, central; local)" in raised.value.hint
     with pytest.raises(UsageError, match="clip .*twice"):
         from_words("dp-forward", ["clip=1", "clip=2"], {})

@@ -22,7 +22,7 @@ def test_made_once_and_read_again(tmp_path: Path) -> None:
     for reused in (False, True):
         found = keep("ab", make, lambda one: len(one["x"]) == 5)
         assert found["x"].tolist() == [4, 3, 2, 1, 0] and found["x"].dtype == np.int32
-        assert keep.reused is reused and len(made) == 1
+        assert keep.is_reused is reused and len(made) == 1
     (path,) = (tmp_path / "things").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     with pytest.raises(CorruptCheckpoint, match=r"things/ab\.safetensors"):
@@ -42,7 +42,7 @@ def test_what_was_changed_or_has_no_digest_is_not_taken(tmp_path: Path) -> None:
         keep("ab", lambda: {"x": np.arange(5)}, lambda one: True)
     save_file({"x": np.arange(5, dtype=np.int32)}, path)  # as an earlier version wrote it
     assert keep("ab", lambda: {"x": np.arange(1, 6)}, lambda one: True)["x"].tolist() == [1, 2, 3, 4, 5]
-    assert not keep.reused
+    assert not keep.is_reused
 
 
 def test_the_default_place_is_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

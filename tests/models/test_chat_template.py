@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from milkglass.models.resolve import resolve
-from milkglass.models.template_worker import environment, rendered
+from milkglass.models.template_worker import environment, render
 from milkglass.models.tokenizer import load_tokenizer
 
 TALK: list[dict[str, Any]] = [
@@ -80,13 +80,13 @@ def test_templates_are_rendered_as_transformers_renders_them(template: str, tool
         template, own = tokenizer.template(), dict(tokenizer.special_tokens_map)
     for talk in ([], TALK[:1], TALK[:3], TALK):
         for prompt in (False, True):
-            ours = outcome(rendered, template, talk, tools, prompt, own)
+            ours = outcome(render, template, talk, tools, prompt, own)
             assert ours == outcome(other, template, talk, tools, prompt, own)
 
 
 @pytest.mark.parametrize("template", REFUSED)
 def test_nothing_of_python_is_reached(template: str) -> None:
-    text = outcome(rendered, template, TALK, None, False, {})
+    text = outcome(render, template, TALK, None, False, {})
     assert text in ("refused", "failed", "")
 
 

@@ -267,7 +267,7 @@ def test_a_file_that_is_not_what_a_killed_run_kept_is_begun_anew(spoilt: str, tm
     whole = (tmp_path / "right").read_bytes()
     half = whole[: reached - 1] if spoilt == "shorter" else b"\0" + whole[1:reached]
     (tmp_path / "out.tmp").write_bytes(half)
-    write_safetensors(tmp_path / "out", refs, {}, reached=reached)
+    write_safetensors(tmp_path / "out", refs, {}, bytes_on_disk=reached)
     assert (tmp_path / "out").read_bytes() == whole
 
 

@@ -119,7 +119,7 @@ def test_a_changed_file_of_the_cache_is_refused_with_its_sum_changed_too(name: s
 
 
 @pytest.fixture
-def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.Embedded:
+def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.EmbeddedModel:
     """A model whose conversion is short, in the place of demo:smollm2."""
     source = tmp_path / "model.gguf"
     source.write_bytes(b"source")
@@ -139,7 +139,7 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.Embedd
     return model
 
 
-def test_a_converted_file_is_compared_with_the_sum_in_the_code(converted: resolve.Embedded) -> None:
+def test_a_converted_file_is_compared_with_the_sum_in_the_code(converted: resolve.EmbeddedModel) -> None:
     folder = resolve.resolve(converted.ref)
     resolve._require_unchanged.cache_clear()
     assert resolve.resolve(converted.ref) == folder
@@ -150,7 +150,7 @@ def test_a_converted_file_is_compared_with_the_sum_in_the_code(converted: resolv
         resolve.resolve(converted.ref)
 
 
-def test_a_conversion_to_other_bytes_is_refused(converted: resolve.Embedded, tmp_path: Path) -> None:
+def test_a_conversion_to_other_bytes_is_refused(converted: resolve.EmbeddedModel, tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(b"another")
     with pytest.raises(CorruptCheckpoint, match=r"demo:smollm2 .*: model\.safetensors"):
         resolve.resolve(converted.ref)
@@ -158,7 +158,7 @@ def test_a_conversion_to_other_bytes_is_refused(converted: resolve.Embedded, tmp
 
 
 def test_libraries_of_other_versions_have_a_folder_of_their_own(
-    converted: resolve.Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    converted: resolve.EmbeddedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they write is not known beforehand; the sums beside the files show damage."""
     known = resolve.resolve(converted.ref)
@@ -269,13 +269,13 @@ def test_weights_that_are_not_used_are_not_read(package: Path) -> None:
     folder = resolve.resolve("demo:minilm")
     (folder / "model.safetensors").write_bytes(b"damaged")
     resolve._require_unchanged.cache_clear()
-    assert resolve.resolve("demo:minilm", weights=False) == folder
+    assert resolve.resolve("demo:minilm", uses_weights=False) == folder
     with pytest.raises(CorruptCheckpoint):
         resolve.resolve("demo:minilm")
     (folder / "tokenizer.json").write_text("{}", "utf-8")
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint):
-        resolve.resolve("demo:minilm", weights=False)
+        resolve.resolve("demo:minilm", uses_weights=False)
 
 
 # --- a model that is fetched ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def state(shown: Shown, key: str) -> int:
 
 def test_a_code_opens_once_and_the_next_one_is_told() -> None:
     reported: list[str] = []
-    opening = OneTimeCode(renewed=reported.append)
+    opening = OneTimeCode(report_code=reported.append)
     code = opening.code
     for wrong in ("", code[:-1], code + "x", "\ud800", opening.key):
         with pytest.raises(Unauthorized, match="code"):

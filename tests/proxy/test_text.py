@@ -18,7 +18,7 @@ from milkglass.models.resolve import resolve
 from milkglass.proxy.text.calls import demanded_tool
 from milkglass.proxy.text.sections import StopStrings
 from milkglass.proxy.text.tokens import TokenNames
-from milkglass.rows.messages import normalized, tools_of
+from milkglass.rows.messages import normalize_messages, tools_of
 
 letters = st.text("ab<>/", max_size=30)
 
@@ -81,7 +81,7 @@ def test_messages_become_what_templates_take() -> None:
         {"role": "tool", "content": "7", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "tool_calls": [as_object]},
     ]
-    assert normalized(given) == [
+    assert normalize_messages(given) == [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "ab"},
         {"role": "assistant", "content": "", "tool_calls": [{**call, "function": made}]},
@@ -112,16 +112,16 @@ def test_messages_become_what_templates_take() -> None:
 )
 def test_messages_that_are_none_are_refused(message: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        normalized([message])
+        normalize_messages([message])
 
 
 def test_fields_that_say_nothing_are_taken() -> None:
     empty = {"audio": None, "function_call": None, "tool_calls": None, "refusal": None, "prefix": False, "images": []}
     part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
-    assert normalized([{"role": "assistant", "content": [part], "annotations": [{"a": 1}], **empty}]) == [
+    assert normalize_messages([{"role": "assistant", "content": [part], "annotations": [{"a": 1}], **empty}]) == [
         {"role": "assistant", "content": "x"}
     ]
-    assert normalized([{"role": "assistant", "content": "x", "reasoning": "so"}]) == [
+    assert normalize_messages([{"role": "assistant", "content": "x", "reasoning": "so"}]) == [
         {"role": "assistant", "content": "x", "reasoning_content": "so"}
     ]
 

@@ -22,7 +22,7 @@ def test_blocks_depend_on_the_file_alone(tmp_path: Path) -> None:
         list(blocks_of(source, shape_of(source)))
 
 
-@pytest.mark.parametrize("option", ["extra", "kept"])
+@pytest.mark.parametrize("option", ["extra_names", "kept_names"])
 @pytest.mark.parametrize(
     ("name", "content"),
     [

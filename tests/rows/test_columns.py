@@ -14,7 +14,7 @@ from milkglass.client.training_request import require_hyperparameters
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.federated.prepare import labels_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import Example, checked_summary, read_examples, read_texts, summarise, unlabelled
+from milkglass.rows.examples import Example, checked_summary, no_labels_error, read_examples, read_texts, summarise
 
 SECRET = "zanzibar"
 ROWS = [
@@ -86,7 +86,7 @@ def test_what_is_read_is_said(suffix: str, tmp_path: Path) -> None:
     path = write(tmp_path, suffix, [{"Ticket No": "7", "Question": "a", "Topic": "x"}])
     file = DataFile(path, text="Question", label="Topic")
     assert file.columns_read() == "text from Question, label from Topic; not read: Ticket No"
-    assert file.columns_read(labels=False, identifier="Ticket No") == (
+    assert file.columns_read(reads_labels=False, identifier="Ticket No") == (
         "text from Question, id from Ticket No; not read: Topic"
     )
 
@@ -121,7 +121,7 @@ def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
 def test_a_missing_label_column_is_answered_with_those_there_are(suffix: str, tmp_path: Path) -> None:
     """`airline_sentiment,text` is read as text alone, and whoever needs labels says which columns there are."""
     path = write(tmp_path, suffix, [{"mood": "good", "text": SECRET}])
-    error = unlabelled(path, summarise(path))
+    error = no_labels_error(path, summarise(path))
     assert error.message.startswith(f"mine{suffix} has no labels")
     assert ": mood, text; --label-column " in error.hint
     assert summarise(DataFile(path, label="mood")).labels == ("good",)
@@ -333,10 +333,10 @@ def test_a_gap_among_numbers_is_a_missing_label(nothing: Any, suffix: str, tmp_p
         summarise(path)
     found = summarise(DataFile(path, skip_empty=True))
     assert (found.labels, found.rows, found.empty) == (("0", "1"), 2, 1)
-    scored = summarise(DataFile(path, skip_empty=True), scores=True)
+    scored = summarise(DataFile(path, skip_empty=True), are_scores=True)
     assert (scored.rows, scored.empty) == (2, 1)
     with pytest.raises(EmptyText, match="empty label"):
-        summarise(path, scores=True)
+        summarise(path, are_scores=True)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_words_for_nothing_among_numbers_are_missing_labels(suffix: str, tmp_pat
     with pytest.raises(EmptyText, match="empty label"):
         summarise(path)
     assert summarise(DataFile(path, skip_empty=True)).labels == ("0", "1")
-    assert summarise(DataFile(path, skip_empty=True), scores=True).rows == 2
+    assert summarise(DataFile(path, skip_empty=True), are_scores=True).rows == 2
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

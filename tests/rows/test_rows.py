@@ -10,8 +10,8 @@ import pytest
 
 from milkglass.errors import CodecError, UsageError
 from milkglass.rows.encoding import lines
-from milkglass.rows.place import Place, columns_there, listed
-from milkglass.rows.tables import delimiter_named, delimiter_of
+from milkglass.rows.place import Place, columns_there, places_text
+from milkglass.rows.tables import delimiter_of, parse_delimiter
 
 KNOWN = ("text", "label")
 
@@ -75,21 +75,21 @@ def test_half_a_row_at_the_end_of_what_is_looked_at_does_not_count(tmp_path: Pat
 
 
 def test_delimiters_by_name() -> None:
-    assert [delimiter_named(one) for one in ("tab", "\\t", "\t", "semicolon", ";", "pipe", "|", "comma")] == [
+    assert [parse_delimiter(one) for one in ("tab", "\\t", "\t", "semicolon", ";", "pipe", "|", "comma")] == [
         "\t", "\t", "\t", ";", ";", "|", "|", ",",
     ]  # fmt: skip
     for bad in ("", "ab", '"', "x", "\n", "3"):
         with pytest.raises(UsageError, match=f"{re.escape(repr(bad))} .*one sign"):
-            delimiter_named(bad)
+            parse_delimiter(bad)
 
 
 def test_places_are_listed() -> None:
     places = [Place("a.jsonl", number) for number in (3, 7, 9, 11, 12)]
-    assert listed(places[:1]) == "line 3"
-    assert listed(places[:2]) == "lines 3 and 7"
-    assert listed(places[:3]) == "lines 3, 7 and 9"
-    assert listed(places) == "lines 3, 7, 9 and 2 more"
-    assert listed([Place("a.json", 1, "entry"), Place("a.json", 2, "entry")]) == "entries 1 and 2"
+    assert places_text(places[:1]) == "line 3"
+    assert places_text(places[:2]) == "lines 3 and 7"
+    assert places_text(places[:3]) == "lines 3, 7 and 9"
+    assert places_text(places) == "lines 3, 7, 9 and 2 more"
+    assert places_text([Place("a.json", 1, "entry"), Place("a.json", 2, "entry")]) == "entries 1 and 2"
 
 
 def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:

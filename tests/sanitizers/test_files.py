@@ -18,7 +18,7 @@ from milkglass.errors import BadTable, CodecError, MilkglassError, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.rows.blocks import require_rows, shape_of
 from milkglass.sanitizers.catalogue import SANITIZERS
-from milkglass.sanitizers.files import count_file, in_order, report_path, sanitize_file
+from milkglass.sanitizers.files import count_file, map_blocks, report_path, sanitize_file
 from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.table import read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader
@@ -100,14 +100,14 @@ def test_lines_of_text_keep_their_ends(tmp_path: Path) -> None:
 def test_named_columns_are_texts_or_stay(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"text": "zanzibar", "note": "zanzibar"}) + "\n")
-    run(source, tmp_path / "a.jsonl", extra=["note"])
+    run(source, tmp_path / "a.jsonl", extra_names=["note"])
     assert SECRET not in (tmp_path / "a.jsonl").read_text()
-    report = run(source, tmp_path / "b.jsonl", extra=["note"], kept=["text"])
+    report = run(source, tmp_path / "b.jsonl", extra_names=["note"], kept_names=["text"])
     assert json.loads((tmp_path / "b.jsonl").read_text())["text"] == SECRET
     assert report["fields_left_as_they_are"] == ["text"]
     (tmp_path / "in.csv").write_text("text\nx\n")
     with pytest.raises(CodecError, match=r"in\.csv .*note"):
-        run(tmp_path / "in.csv", tmp_path / "c.csv", extra=["note"])
+        run(tmp_path / "in.csv", tmp_path / "c.csv", extra_names=["note"])
 
 
 # --- workers and seeds ------------------------------------------------------------------------------------------------
@@ -241,14 +241,14 @@ def test_few_blocks_are_read_ahead() -> None:
             read += 1
             yield number
 
-    for done, (block, result) in enumerate(in_order(partial(steps.double, 2), blocks(), 2)):
+    for done, (block, result) in enumerate(map_blocks(partial(steps.double, 2), blocks(), 2)):
         assert (block, result) == (done, 2 * done)
         assert read <= done + 6
 
 
 def test_a_worker_that_dies_is_told() -> None:
     with pytest.raises(MilkglassError, match="worker"):
-        list(in_order(partial(steps.end, 0), range(3), 1))
+        list(map_blocks(partial(steps.end, 0), range(3), 1))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None
     assert out.read_bytes().startswith(b"\xef\xbb\xbfid")  # by which Excel knows UTF-8
     assert out.read_text("utf-8-sig") == f'id{mark}text\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n'
     with pytest.raises(CodecError, match="column sentence") as caught:
-        shape_of(source, kept=frozenset({"text"}))
+        shape_of(source, kept_names=frozenset({"text"}))
     assert ": id, text" in caught.value.hint
     listed = tmp_path / "in.json"
     listed.write_text(

@@ -58,8 +58,8 @@ def run(ghost: Ghost, source: Path, out: Path, seed: int | None = 3) -> dict[str
 def test_shadows_are_shadows_and_their_text_is_read_from_them(ghost: Ghost) -> None:
     found = ghost.sanitize(tiny.TEXTS)
     for text, one in zip(tiny.TEXTS, found, strict=True):
-        assert len(one.ids) == len(one.before) == len(ghost.tokenizer(text)["input_ids"])
-        pairs = zip(one.before.tolist(), one.ids.tolist(), strict=True)
+        assert len(one.ids) == len(one.original) == len(ghost.tokenizer(text)["input_ids"])
+        pairs = zip(one.original.tolist(), one.ids.tolist(), strict=True)
         assert all(after in ghost.candidates.of(before) and after != before for before, after in pairs)
         assert one.text == ghost.tokenizer.decode(one.ids).strip() != text
         assert one.choice.loss is not None and one.choice.history[-1] < one.choice.history[0]
@@ -177,9 +177,9 @@ def test_ids_stand_beside_the_text_and_other_fields_stay(ghost: Ghost, tmp_path:
     assert report["vocabulary"]["fell_back"] == fell.sum() and 0 <= tokens["fell_back_share"] < 1
     own = [i for row in before[:12] for i in ghost.tokenizer(row["text"])["input_ids"]]
     own += [i for text in ("fever", "scan", "scan") for i in ghost.tokenizer(text)["input_ids"]]
-    alone = [one for one in own if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.fixed[one]]
+    alone = [one for one in own if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.is_fixed[one]]
     assert tokens["one_shadow"] == len(alone) and tokens["one_shadow_share"] == len(alone) / len(own)
-    every = [one for one in range(300) if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.fixed[one]]
+    every = [one for one in range(300) if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.is_fixed[one]]
     assert report["vocabulary"]["one_shadow"] == len(every) > 0
     assert 0 <= report["likeness"]["rouge-1"] < 0.3 and report["guarantee"] is None and report["seed_given"]
     assert json.loads(report_path(out).read_text()) == report and out.stat().st_mode & 0o777 == 0o600

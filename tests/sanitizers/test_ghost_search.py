@@ -48,17 +48,17 @@ def test_the_search_widens_as_the_literal_one_does_and_reports_who_fell_back(k: 
     lemmas[75:] = np.arange(75)
     found = search(table, lemmas, Search(k, overlap))
     agree(found, literal.search(table.vectors.astype(float), lemmas.tolist(), {*SPECIAL}, k, overlap))
-    assert (found.reach[~found.fixed] >= k).all()
+    assert (found.reach[~found.is_fixed] >= k).all()
     assert found.fallen.any() and not found.fallen.all()
     if k <= 30:
-        assert len(np.unique(found.reach[~found.fallen & ~found.fixed])) > 1, "some had to be searched wider"
+        assert len(np.unique(found.reach[~found.fallen & ~found.is_fixed])) > 1, "some had to be searched wider"
     fell = np.flatnonzero(found.fallen)
     assert all(len(found.of(int(token))) == k for token in fell)
 
 
 def test_special_tokens_stand_for_themselves_and_for_nobody() -> None:
     found = search(vocabulary(), None, Search(20, 0.2, lemma=False))
-    assert np.flatnonzero(found.fixed).tolist() == [*SPECIAL]
+    assert np.flatnonzero(found.is_fixed).tolist() == [*SPECIAL]
     for token in range(150):
         shadows = found.of(token).tolist()
         assert shadows == [token] if token in SPECIAL else token not in shadows and not {*SPECIAL} & {*shadows}

@@ -101,7 +101,7 @@ def compare(name: str, beams: int, threshold: float = 1e-6, quick: bool = False,
         assert one.history[0] == pytest.approx(history[0], rel=1e-4)
         assert [*one.history] == sorted(one.history, reverse=True)
         assert history == sorted(history, reverse=True)
-        assert one.settled and one.ids[0] == 1 and one.ids[-1] == 2
+        assert one.is_settled and one.ids[0] == 1 and one.ids[-1] == 2
     assert any(one.history[-1] < one.history[0] for one in found)  # a start may be the best there is, not all are
 
 
@@ -241,7 +241,7 @@ def test_the_most_sweeps_end_it_and_are_told() -> None:
     net, of = network("bert"), shadows(12)
     originals = sentences((12,) * 4)
     found = select(net, of, originals, starts_of(originals, of), Selection(threshold=1e-9, sweeps=1))
-    assert [len(one.history) for one in found] == [2] * 4 and not any(one.settled for one in found)
+    assert [len(one.history) for one in found] == [2] * 4 and not any(one.is_settled for one in found)
 
 
 def test_drawing_is_even_and_the_nearest_is_the_first() -> None:

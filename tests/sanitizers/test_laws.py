@@ -15,7 +15,7 @@ from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
-from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, SparingRule
 from milkglass.sanitizers.santext import SanText, SanTextPlus, SanTextPlusMethod, halfway_epsilon
 from milkglass.sanitizers.table import WordVectors
 from tests.sanitizers.kit import custext_law, fits, literal, santext_law, table
@@ -100,7 +100,7 @@ def test_santext_plus_draws_sensitive_words_of_the_corpus(head: int, monkeypatch
     x = words.vectors.astype(np.float64)
     counts = np.arange(30) % 5  # 0, 5, ... do not occur
     sensitive = counts < 3
-    sanitizer = SanTextPlus(words, 2.0, spared=Spared(sensitive, 0.3), occurring=counts > 0)
+    sanitizer = SanTextPlus(words, 2.0, sparing=SparingRule(sensitive, 0.3), occurring=counts > 0)
     corpus = {row: int(count) for row, count in enumerate(counts) if count}
     chosen = {int(row) for row in np.flatnonzero(sensitive)}
     for word in (1, 2, 3, 4, 5):  # sensitive, sensitive, common, common, not in the corpus
@@ -130,12 +130,12 @@ def test_santext_plus_by_name_draws_what_the_corpus_has() -> None:
 def test_santext_plus_with_p_0_keeps_common_words_and_refuses_an_empty_choice() -> None:
     words = table()
     sensitive, occurring = np.arange(12) < 6, np.ones(12, np.bool_)
-    kept = SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0), occurring=occurring)
+    kept = SanTextPlus(words, 1.0, sparing=SparingRule(sensitive, 0.0), occurring=occurring)
     assert (drawn(kept, 8, 1000) == 8).all() and len(np.unique(drawn(kept, 2, 1000))) > 1
     with pytest.raises(UsageError, match="corpus is sensitive"):
-        SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.3), occurring=~sensitive)
+        SanTextPlus(words, 1.0, sparing=SparingRule(sensitive, 0.3), occurring=~sensitive)
     with pytest.raises(UsageError, match="shape"):
-        SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.3), occurring=occurring[:5])
+        SanTextPlus(words, 1.0, sparing=SparingRule(sensitive, 0.3), occurring=occurring[:5])
 
 
 # --- CUSTEXT ----------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_the_promise_of_custext_holds_within_every_list() -> None:
 def test_flat_lists_are_drawn_from_evenly() -> None:
     words = WordVectors(tuple("abcd"), np.array([[1, 0], [1, 0], [0, 0], [0, 0]], np.float32))
     fits(drawn(CusText(words, 9.0, k=2), 0), np.array([0.5, 0.5, 0, 0]))
-    strict = Rnm(words, 9.0, k=2, guaranteed="strict")
+    strict = Rnm(words, 9.0, k=2, guarantee_kind="strict")
     fits(drawn(strict, 0), np.array([0.5, 0.5, 0, 0]))
     same = WordVectors(tuple("abcd"), np.ones((4, 2), np.float32))
     fits(drawn(Rnm(same, 9.0, k=3), 1), np.array([1, 0, 1, 1]) / 3)
@@ -202,7 +202,7 @@ def test_rnm_of_two_candidates_has_the_closed_form(epsilon: float) -> None:
 def test_rnm_draws_by_its_law(guaranteed: str) -> None:
     words = table(20, 3)
     x = words.vectors.astype(np.float64)
-    sanitizer = Rnm(words, 2.0, k=5, guaranteed=guaranteed)
+    sanitizer = Rnm(words, 2.0, k=5, guarantee_kind=guaranteed)
     if guaranteed == "paper":
         group, scores = literal.candidate_list(x, 7, 5)
         assert 7 not in group
@@ -223,13 +223,13 @@ def test_rnm_draws_by_its_law(guaranteed: str) -> None:
 
 def test_the_strict_promise_holds_and_the_papers_does_not() -> None:
     words, epsilon, p = table(24, 3), 1.0, 0.3
-    strict = Rnm(words, epsilon, k=6, guaranteed="strict")
+    strict = Rnm(words, epsilon, k=6, guarantee_kind="strict")
     assert strict.guarantee is not None and strict.guarantee.startswith("1-DP")
     group = strict.lists.members[0]
     laws = np.array([noisy_max_law(strict.lists.scores[word], strict.scale) for word in group])
     assert (laws.max(0) / laws.min(0)).max() <= math.exp(epsilon)
     spared = p * laws + (1 - p) * np.eye(6)  # no word is sensitive: the worst case
-    kept = Rnm(words, epsilon, 6, "strict", Spared(np.zeros(24, np.bool_), p)).guarantee
+    kept = Rnm(words, epsilon, 6, "strict", SparingRule(np.zeros(24, np.bool_), p)).guarantee
     assert kept is not None
     promised = float(kept.split("-DP")[0])
     assert promised == pytest.approx(epsilon + math.log(1 + 0.7 * 6 / 0.3), rel=1e-3)
@@ -244,7 +244,7 @@ def test_the_strict_promise_holds_and_the_papers_does_not() -> None:
 def test_rnm_replaces_sensitive_words_always_and_others_with_probability_p() -> None:
     words = table(20, 3)
     sensitive = np.arange(20) < 10
-    sanitizer = Rnm(words, 1.0, 5, spared=Spared(sensitive, 0.3))
+    sanitizer = Rnm(words, 1.0, 5, sparing=SparingRule(sensitive, 0.3))
     assert (drawn(sanitizer, 3) != 3).all()
     stayed = (drawn(sanitizer, 15) == 15).sum()
     assert abs(stayed - 0.7 * DRAWS) < 5 * math.sqrt(DRAWS * 0.21)
@@ -280,7 +280,7 @@ def test_cmifs_cases_1_and_2_in_numbers() -> None:
     assert outcomes == [set(np.flatnonzero(law(word)).tolist()) for word in (0, 1)], "what Rnm draws is of these laws"
     assert outcomes[0] - outcomes[1], "and an outcome of one word cannot come of the other"
     assert Rnm(words, epsilon, 6).scale == 1 / epsilon
-    assert Rnm(words, epsilon, 6, guaranteed="strict").scale == 2 / epsilon
+    assert Rnm(words, epsilon, 6, guarantee_kind="strict").scale == 2 / epsilon
     assert ratio(law(0), law(1)) == math.inf  # case 1
     assert ratio(law(0), spared(1)) == math.inf  # case 2
     assert ratio(spared(1), law(0)) == math.inf  # and the other way

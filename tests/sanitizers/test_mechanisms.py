@@ -14,20 +14,20 @@ from milkglass.nearest.select import best
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm, RnmMethod
-from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared, sensitive_words
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, SparingRule, sensitive_words
 from milkglass.sanitizers.santext import SanText, SanTextPlus
 from milkglass.sanitizers.table import WordVectors
 from tests.sanitizers.kit import literal, table
 
 
 def every(words: WordVectors, epsilon: float = 1.0) -> list[Sanitizer]:
-    spared = Spared(np.arange(len(words)) % 2 == 0, 0.5)
+    sparing = SparingRule(np.arange(len(words)) % 2 == 0, 0.5)
     return [
         SanText(words, epsilon),
-        SanTextPlus(words, epsilon, spared=spared, occurring=np.ones(len(words), np.bool_)),
+        SanTextPlus(words, epsilon, sparing=sparing, occurring=np.ones(len(words), np.bool_)),
         CusText(words, epsilon, k=5),
         Rnm(words, epsilon, k=5),
-        Rnm(words, epsilon, k=5, guaranteed="strict", spared=spared),
+        Rnm(words, epsilon, k=5, guarantee_kind="strict", sparing=sparing),
     ]
 
 
@@ -75,11 +75,11 @@ def test_parameters_that_cannot_be() -> None:
         CusText(words, 1.0, k=13)
     with pytest.raises(UsageError, match=r"k is 12\b.*\b2 to 11\b"):
         Rnm(words, 1.0, k=12)
-    Rnm(words, 1.0, k=12, guaranteed="strict")
+    Rnm(words, 1.0, k=12, guarantee_kind="strict")
     with pytest.raises(UsageError, match=r"p is 1\.5"):
-        SanTextPlus(words, 1.0, spared=Spared(np.ones(12, np.bool_), 1.5), occurring=np.ones(12, np.bool_))
+        SanTextPlus(words, 1.0, sparing=SparingRule(np.ones(12, np.bool_), 1.5), occurring=np.ones(12, np.bool_))
     with pytest.raises(UsageError, match="mask of 12"):
-        Rnm(words, 1.0, 5, spared=Spared(np.ones(11, np.bool_), 0.5))
+        Rnm(words, 1.0, 5, sparing=SparingRule(np.ones(11, np.bool_), 0.5))
     with pytest.raises(UsageError, match="metric is 'dot'"):
         CusText(words, 1.0, 5, "dot")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="guarantee is 'none'"):

@@ -15,7 +15,7 @@ from milkglass.noise.stream import Stream
 from milkglass.parameters import parameters_of
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.custext import CusText
-from milkglass.sanitizers.sanitizer import Spared
+from milkglass.sanitizers.sanitizer import SparingRule
 from milkglass.sanitizers.santext import SanText, SanTextPlus
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader, WordTally
@@ -118,7 +118,7 @@ def test_the_tally_counts_every_word_once() -> None:
     words = named("the", "apple", "pear", "1990", "house")
     sensitive = np.array([False, True, False, False, False])
     text = TextSanitizer(
-        SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0), occurring=np.ones(5, np.bool_)),
+        SanTextPlus(words, 1.0, sparing=SparingRule(sensitive, 0.0), occurring=np.ones(5, np.bool_)),
         keep_stopwords=True,
         allow=frozenset({"house", "wort"}),
     )

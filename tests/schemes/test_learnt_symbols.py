@@ -94,7 +94,7 @@ def test_centres_move_to_the_weighted_means_of_their_tokens() -> None:
     """By hand: sqrt(mass) of 1, 3, 1, 1; tokens 0 and 1 lie at 0 and 4, tokens 2 and 3 at 10 and 12."""
     clusters = Clusters(np.arange(4), np.array([1.0, 9.0, 1.0, 1.0]), 2)
     clusters.centres = np.array([[1.0], [11.0]], np.float32)
-    clusters.move(np.array([[0.0], [4.0], [10.0], [12.0]], np.float32), 0.0, draws("x"))
+    clusters.run_round(np.array([[0.0], [4.0], [10.0], [12.0]], np.float32), 0.0, draws("x"))
     assert clusters.symbol_of_token.tolist() == [0, 0, 1, 1]
     assert clusters.centres.ravel().tolist() == pytest.approx([3.0, 11.0])
 

@@ -233,7 +233,7 @@ def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
     found = staged()
     assert found.left_out_count == 1  # type: ignore[attr-defined]
     scene = found.scene  # type: ignore[attr-defined]
-    assert scene.of_states and len(scene.truth.tokens) == 20
+    assert scene.sends_states and len(scene.truth.tokens) == 20
     assert scene.scheme["name"] == "dp-forward" and scene.scheme["epsilon"] == 8.0
     text.write_text("\n".join(lines[:5]) + "\n", "utf-8")
     with pytest.raises(UsageError, match=r"5 of the 20 texts"):

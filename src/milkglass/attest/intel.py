@@ -18,7 +18,7 @@ from cryptography import x509
 from milkglass.attest.chains import certificates, require_chain, require_not_revoked, spki_of
 from milkglass.attest.claims import Claim, VerifiedMachine, proven, unchecked, weak
 from milkglass.errors import AttestationError
-from milkglass.extras import missing
+from milkglass.extras import missing_extra_error
 
 MAX_QUOTE, MAX_COLLATERAL = 64 << 10, 1 << 20
 MAX_NUMBER = 2**32 - 1  # of Intel's levels
@@ -143,7 +143,7 @@ def parse_quote(raw: bytes) -> Any:
     try:
         import dcap_qvl
     except ModuleNotFoundError as error:
-        raise missing(error, "the verification of quotes") or error from None
+        raise missing_extra_error(error, "the verification of quotes") or error from None
     if len(raw) > MAX_QUOTE:
         raise AttestationError("size", f"a quote has at most {MAX_QUOTE:,} bytes, and this one {len(raw):,}")
     try:

@@ -23,19 +23,19 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
-from milkglass.models.tokenizer import added
+from milkglass.models.tokenizer import added_text
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
-EXAMPLES_SHOWN = 6  # examples
-ATTACKING_SHARE = 0.75  # share of the budget for the attacks; the rest is for the key's budget
+EXAMPLES_SHOWN = 6
+ATTACKING_SHARE = 0.75  # of the budget; the rest is for measuring the key's budget
 
 
 def audit(
     scene: Scene,
     attacks: Mapping[str, Attack],
-    work: ResumeStore,
+    store: ResumeStore,
     budget: Budget,
     seed: int,
     progress: Callable[[AttackResult], None] = lambda cell: None,
@@ -43,16 +43,16 @@ def audit(
     """Runs the attacks on a scene, measures the key's budget, and returns all findings.
 
     Args:
-        work: where results are kept, so that an interrupted audit goes on.
+        store: where results are kept, so that an interrupted audit goes on.
         budget: for the attacks, and then for the key's budget.
         progress: receives the result of each attack.
     """
     started = time.monotonic()
-    by_clock = deadline(budget)
-    options = RunOptions(deadline=by_clock)
-    finished = run(scene, attacks, work, budget.part(ATTACKING_SHARE), seed, progress, options)
+    clock_deadline = deadline(budget)
+    options = RunOptions(deadline=clock_deadline)
+    finished = run(scene, attacks, store, budget.part(ATTACKING_SHARE), seed, progress, options)
     best = strongest(finished.cells)
-    points = key_budget(scene, attacks, finished, best, budget, seed, by_clock)
+    points = key_budget(scene, attacks, finished, best, budget, seed, clock_deadline)
     spent = curve.tokens_to_reach(points)
     words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
@@ -61,7 +61,7 @@ def audit(
     return Audit(
         model=scene.model,
         scheme=scene.scheme,
-        kept={} if scene.of_states else asdict(scene.promise),
+        kept={} if scene.sends_states else asdict(scene.promise),
         texts=len(sent),
         tokens=len(sent.ids),
         public={name: len(corpus_.ids) for name, corpus_ in public.items()},
@@ -84,7 +84,7 @@ def audit(
         curve=points,
         spent=spent,
         distortion=distortion(scene),
-        metadata=None if scene.of_states else metadata_leakage(sent),
+        metadata=None if scene.sends_states else metadata_leakage(sent),
         seed=seed,
         rate=id_rate(scene),
         notice=words_of(scene).notice,
@@ -101,11 +101,11 @@ def deadline(budget: Budget) -> Budget | None:
 def key_budget(
     scene: Scene,
     attacks: Mapping[str, Attack],
-    done: AuditRun,
+    finished: AuditRun,
     best: AttackResult | None,
     budget: Budget,
     seed: int,
-    by_clock: Budget | None = None,
+    clock_deadline: Budget | None = None,
 ) -> tuple[BudgetPoint, ...]:
     """Returns how much the strongest attack reads of growing parts of the text.
 
@@ -116,17 +116,17 @@ def key_budget(
     if not scene.has_key_budget:
         return ()
     if best is not None and best.costly:
-        best = strongest(tuple(cell for cell in done.cells if not cell.costly))
+        best = strongest(tuple(cell for cell in finished.cells if not cell.costly))
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     points = []
-    rerun_options = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=by_clock)
+    rerun_options = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=clock_deadline)
     for adversary in reversed(scene.adversaries):
         if adversary.knowledge.corpus is None:
             continue
-        alone = replace(adversary, knowledge=replace(adversary.knowledge, candidates=done.candidates))
+        sole_adversary = replace(adversary, knowledge=replace(adversary.knowledge, candidates=finished.candidates))
         for size in curve.curve_sizes(len(scene.truth.sent.ids)):
-            subset, tokens = curve.first_texts_of(replace(scene, adversaries=(alone,)), size)
+            subset, tokens = curve.first_texts_of(replace(scene, adversaries=(sole_adversary,)), size)
             (rerun,) = run(
                 subset, {best.attack: attacks[best.attack]}, None, budget, seed, options=rerun_options
             ).attacks
@@ -136,32 +136,32 @@ def key_budget(
     return tuple(points)
 
 
-def read_examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
+def read_examples(scene: Scene, finished: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
     """Returns random texts as the strongest attack reads them."""
     if best is None:
         return ()
-    sent, crossed = scene.truth.tokens, () if scene.of_states else [*scene.truth.sent]
-    reading = done.readings[best.adversary, best.attack]
+    sent, sent_ids = scene.truth.tokens, () if scene.sends_states else [*scene.truth.sent]
+    reading = finished.readings[best.adversary, best.attack]
     ends = np.cumsum(sent.lengths)
     selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:EXAMPLES_SHOWN]
-    examples_ = []
-    for number in sorted(selected.tolist()):
-        token_range = slice(ends[number] - sent.lengths[number], ends[number])
-        counted = scene.truth.ordinary[sent.ids[token_range]]
-        true_ids, read_ids = sent.ids[token_range][counted], reading[token_range][counted]
+    examples = []
+    for index in sorted(selected.tolist()):
+        token_range = slice(ends[index] - sent.lengths[index], ends[index])
+        is_counted = scene.truth.ordinary[sent.ids[token_range]]
+        true_ids, read_ids = sent.ids[token_range][is_counted], reading[token_range][is_counted]
         pieces = joined_pieces(scene.truth.read, read_ids.tolist(), true_ids.tolist())
-        ids = tuple(crossed[number].tolist()) if crossed else ()
-        examples_.append(ReadExample(scene.truth.read(true_ids), pieces, ids))
-    return tuple(examples_)
+        ids = tuple(sent_ids[index].tolist()) if sent_ids else ()
+        examples.append(ReadExample(scene.truth.read(true_ids), pieces, ids))
+    return tuple(examples)
 
 
-def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int]) -> tuple[TokenReading, ...]:
+def joined_pieces(read: Callable[[Ids], str], read_ids: list[int], true_ids: list[int]) -> tuple[TokenReading, ...]:
     """Returns the tokens as read, joined as the tokenizer joins them: by what each adds to the one before it."""
     pieces, previous = list[TokenReading](), -1
-    for guessed_id, sent_id in zip(guessed, sent, strict=True):
-        text, joined = ("?", False) if guessed_id < 0 else added(read, previous, guessed_id)
-        pieces.append(TokenReading(text, guessed_id == sent_id, read(np.array([sent_id])).strip(), joined))
-        previous = guessed_id
+    for read_id, true_id in zip(read_ids, true_ids, strict=True):
+        text, joined = ("?", False) if read_id < 0 else added_text(read, previous, read_id)
+        pieces.append(TokenReading(text, read_id == true_id, read(np.array([true_id])).strip(), joined))
+        previous = read_id
     return tuple(pieces)
 
 

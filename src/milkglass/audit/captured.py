@@ -61,7 +61,7 @@ def read(path: Path) -> list[CapturedRow]:
     """Reads captured rows.
 
     Raises:
-        CodecError: a row has no text, or what was sent is none of the three kinds or another one than before.
+        CodecError: a row has no text, or what was sent is of none of the three kinds, or not of the first row's kind.
         EmptyText: there are no rows.
     """
     rows = list(_rows(path))
@@ -122,28 +122,30 @@ def scene_of(
     middle = len(rows) // 2
     private, attacker_rows = ([rows[i] for i in part] for part in (order[:middle], order[middle:]))
     require_enough(private, "the attacked half of the captured rows")
-    captured = _Captured(base, codec, layer)
-    mine, theirs = captured.sent_texts(private), captured.sent_texts(attacker_rows)
-    truth = replace(truth_of(codec, mine.sent, mine.original, [theirs.original]), origin=mine.origin)
+    client = _CapturedClient(base, codec, layer)
+    private_sent, attacker_sent = client.sent_texts(private), client.sent_texts(attacker_rows)
+    truth = replace(
+        truth_of(codec, private_sent.sent, private_sent.original, [attacker_sent.original]), origin=private_sent.origin
+    )
     scheme = {"name": f"captured {KIND_NAMES[rows[0].kind]}"}
-    alike = Knowledge(corpus=theirs.original)
-    known_clients = replace(alike, **captured.knowledge_fields(theirs))
+    alike = Knowledge(corpus=attacker_sent.original)
+    known_clients = replace(alike, **client.knowledge_fields(attacker_sent))
     attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known_clients, "the client")]
-    max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (mine, theirs))
+    max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (private_sent, attacker_sent))
     served_weights = [] if served is None else [_weights(served, rows[0], max_id)]
     size = max(len(codec.sigma), max_id + 1, *(weights.model.vocab_size for weights in served_weights))
-    truth = replace(truth, inverse=_likeliest_public_ids(mine, size))
+    truth = replace(truth, inverse=_likeliest_public_ids(private_sent, size))
     scene = public_scene(
         base,
         codec,
-        (*served_weights, mine.observation),
+        (*served_weights, private_sent.observation),
         truth,
         [row.text for row in private],
         attackers,
         scheme=scheme,
         size=size,
     )
-    if not any(_shows_shared_rows(weights.model, mine.sent.ids) for weights in served_weights):
+    if not any(_shows_shared_rows(weights.model, private_sent.sent.ids) for weights in served_weights):
         return scene
     shared = [replace(who, knowledge=replace(who.knowledge, has_shared_ids=True)) for who in scene.adversaries]
     return replace(scene, adversaries=tuple(shared))
@@ -166,10 +168,10 @@ def _weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
 def _shows_shared_rows(model: Model, sent: Ids) -> bool:
     """Returns whether the table shows that most ids stand for clusters: other ids have the same row."""
     used = np.unique(sent)
-    alone = np.zeros(model.vocab_size, np.bool_)
+    is_unique = np.zeros(model.vocab_size, np.bool_)
     for rows in equal_rows(model.table).values():
-        alone[rows] = len(rows) == 1
-    return float(alone[used].mean()) < 1 / 2
+        is_unique[rows] = len(rows) == 1
+    return float(is_unique[used].mean()) < 1 / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,9 +179,9 @@ class _SentTexts:
     """What crossed for some rows.
 
     Attributes:
-        sent: the ids that crossed; of vectors the public ids themselves, which have their places.
+        sent: the ids that crossed; where vectors crossed, the public ids.
         original: the texts' public ids.
-        origin: (total of original,) the place in `sent` of each; None: its own place.
+        origin: (tokens of original,) the place of each in `sent`. None: its own place.
     """
 
     observation: Observation
@@ -189,7 +191,9 @@ class _SentTexts:
 
 
 @dataclass(frozen=True)
-class _Captured:
+class _CapturedClient:
+    """Says what a client sent, in the public model's tokens, and what an attacker knows who ran that client."""
+
     base: Checkpoint
     codec: Codec
     layer: int
@@ -222,9 +226,9 @@ class _Captured:
         special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
         if special and len(sent) == len(token_ids) - special:
             first = self.codec.tokenizer("")["input_ids"][:1]
-            before = 1 if first and token_ids[0] == first[0] else 0
+            first_place = 1 if first and token_ids[0] == first[0] else 0
             places = np.full(len(token_ids), NO_BELIEF, np.int64)
-            places[before : before + len(sent)] = np.arange(len(sent))
+            places[first_place : first_place + len(sent)] = np.arange(len(sent))
             return places
         raise CodecError(
             f"{row.place} has {len(sent)} ids for a text of {len(token_ids)} tokens of {self.base.folder.name}",
@@ -262,14 +266,16 @@ class _Captured:
         origin, sent = sent_texts.origin, sent_texts.sent
         has_origin = origin != NO_BELIEF
         pairs = np.unique(np.stack([sent.ids[origin[has_origin]], corpus.ids[has_origin]], 1), axis=0)
-        begins = np.cumsum(sent.lengths) - sent.lengths
-        inside = np.where(has_origin, origin - begins[corpus.owner], NO_BELIEF)  # places within each text
+        text_starts = np.cumsum(sent.lengths) - sent.lengths
+        places_in_text = np.where(
+            has_origin, origin - text_starts[corpus.sequence_indices], NO_BELIEF
+        )  # places within each text
 
         def rehearse(ids: Sequences, seed: int) -> tuple[Sequences, Ids]:
             sent_rows, lengths = captured_texts.rows(ids, sent.lengths)
             original_rows, _ = captured_texts.rows(ids, corpus.lengths)
             starts = np.repeat(np.cumsum(lengths) - lengths, ids.lengths)
-            places = inside[original_rows]
+            places = places_in_text[original_rows]
             return Sequences(sent.ids[sent_rows], lengths), np.where(places == NO_BELIEF, NO_BELIEF, places + starts)
 
         return {"pairs": pairs, "rehearse": rehearse}
@@ -279,7 +285,7 @@ class _CapturedTexts:
     """Finds captured texts by their ids: what the client sent is known for these alone."""
 
     def __init__(self, corpus: Sequences) -> None:
-        self._places = {ids.tobytes(): place for place, ids in enumerate(corpus)}
+        self._index_of = {ids.tobytes(): index for index, ids in enumerate(corpus)}
 
     def rows(self, texts: Sequences, lengths: Ids) -> tuple[Ids, Ids]:
         """Returns the rows of these texts in an array of `lengths` rows a text, and how many each has.
@@ -288,12 +294,12 @@ class _CapturedTexts:
             ValueError: a text was not captured: the client itself is not here.
         """
         try:
-            text_numbers = np.array([self._places[ids.astype(np.int64).tobytes()] for ids in texts], np.int64)
+            indices = np.array([self._index_of[ids.astype(np.int64).tobytes()] for ids in texts], np.int64)
         except KeyError:
             raise ValueError("only captured texts can be rehearsed") from None
         starts = np.cumsum(lengths) - lengths
-        parts = [np.arange(starts[text], starts[text] + lengths[text]) for text in text_numbers.tolist()]
-        return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[text_numbers]
+        parts = [np.arange(starts[text], starts[text] + lengths[text]) for text in indices.tolist()]
+        return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[indices]
 
 
 def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
@@ -317,16 +323,16 @@ def _matched_places(token_ids: Ids, sent: Ids) -> Ids:
 
 
 def _likeliest_public_ids(texts: _SentTexts, size: int) -> Ids:
-    """Returns (n',) the public id that each sent id most often stands for; itself where it was not sent."""
+    """Returns (size,) the public id that each sent id most often stands for; itself where it was not sent."""
     inverse = np.arange(size, dtype=np.int64)
     if texts.origin is None:
         return inverse
-    sent = texts.origin != NO_BELIEF
+    is_sent = texts.origin != NO_BELIEF
     pairs, counts = np.unique(
-        np.stack([texts.sent.ids[texts.origin[sent]], texts.original.ids[sent]], 1), axis=0, return_counts=True
+        np.stack([texts.sent.ids[texts.origin[is_sent]], texts.original.ids[is_sent]], 1), axis=0, return_counts=True
     )
-    for place in np.argsort(counts, kind="stable").tolist():
-        inverse[pairs[place, 0]] = pairs[place, 1]
+    for index in np.argsort(counts, kind="stable").tolist():
+        inverse[pairs[index, 0]] = pairs[index, 1]
     return inverse
 
 

@@ -24,21 +24,21 @@ from numpy.typing import NDArray
 from milkglass.metrics.text import WORD
 from milkglass.sequences import Ids, Sequences
 
-MIN_WORDS = 3  # from which on a text is searched for inside others
+MIN_WORDS = 3  # of a text that is searched for inside other texts
 _END = "\n"  # between texts; no normalised text contains it
 
 
 def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
-    """Returns (p,) the numbers of the public texts that remain, in order."""
-    texts, secrets = list(map(normalised, public)), list(map(normalised, private))
-    equal = set(secrets)
-    left_out = {number for number, text in enumerate(texts) if text in equal}
-    long = [text for number, text in enumerate(texts) if number not in left_out and _is_long(public[number])]
-    inside = {part for part, _ in _occurrences(long, sorted(equal))}
-    left_out |= {number for number, text in enumerate(texts) if text in inside and _is_long(public[number])}
+    """Returns (texts left,) the indices of the public texts that remain, in order."""
+    texts, secrets = list(map(letters_and_digits, public)), list(map(letters_and_digits, private))
+    private_set = set(secrets)
+    left_out = {index for index, text in enumerate(texts) if text in private_set}
+    long_texts = [text for index, text in enumerate(texts) if index not in left_out and _is_long(public[index])]
+    contained_texts = {part for part, _ in _occurrences(long_texts, sorted(private_set))}
+    left_out |= {index for index, text in enumerate(texts) if text in contained_texts and _is_long(public[index])}
     parts = [secret for secret, text in zip(secrets, private, strict=True) if _is_long(text)]
-    left_out |= {number for _, number in _occurrences(parts, texts)}
-    return np.array([number for number in range(len(texts)) if number not in left_out], np.int64)
+    left_out |= {index for _, index in _occurrences(parts, texts)}
+    return np.array([index for index in range(len(texts)) if index not in left_out], np.int64)
 
 
 def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Sequences:
@@ -59,7 +59,7 @@ def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
     return [str(text) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
-def normalised(text: str) -> str:
+def letters_and_digits(text: str) -> str:
     """Returns the letters and digits of a text: "Café, isn't" becomes "cafeisnt"."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).lower()))
 
@@ -69,15 +69,15 @@ def _is_long(text: str) -> bool:
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yields each part that occurs in a whole, with the whole's number. A pair may come twice.
+    """Yields each part that occurs in a whole, with the whole's index. A pair may come twice.
 
     Time is linear in the letters of both. The first 2^j letters of each part, more than half of it, are compared by a
     hash with every window of 2^j letters of the wholes. Only if these are equal the part itself is compared.
     """
     by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for short in {*parts} - {""}:
-        size = 1 << (len(short).bit_length() - 1)
-        by_size[size][short[:size]].append(short)
+    for part in {*parts} - {""}:
+        size = 1 << (len(part).bit_length() - 1)
+        by_size[size][part[:size]].append(part)
     joined = _END.join(wholes)
     ends = np.cumsum([len(text) + 1 for text in wholes])
     windows = _hashes(joined)
@@ -88,9 +88,9 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
         starts = by_size[size]
         keys = np.array([_hash_of(start) for start in starts], np.uint64)
         for place in np.flatnonzero(np.isin(hashes, keys)).tolist():
-            for short in starts.get(joined[place : place + size], ()):
-                if joined.startswith(short, place):
-                    yield short, int(np.searchsorted(ends, place, side="right"))
+            for part in starts.get(joined[place : place + size], ()):
+                if joined.startswith(part, place):
+                    yield part, int(np.searchsorted(ends, place, side="right"))
 
 
 def _hashes(text: str) -> Iterator[NDArray[np.uint64]]:

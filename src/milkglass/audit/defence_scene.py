@@ -89,8 +89,8 @@ def _words_scene(
     for who, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
         adversaries.append(Adversary.with_text(who, Knowledge(corpus=public_ids[who], rehearse=rehearse)))
-    seen = (*server.rest(), Tokens(sent))
-    return public_scene(base, client.codec, seen, truth, private, adversaries, scheme=dict(client.document))
+    observations = (*server.rest(), Tokens(sent))
+    return public_scene(base, client.codec, observations, truth, private, adversaries, scheme=dict(client.document))
 
 
 def _states_scene(
@@ -124,17 +124,23 @@ def _any_scene(
     def public_ids(texts: Sequence[str]) -> Sequences:
         return Sequences.of(codec.encode(texts, truncate=True).ids)
 
-    ids, crossed = public_ids(private), client.send(private)
-    sent = next((observation.ids for observation in crossed if isinstance(observation, Tokens)), ids)
+    ids, observations = public_ids(private), client.send(private)
+    sent = next((observation.ids for observation in observations if isinstance(observation, Tokens)), ids)
     corpora = {who: public_ids(texts) for who, texts in public.items()}
     truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_checked_origin(client, private, ids, sent))
     adversaries = []
     for who, texts in public.items():
-        can_rehearse = client.rehearsal(0) is not None and any(isinstance(part, Tokens) for part in crossed)
+        can_rehearse = client.rehearsal(0) is not None and any(isinstance(part, Tokens) for part in observations)
         rehearse = _rehearsal_of_any(client, texts) if can_rehearse else None
         adversaries.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
     return public_scene(
-        base, codec, (*server.rest(), *crossed), truth, private, adversaries, scheme={"name": type(client).__name__}
+        base,
+        codec,
+        (*server.rest(), *observations),
+        truth,
+        private,
+        adversaries,
+        scheme={"name": type(client).__name__},
     )
 
 
@@ -180,7 +186,7 @@ def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
 def public_scene(
     base: Checkpoint,
     codec: Codec,
-    seen: tuple[Observation, ...],
+    observations: tuple[Observation, ...],
     truth: Truth,
     private: Sequence[str] | None,
     adversaries: Iterable[Adversary],
@@ -191,7 +197,7 @@ def public_scene(
 
     Args:
         codec: its tokenizer, without a key.
-        seen: what the server observes.
+        observations: what the server sees.
         truth: grades the guesses.
         private: the texts, in which names and numbers are marked. None: they are not marked.
         adversaries: the attackers with text.
@@ -204,11 +210,11 @@ def public_scene(
         return public, np.arange(size, dtype=np.int64)
 
     without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
-    nowhere = np.zeros(len(truth.tokens.ids), np.bool_)
-    names, numbers = (nowhere, nowhere) if private is None else token_marks(codec, private, truth.tokens)
+    no_marks = np.zeros(len(truth.tokens.ids), np.bool_)
+    names, numbers = (no_marks, no_marks) if private is None else token_marks(codec, private, truth.tokens)
     texts = PrivateTexts(truth.sent, truth.tokens, names, numbers)
     return Scene.of(
-        Transcript(seen, size), truth, without_text, adversaries, texts=texts, model=base.folder.name, **details
+        Transcript(observations, size), truth, without_text, adversaries, texts=texts, model=base.folder.name, **details
     )
 
 
@@ -243,7 +249,7 @@ def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
 
 
 def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Sequences, Ids]:
-    """Returns the ids of texts that are given in parts, and (total, 3) each token's text, part and place in the part.
+    """Returns the ids of texts that are given in parts, and (tokens, 3) each one's text, part and place in the part.
 
     Special tokens are parts of their own, before the first part and after the last.
     """
@@ -256,17 +262,17 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
         split_special_tokens=True,
     )
     rows = []
-    for number, subset in enumerate(pieces_of_texts):
-        ends = np.cumsum([len(piece) for piece in subset])
-        starts = np.array([start for start, _ in batch["offset_mapping"][number]], np.int64)
+    for text_index, pieces in enumerate(pieces_of_texts):
+        ends = np.cumsum([len(piece) for piece in pieces])
+        starts = np.array([start for start, _ in batch["offset_mapping"][text_index]], np.int64)
         piece_of_token = np.searchsorted(ends, starts, side="right")
-        special = np.array(batch["special_tokens_mask"][number], np.bool_)
-        last = len(starts) - 1
-        piece_of_token[special] = np.where(np.flatnonzero(special) < last / 2, -1, len(subset))
+        is_special = np.array(batch["special_tokens_mask"][text_index], np.bool_)
+        last_place = len(starts) - 1
+        piece_of_token[is_special] = np.where(np.flatnonzero(is_special) < last_place / 2, -1, len(pieces))
         places = np.arange(len(piece_of_token))
-        begins = np.concatenate([[True], piece_of_token[1:] != piece_of_token[:-1]])
-        place_in_piece = places - np.maximum.accumulate(np.where(begins, places, 0))
-        rows.append(np.stack([np.full(len(piece_of_token), number), piece_of_token, place_in_piece], 1))
+        is_first = np.concatenate([[True], piece_of_token[1:] != piece_of_token[:-1]])
+        place_in_piece = places - np.maximum.accumulate(np.where(is_first, places, 0))
+        rows.append(np.stack([np.full(len(piece_of_token), text_index), piece_of_token, place_in_piece], 1))
     return Sequences.of(batch["input_ids"]), np.concatenate(rows).astype(np.int64)
 
 

@@ -38,7 +38,7 @@ from milkglass.threat import transcript_file
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 
-MAX_THREADS = 4  # of an attack: more make the same work take more of the processor's time, which some budgets count
+MAX_THREADS = 4  # of an attack: with more, the same work takes more CPU time, which some budgets count
 
 
 def audit_key(
@@ -102,12 +102,18 @@ def audit_key(
         audit_files = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
         return key_scene(unlocked.key, codec, base, audit_files, stage, transcript)
 
-    chosen = ATTACKS if attacks is None else attacks
+    chosen_attacks = ATTACKS if attacks is None else attacks
     with limited_threads():
-        scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen)
-        advance = stage("attack", planned_count(scene, chosen))
+        scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen_attacks)
+        advance = stage("attack", planned_count(scene, chosen_attacks))
         result, _ = run_and_write(
-            scene, resume_store, folder, Budget.parse(budget, time.monotonic), seed, lambda cell: advance(1), chosen
+            scene,
+            resume_store,
+            folder,
+            Budget.parse(budget, time.monotonic),
+            seed,
+            lambda cell: advance(1),
+            chosen_attacks,
         )
     note_in_usage(unlocked.path, result)
     return result
@@ -171,12 +177,12 @@ def run_and_write(
 @contextmanager
 def limited_threads() -> Iterator[None]:
     """Limits torch to at most MAX_THREADS threads while the context is open."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, MAX_THREADS))
+    thread_count = torch.get_num_threads()
+    torch.set_num_threads(min(thread_count, MAX_THREADS))
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(thread_count)
 
 
 def note_in_usage(key: Path, result: Audit) -> None:
@@ -187,6 +193,6 @@ def note_in_usage(key: Path, result: Audit) -> None:
     best, nan = result.best, float("nan")
     figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))
     record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)
-    all_measured = bool(result.spent) and set(result.spent) == set(result.public)
-    measured = max(map(result.measured, result.public)) if all_measured else 0
-    usage.record_audit(key, result.spent if all_measured else {}, measured, record)
+    is_measured = bool(result.spent) and set(result.spent) == set(result.public)
+    measured_tokens = max(map(result.max_measured_tokens, result.public)) if is_measured else 0
+    usage.record_audit(key, result.spent if is_measured else {}, measured_tokens, record)

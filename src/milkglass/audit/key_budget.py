@@ -51,8 +51,8 @@ def shares_read(scene: Scene, guess_ids: Ids) -> tuple[float, float]:
     is_counted = scene.truth.ordinary[sent.ids]
     is_right = guess_ids == sent.ids
 
-    def share(among: NDArray[np.bool_]) -> float:
-        return float(is_right[among].mean()) if among.any() else float("nan")
+    def share(mask: NDArray[np.bool_]) -> float:
+        return float(is_right[mask].mean()) if mask.any() else float("nan")
 
     return share(is_counted), share(is_counted & scene.truth.content[sent.ids])
 
@@ -69,8 +69,10 @@ def tokens_to_reach(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
             (point for point in points if point.adversary == attacker and not math.isnan(point.content)),
             key=lambda point: point.tokens,
         )
-        reached = {f"{100 * share:.0f} %": tokens_at_share(points_of_attacker, share) for share in REACHED_SHARES}
-        result[attacker] = {share: tokens for share, tokens in reached.items() if tokens is not None}
+        tokens_by_share = {
+            f"{100 * share:.0f} %": tokens_at_share(points_of_attacker, share) for share in REACHED_SHARES
+        }
+        result[attacker] = {share: tokens for share, tokens in tokens_by_share.items() if tokens is not None}
     return result
 
 

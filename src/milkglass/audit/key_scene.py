@@ -66,7 +66,7 @@ class AuditFiles:
 
 @dataclass(frozen=True)
 class AttackerText:
-    """The text of one attacker.
+    """The text that one attacker has.
 
     Attributes:
         public: text in public ids, from which private texts are removed later (`assemble`).
@@ -85,7 +85,7 @@ class AttackerText:
 
     @property
     def pairs(self) -> Ids | None:
-        """Returns (p, 2) the scrambled and the public ids of `known`."""
+        """Returns (pairs, 2) the scrambled and the public ids of `known`, each pair once."""
         if self.known is None:
             return None
         return np.unique(np.stack([self.known.scrambled.ids, self.known.original.ids], axis=1), axis=0)
@@ -130,12 +130,12 @@ def key_scene(
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
     all_texts = read_encoded(codec, files.text, files.rows)
     require_enough(all_texts.original, files.text.name)
-    private, same_kind = _split_in_halves(all_texts, files.seed)
+    private, alike_text = _split_in_halves(all_texts, files.seed)
     attackers = {} if files.public is None else {OTHER: AttackerText(read_encoded(codec, files.public).original)}
-    attackers[ALIKE] = AttackerText(same_kind)
+    attackers[ALIKE] = AttackerText(alike_text)
     if files.known is not None:
         known = read_encoded(codec, files.known)
-        attackers[KNOWN] = AttackerText(same_kind, known=known)
+        attackers[KNOWN] = AttackerText(alike_text, known=known)
         private = private.without(known.original)
         if len(private.original) < MIN_PRIVATE_TEXTS // 2:
             raise UsageError(
@@ -146,7 +146,7 @@ def key_scene(
     if transcript is not None and transcript.all(Tokens):
         if not codec.readable:
             raise UsageError(
-                "the texts of this transcript cannot be told from its ids, which name clusters and no tokens",
+                "the texts of this transcript cannot be told from its ids, which name clusters, not tokens",
                 "audit the texts themselves, without --server-transcript",
             )
         attacker_texts = [*attackers.values()][-1].text_for_counts
@@ -176,11 +176,11 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
             f"{MIN_PRIVATE_TEXTS // 2} are needed",
             f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
         )
-    keep = np.isin(sent.owner, unknown)
+    is_kept = np.isin(sent.sequence_indices, unknown)
     ends = np.cumsum([0, *(len(tokens.ids) for tokens in transcript.all(Tokens))])
     bounds = zip(ends, ends[1:], strict=False)
     unknown_in_each = [unknown[(unknown >= start) & (unknown < end)] for start, end in bounds]
-    merged: list[Observation] = [
+    kept_observations: list[Observation] = [
         Tokens(sent.chosen(indices), tokens.purpose)
         for tokens, indices in zip(transcript.all(Tokens), unknown_in_each, strict=True)
     ]
@@ -189,9 +189,9 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
         hidden = torch.cat([state.hidden for state in states if state.layer == layer])
         lengths = np.concatenate([state.lengths for state in states if state.layer == layer])
         if np.array_equal(lengths, sent.lengths):  # otherwise nobody can say whose states they are
-            merged.append(Activations(hidden[torch.from_numpy(keep)], lengths[unknown], layer))
-    others = [seen for seen in transcript.observations if not isinstance(seen, Tokens | Activations)]
-    return replace(transcript, observations=(*others, *merged))
+            kept_observations.append(Activations(hidden[torch.from_numpy(is_kept)], lengths[unknown], layer))
+    other_observations = [seen for seen in transcript.observations if not isinstance(seen, Tokens | Activations)]
+    return replace(transcript, observations=(*other_observations, *kept_observations))
 
 
 def _split_in_halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
@@ -202,8 +202,8 @@ def _split_in_halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, 
     sources = np.arange(len(all_texts.original)) if all_texts.sources is None else all_texts.sources
     conversations = np.unique(sources)
     order = np.random.default_rng(seed).permutation(len(conversations))
-    private = np.isin(sources, conversations[order[: len(order) // 2]])
-    return all_texts.chosen(np.flatnonzero(private)), all_texts.original.chosen(np.flatnonzero(~private))
+    is_private = np.isin(sources, conversations[order[: len(order) // 2]])
+    return all_texts.chosen(np.flatnonzero(is_private)), all_texts.original.chosen(np.flatnonzero(~is_private))
 
 
 # --- from texts -------------------------------------------------------------------------------------------------------
@@ -236,8 +236,10 @@ def assemble(
         without_text = replace(without_text, symbols=symbols, candidates=candidates, responses=mechanism_of(key))
     adversaries = []
     for name, text in attackers.items():
-        cleaned = replace(text, public=without_private(text.public, original, codec.tokenizer))
-        adversaries.append(Adversary.with_text(name, Knowledge(corpus=cleaned.corpus_with(original), pairs=text.pairs)))
+        text_left = replace(text, public=without_private(text.public, original, codec.tokenizer))
+        adversaries.append(
+            Adversary.with_text(name, Knowledge(corpus=text_left.corpus_with(original), pairs=text.pairs))
+        )
     truth = truth_of(codec, transcript.tokens, original, [attacker.text_for_counts for attacker in attackers.values()])
     truth = replace(truth, original=None) if codec.readable else truth
     description = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}

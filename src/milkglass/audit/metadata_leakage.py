@@ -14,7 +14,7 @@ import numpy as np
 
 from milkglass.sequences import Ids, Sequences
 
-MIN_PATTERN_TOKENS = 16  # tokens; the pattern of a shorter text recognises few
+MIN_PATTERN_TOKENS = 16  # the pattern of a shorter text recognises few texts
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class MetadataLeakage:
     Attributes:
         length_bits: entropy of the texts' lengths.
         repeated: share of the texts that occur earlier, id for id.
-        long: how many distinct texts have 16 tokens or more.
+        long: how many distinct texts have MIN_PATTERN_TOKENS or more.
         recognised: the share of these whose pattern of repeated ids no other text of the file has, so that anyone with
             a copy of the text recognises it.
         sized: median relative error of reading a text's length off the bytes of its request's body; TLS hides a body,
@@ -76,5 +76,5 @@ def _length_error(texts: list[Ids]) -> float:
         return float("nan")
     lengths = np.array([len(text) for text in texts_with_ids])
     sizes = np.array([len(",".join(map(str, text.tolist()))) for text in texts_with_ids])
-    guessed = np.rint(sizes * (lengths.sum() / sizes.sum()))
-    return float(np.median(np.abs(guessed - lengths) / lengths))
+    estimated_lengths = np.rint(sizes * (lengths.sum() / sizes.sum()))
+    return float(np.median(np.abs(estimated_lengths - lengths) / lengths))

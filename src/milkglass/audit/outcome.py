@@ -22,7 +22,7 @@ State = Literal["done", "does not apply", "failed", "not run"]
 
 @dataclass(frozen=True)
 class AttackResult:
-    """The result of one attack by one adversary.
+    """The figures of one attack by one adversary, or why it has none.
 
     Attributes:
         reason: why it is in this state; empty if it is "done".
@@ -66,7 +66,7 @@ class AttackResult:
         return f"{self.title}, of the answers" if self.of_outputs else self.title
 
     def with_cut(self, cut: bool) -> AttackResult:
-        """Returns the result with this `cut`. A partial result has no intervals, since it is no random sample."""
+        """Returns the result with this `cut`. A partial result has no intervals, since it is not a random sample."""
         if not cut:
             return replace(self, cut=False)
         measures, by_class = without_intervals(self.measures), without_intervals(self.by_class)
@@ -101,7 +101,7 @@ def _interval(raw: Mapping[str, Any]) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class FinishedAttack:
-    """One attack by one adversary, as it ended.
+    """A finished attack by one adversary, with its guess.
 
     Attributes:
         guess: None if there is none, or if the result was read from disk.
@@ -132,14 +132,14 @@ class AuditRun:
     @property
     def readings(self) -> dict[tuple[str, str], Ids]:
         return {
-            (played.result.adversary, played.result.attack): played.reading
-            for played in self.attacks
-            if played.reading is not None
+            (attack.result.adversary, attack.result.attack): attack.reading
+            for attack in self.attacks
+            if attack.reading is not None
         }
 
 
 def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> AttackResult | None:
-    """Returns the attack that recovered most of what was sent. None: none was done.
+    """Returns the attack that recovered most of what was sent, or None if none ran to its end.
 
     Args:
         measure: by which they are compared. None: the sum of running and content tokens, so that neither figure of a
@@ -148,20 +148,20 @@ def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> At
     names = ("tokens top-1", "content top-1") if measure is None else (measure, "tokens top-1")
     comparable = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
 
-    def recovered(cell: AttackResult) -> tuple[float, ...]:
+    def shares(cell: AttackResult) -> tuple[float, ...]:
         values = [0.0 if math.isnan(cell.value(name)) else cell.value(name) for name in names]  # no content at all
         return (sum(values),) if measure is None else tuple(values)
 
-    return max(comparable, key=recovered, default=None)
+    return max(comparable, key=shares, default=None)
 
 
 # --- figures that only some attacks have ------------------------------------------------------------------------------
-def share_in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
-    """Returns the share of ordinary ids whose public id is in a group that a solver found. None: it was no solver."""
-    if not learnt:
+def share_in_group(solver_candidates: Sequence[Candidates], truth: Truth) -> float | None:
+    """Returns the share of ordinary ids whose public id is in a group that a solver found; None for other attacks."""
+    if not solver_candidates:
         return None
     is_hit = np.zeros(len(truth.inverse), np.bool_)
-    for group in learnt[0].solved_groups:
+    for group in solver_candidates[0].solved_groups:
         is_hit[group.rows] = np.isin(truth.inverse[group.rows], group.members)
     return float(is_hit[truth.ordinary[truth.inverse]].mean())
 
@@ -169,13 +169,13 @@ def share_in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
 def shares_by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
     """Returns the share of each class of tokens that was read correctly. Classes that do not occur are left out."""
     sent = truth.tokens
-    counted: NDArray[np.bool_] = truth.ordinary[sent.ids]
+    is_counted: NDArray[np.bool_] = truth.ordinary[sent.ids]
     class_of_token = classes(texts, truth.content, sent.counts(len(truth.content)))
     shares: dict[str, Interval] = {}
-    for number, name in enumerate(CLASSES):
-        in_class = counted & (class_of_token == number)
+    for class_number, name in enumerate(CLASSES):
+        in_class = is_counted & (class_of_token == class_number)
         if in_class.any():
-            weights = np.bincount(sent.owner, in_class, len(sent)).astype(np.float64)
-            hits = np.bincount(sent.owner, in_class & (reading == sent.ids), len(sent)).astype(np.float64)
+            weights = np.bincount(sent.sequence_indices, in_class, len(sent)).astype(np.float64)
+            hits = np.bincount(sent.sequence_indices, in_class & (reading == sent.ids), len(sent)).astype(np.float64)
             shares[name] = ratio(hits, weights, rng)
     return shares

@@ -20,17 +20,17 @@ from milkglass.audit.scene import Adversary, Scene
 from milkglass.threat.attack import Attack, Cost, why_not
 from milkglass.threat.knowledge import Candidates, required
 
-SPARE_FACTOR = 4  # a baseline of long training is begun only with so many times its least time
+SPARE_FACTOR = 4  # a baseline of long training is begun only with so many times its `min_seconds`
 GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 MAX_DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
-REFERENCE_SECONDS = 0.10  # processor seconds of `slowness`'s job on the machine on which attacks were timed
+REFERENCE_SECONDS = 0.10  # CPU seconds of `slowness`'s job on the machine on which attacks were timed
 JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # of that job
 
 
 @dataclass(frozen=True)
 class AttackTurn:
-    """One attack of a run.
+    """One attack of a run, with what decides its place in the order and its share of the budget.
 
     Attributes:
         name: the name of its results.
@@ -136,7 +136,7 @@ class TimeEstimate:
     """The estimated time of an audit on this machine.
 
     Attributes:
-        seconds: processor time of the attacks that declare their cost, and of the key's budget.
+        seconds: CPU time of the attacks that declare their cost, and of the key's budget.
         attack_count: the number of these attacks.
         open_ended_titles: the others, which use up to half of what is left of the budget.
         late_titles: strong attacks for which too little time is left.
@@ -167,7 +167,7 @@ def estimate(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Time
     """Estimates the time from the number of tokens, the size of the tables, and a short measurement of this machine.
 
     Args:
-        budget: of the attacks, in seconds of processor time.
+        budget: of the attacks, in seconds of CPU time.
     """
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
     begun_steps, late_steps = _schedule(steps, budget)
@@ -208,22 +208,22 @@ def _schedule(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[
 
     It shares the budget as run.py does. Each attack takes its estimated time, and open-ended ones all they get.
     """
-    seconds_left, begun, late = budget, list[_Step](), list[_Step]()
+    seconds_left, begun_steps, late_steps = budget, list[_Step](), list[_Step]()
     for step in steps:
         share = step.turn.share(seconds_left)
         needed = share if step.seconds is None else step.seconds
         is_late = bool(step.turn.why_late(seconds_left))
         if not is_late:
-            begun.append(step)
+            begun_steps.append(step)
             seconds_left -= min(needed, share)
         if (is_late or needed > share) and not step.turn.attack.baseline:
-            late.append(step)
-    return begun, late
+            late_steps.append(step)
+    return begun_steps, late_steps
 
 
 def _enough_budget(steps: Sequence[_Step], budget: float) -> float:
     """Returns the first of twice the budget, four times, ... in which nothing is late; nan if none was found."""
-    budgets = (budget * 2**times for times in range(1, MAX_DOUBLINGS + 1))
+    budgets = (budget * 2**power for power in range(1, MAX_DOUBLINGS + 1))
     return next((seconds for seconds in budgets if not _schedule(steps, seconds)[1]), math.nan)
 
 

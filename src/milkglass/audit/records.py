@@ -31,7 +31,8 @@ from milkglass.threat.knowledge import Knowledge, Recordings
 from milkglass.threat.observations import Records, Transcript
 from milkglass.threat.truth import Truth, score
 
-MIN_ANSWERS, MAX_RECORDS, MAX_RECORD_BYTES = 20, 100_000, 1 << 24  # answers, records of one, and bytes of a record
+MIN_ANSWERS = 20
+MAX_RECORDS, MAX_RECORD_BYTES = 100_000, 1 << 24  # records of one answer, and bytes of a record
 HOLDS, FAILS = "hardware holds", "hardware fails"
 ALL_READ = "all of the text; behind `proxy --attested --key`, what `milkglass audit --key` reads of it"
 
@@ -41,9 +42,11 @@ class EncryptedAnswers:
     """Answers of which the user knows the topics.
 
     Attributes:
-        topics: (b,) the place of each one's topic in `names`.
-        lengths: of each the bytes of each token. None: that is not known.
-        questions: (b,) a number for each one's question; answers to one question are in one half. None: each is apart.
+        records: the TLS records of each answer.
+        topics: (answers,) the index of each one's topic in `names`.
+        lengths: the bytes of each token of each answer. None: not known.
+        questions: (answers,) a number for each one's question; answers to one question are in one half. None: every
+            answer has a question of its own.
     """
 
     records: Records
@@ -52,24 +55,24 @@ class EncryptedAnswers:
     lengths: Sequences | None = None
     questions: Ids | None = None
 
-    def read_by_sizes(self, seed: int, budget: Budget, shuffled: bool = False) -> dict[str, Interval]:
+    def read_by_sizes(self, seed: int, budget: Budget, has_shuffled_topics: bool = False) -> dict[str, Interval]:
         """Returns what the attack `sizes` reads of a random half, with the other half as its recordings.
 
         Args:
-            shuffled: whether the topics of the recordings are, as a control.
+            has_shuffled_topics: whether the topics of the recordings are shuffled, as a control.
         """
         rng = np.random.default_rng(seed)
         recorded, attacked = self._halves(rng)
-        labels = rng.permutation(self.topics[recorded]) if shuffled else self.topics[recorded]
+        labels = rng.permutation(self.topics[recorded]) if has_shuffled_topics else self.topics[recorded]
         knowledge = Knowledge(recordings=Recordings(self._records(recorded), labels, _part(self.lengths, recorded)))
         guess = Sizes()(Transcript((self._records(attacked),), 1), knowledge, budget, np.random.default_rng(seed))
-        nothing = np.zeros(1, np.bool_)
-        truth = Truth(np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]),
+        no_tokens = np.zeros(1, np.bool_)
+        truth = Truth(np.zeros(1, np.int64), no_tokens, no_tokens, lambda ids: "", Sequences.of([]),
                       topics=self.topics[attacked], token_lengths=_part(self.lengths, attacked))  # fmt: skip
         return dict(score(guess, truth, rng).measures)
 
     def _halves(self, rng: np.random.Generator) -> tuple[Ids, Ids]:
-        """Returns the numbers of two random halves. Each half has every topic that has two questions."""
+        """Returns the indices of two random halves. Each half has every topic that has two questions."""
         if self.questions is None:
             order = rng.permutation(len(self.topics))
             return order[: len(order) // 2], order[len(order) // 2 :]
@@ -80,22 +83,22 @@ class EncryptedAnswers:
         is_recorded = np.isin(self.questions, recorded)
         return np.flatnonzero(is_recorded), np.flatnonzero(~is_recorded)
 
-    def _records(self, numbers: NDArray[np.int64]) -> Records:
-        sizes, times = (_part(sequences, numbers) for sequences in (self.records.sizes, self.records.times))
+    def _records(self, indices: NDArray[np.int64]) -> Records:
+        sizes, times = (_part(sequences, indices) for sequences in (self.records.sizes, self.records.times))
         assert sizes is not None and times is not None
         return Records(sizes, times)
 
 
-def _part(sequences: Sequences | None, numbers: NDArray[np.int64]) -> Sequences | None:
+def _part(sequences: Sequences | None, indices: NDArray[np.int64]) -> Sequences | None:
     if sequences is None:
         return None
     rows = list(sequences)
-    return Sequences.of(rows[number] for number in numbers)
+    return Sequences.of(rows[index] for index in indices)
 
 
 @dataclass(frozen=True)
 class EndpointAudit:
-    """What is read of an attested endpoint.
+    """What is read of an attested endpoint while its hardware holds; all of it is read if the hardware fails.
 
     Attributes:
         answers, topics: how many there were.

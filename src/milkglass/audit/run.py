@@ -2,7 +2,7 @@
 
 Attacks on ids and tables, on hidden states and on gradients all run here. Attacks that undo a scheme itself run first.
 Solvers that need no text follow, each with the candidates of the one before, and their result is given to every attack
-that uses candidates. Then plan.py decides the order. One attack runs at a time, since a budget counts the processor
+that uses candidates. Then plan.py decides the order. One attack runs at a time, since a budget counts the CPU
 seconds of the whole process. Each result is on disk before the next attack begins, so a stopped run can resume.
 """
 
@@ -33,7 +33,7 @@ OnResult = Callable[[AttackResult], None]
 ENDED_REASON = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
 # An attack with its own budget is ended after so many times that budget and so many seconds more
 OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0
-MIN_PLACED_SHARE = 0.01  # share of the ids; candidates that place fewer come from a solver that failed, and mislead
+MIN_PLACED_SHARE = 0.01  # of the ids; candidates that place fewer come from a solver that failed, and mislead
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class _Chain:
     Attributes:
         attacks: the result of each solver.
         candidates: what the solvers found together. None: nothing.
-        renewed: whether a solver ran now, so that stored results that used earlier candidates are outdated.
+        is_renewed: whether a solver ran now, so that stored results that used earlier candidates are outdated.
     """
 
     attacks: list[FinishedAttack]
     candidates: Candidates | None
-    renewed: bool
+    is_renewed: bool
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Runner:
         solvers = [turn for turn in turns if turn.is_solver_without_text]
         undoers = [turn.attack for turn in turns if isinstance(turn.attack, Preprocessor)] if solvers else []
         adversary = self.scene.adversaries[0]
-        finished, renewed = list[FinishedAttack](), False
+        finished, is_renewed = list[FinishedAttack](), False
         candidates, transcript = adversary.knowledge.candidates, self.scene.transcript
         for undoer in undoers:
             try:
@@ -132,13 +132,13 @@ class _Runner:
             except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
-            attack, found, ran_now = self._solve(solver, adversary, candidates, transcript, renewed)
-            renewed = renewed or ran_now
+            attack, found, ran_now = self._solve(solver, adversary, candidates, transcript, is_renewed)
+            is_renewed = is_renewed or ran_now
             placed_count = 0 if found is None else sum(len(group.rows) for group in found.solved_groups)
             if placed_count and placed_count >= MIN_PLACED_SHARE * self.scene.transcript.size:
                 candidates = found
             finished.append(attack)
-        return _Chain(finished, candidates, renewed)
+        return _Chain(finished, candidates, is_renewed)
 
     def _solve(
         self,
@@ -146,7 +146,7 @@ class _Runner:
         adversary: Adversary,
         candidates: Candidates | None,
         transcript: Transcript,
-        renewed: bool,
+        is_renewed: bool,
     ) -> tuple[FinishedAttack, Candidates | None, bool]:
         """Returns a solver's result, the candidates that it found, and whether it ran now.
 
@@ -155,12 +155,12 @@ class _Runner:
             adversary: who runs it.
             candidates: what the solvers before it found.
             transcript: what it reads, which is what undoing attacks left of the scene's transcript.
-            renewed: whether a solver before it ran now.
+            is_renewed: whether a solver before it ran now.
         """
         solver, found = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
-        stale = self.store is None or (renewed and turn.takes_candidates)
-        stored_candidates = None if self.store is None or stale else self.store.candidates(turn.name)
+        is_stale = self.store is None or (is_renewed and turn.takes_candidates)
+        stored_candidates = None if self.store is None or is_stale else self.store.candidates(turn.name)
 
         def make_guess(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
             found.append(solver.learn(transcript, knowledge, budget, rng))
@@ -169,19 +169,19 @@ class _Runner:
             return ranked(found[0], seen.size)
 
         knowledge = replace(adversary.knowledge, candidates=candidates)
-        finished = self._stored(turn, adversary) if stored_candidates is not None else None
+        finished = self._load_stored(turn, adversary) if stored_candidates is not None else None
         finished = finished or self._run_attack(turn, adversary, knowledge, make_guess, found)
         return finished, found[0] if found else stored_candidates, bool(found)
 
     def run_attack(self, turn: AttackTurn, adversary: Adversary, chain: _Chain) -> FinishedAttack:
         """Returns an attack's result: the stored one if it still holds, or else that of a new run."""
-        knowledge, stale = adversary.knowledge, False
+        knowledge, is_stale = adversary.knowledge, False
         if turn.takes_candidates and knowledge.candidates is None:
-            knowledge, stale = replace(knowledge, candidates=chain.candidates), chain.renewed
-        stored = None if stale else self._stored(turn, adversary)
+            knowledge, is_stale = replace(knowledge, candidates=chain.candidates), chain.is_renewed
+        stored = None if is_stale else self._load_stored(turn, adversary)
         return stored or self._run_attack(turn, adversary, knowledge, turn.attack)
 
-    def _stored(self, turn: AttackTurn, adversary: Adversary) -> FinishedAttack | None:
+    def _load_stored(self, turn: AttackTurn, adversary: Adversary) -> FinishedAttack | None:
         """Returns the stored result of an earlier run, or None. Its time counts against the budget."""
         stored = None if self.store is None else self.store.stored_result(_file_name(turn, adversary))
         if stored is None:

@@ -18,8 +18,8 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens, Transcript
 from milkglass.threat.truth import Truth
 
-MIN_PRIVATE_TEXTS = 20  # private texts; with fewer nothing can be said
-MIN_ATTACKER_TEXTS = 5  # texts of an attacker
+MIN_PRIVATE_TEXTS = 20  # with fewer nothing can be said
+MIN_ATTACKER_TEXTS = 5
 MODEL_ONLY, OTHER, ALIKE, KNOWN = "model only", "other text", "same kind of text", "known texts"
 WORDS = {
     OTHER: "public text of another kind",
@@ -27,12 +27,18 @@ WORDS = {
     KNOWN: "other text of the same kind and knows word for word what some of what you send says",
 }
 NO_PROMISE = Promise(1, 0, {}, 0, 0, 0)
-OF_TEXT = ("corpus", "pairs", "observe", "rehearse", "noise")  # fields of Knowledge that an attacker has with its text
+TEXT_FIELDS = (
+    "corpus",
+    "pairs",
+    "observe",
+    "rehearse",
+    "noise",
+)  # fields of Knowledge that an attacker has with its text
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """An attacker.
+    """An attacker: a name, what they know, and what they see.
 
     Attributes:
         name: a word for tables.
@@ -110,27 +116,27 @@ class Scene:
     def of(
         cls, transcript: Transcript, truth: Truth, first: Adversary, others: Iterable[Adversary] = (), **details: Any
     ) -> Scene:
-        """Returns a scene in which every attacker has the first one's knowledge, and its own fields of `OF_TEXT`.
+        """Returns a scene in which every attacker has the first one's knowledge, and its own fields of `TEXT_FIELDS`.
 
         Args:
-            first: has no text, if there are others.
-            details: further attributes.
+            first: the first attacker, who has no text if there are others.
+            details: further fields of the scene.
 
         Raises:
-            ValueError: another attacker has its own value of a field that is not in `OF_TEXT`.
+            ValueError: another attacker has its own value of a field that is not in `TEXT_FIELDS`.
         """
         adversaries = [first]
         for adversary in others:
             parts = [(part, getattr(adversary.knowledge, part.name)) for part in fields(Knowledge)]
             own_knowledge = {part.name: value for part, value in parts if value is not part.default}
-            if unexpected := own_knowledge.keys() - {*OF_TEXT}:
+            if unexpected := own_knowledge.keys() - {*TEXT_FIELDS}:
                 raise ValueError(f"{adversary.name} alone is given {', '.join(sorted(unexpected))}")
             adversaries.append(replace(adversary, knowledge=replace(first.knowledge, **own_knowledge)))
         return cls(transcript, truth, tuple(adversaries), **details)
 
     @property
-    def of_states(self) -> bool:
-        """Returns whether hidden states are sent and no ids. Then there is no cipher, no key and perhaps no table."""
+    def sends_states(self) -> bool:
+        """Returns whether hidden states are sent, not ids. Then there is no cipher, no key and perhaps no table."""
         return Activations in self.transcript.kinds and Tokens not in self.transcript.kinds
 
     @property
@@ -139,14 +145,11 @@ class Scene:
 
         States and symbols of a known map are read text by text.
         """
-        return not self.of_states and self.symbols is None
+        return not self.sends_states and self.symbols is None
 
     @property
     def symbols(self) -> Ids | None:
-        """Returns (n,) the id of each public token, if a known map gives many tokens one id.
-
-        None: there is no such map.
-        """
+        """Returns (n,) the id of each public token if a known map gives many tokens one id, else None."""
         return self.adversaries[0].knowledge.symbols
 
     def seen_by(self, adversary: Adversary) -> Transcript:
@@ -158,9 +161,9 @@ class Scene:
         The first of them runs an attack that reads no text. Everyone with text runs one that reads text, and the first
         attacker only if there is nobody else.
         """
-        able = [who for who in self.adversaries if attack.sees <= self.seen_by(who).kinds] or list(self.adversaries)
+        capable = [who for who in self.adversaries if attack.sees <= self.seen_by(who).kinds] or list(self.adversaries)
         reads_text = "corpus" in attack.assumes | attack.uses
-        return able[1:] if reads_text and len(able) > 1 else able[:1]
+        return capable[1:] if reads_text and len(capable) > 1 else capable[:1]
 
     def truth_about(self, outputs: bool) -> Truth:
         """Returns the truth about what was sent, or about what was generated."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
-BATCH = 1000
+BATCH = 1000  # texts that are encoded at once
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
 
 
@@ -103,8 +103,8 @@ def encode(
         unlocked = key.open()
         with at_work(as_json, f"encode {source.name}"):
             file, summary = columns.read_training(source, task)
-            most = 512 if max_length is None else max_length
-            _training_rows(unlocked, file, summary, out, most, skip_long, key.model, as_json, layout)
+            token_limit = 512 if max_length is None else max_length
+            _training_rows(unlocked, file, summary, out, token_limit, skip_long, key.model, as_json, layout)
         return
     if columns.changed_fields() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -193,10 +193,10 @@ def _training_rows(
     codec = codec_of(unlocked, model)
     labels = numbers_of(unlocked.key, summary)
     unlocked = unlocked.remember(labels)
-    length = min(max_length, codec.limit)
+    token_limit = min(max_length, codec.limit)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
-        counts = write_rows(unlocked, codec, source, target, summary.rows, labels, length, stage, note, skip_long)
+        counts = write_rows(unlocked, codec, source, target, summary.rows, labels, token_limit, stage, note, skip_long)
         if layout is not None:
             write_layout(target, layout, out)
     document = {
@@ -246,10 +246,10 @@ def _text_documents(
     require_no_messages(batch, "add --chat")
     with refusals_naming_rows(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
-    for number in encoded.long:
-        cut(batch[number].name)
-    for number, row in enumerate(encoded.ids):
-        types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}
+    for i in encoded.long:
+        cut(batch[i].name)
+    for i, row in enumerate(encoded.ids):
+        types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[i].tolist()}
         yield {"ids": row.tolist(), **types}
 
 

@@ -98,7 +98,7 @@ def compare(
     from milkglass.compare.result import WayResult
     from milkglass.compare.run import MEASURES, TimeLimits
     from milkglass.compare.run import compare as run_ways
-    from milkglass.compare.ways import ComparisonSettings, chosen_ways
+    from milkglass.compare.ways import ComparisonSettings, choose_ways
     from milkglass.rows.examples import Summary, read_texts
     from milkglass.server.jobs.needs import as_size
     from milkglass.server.settings import bytes_on_disk
@@ -111,7 +111,7 @@ def compare(
     options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     hyperparameters_of(options, option_of)  # before anything is read
     names = [name.strip() for name in ways.split(",")] if ways else []
-    chosen_ways(names, quick, everything)
+    choose_ways(names, quick, everything)
     clock_seconds = Budget.parse(budget).seconds if budget else float("inf")
     attack_seconds = Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS
     if keep is not None and keep.resolve() == out.resolve():
@@ -129,7 +129,7 @@ def compare(
         report_skipped=report_skipped,
     )  # fmt: skip
     rows = prepared.rows
-    selected = chosen_ways(names, quick, everything, rows.task)
+    selected = choose_ways(names, quick, everything, rows.task)
     for file in (data_file, held_out):
         if file is not None:
             note_columns(file)

@@ -81,7 +81,7 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     blank, empty, columns = list[int](), list[int](), source.columns_by_role()
     # Pairs without labels, which a classifier is asked about, are no training data
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
-    count = write(reader(source, blank=blank.append, empty=empty.append), out, most=max_rows)
+    count = write(reader(source, blank=blank.append, empty=empty.append), out, max_count=max_rows)
     note_skipped(source.name, len(blank), len(empty))
     columns_read = f"; {source.columns_read()}" if source.kind != ".txt" else ""
     emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_read}")

@@ -28,7 +28,7 @@ from milkglass.cli.ui.options import (
 from milkglass.cli.ui.terminal import at_work, bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
-from milkglass.rows.lines import InputRow, paired, refusals_naming_rows
+from milkglass.rows.lines import InputRow, refusals_naming_rows, second_texts
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
@@ -112,7 +112,7 @@ def classify(
         if local_texts and source:
             raise UsageError("texts and --in were both given", "give one of them")
         rows = texts_to_classify(local_texts, source, columns, id_column)
-        _classify_here(local, rows, paired(rows, pair), as_json)
+        _classify_here(local, rows, second_texts(rows, pair), as_json)
         return
     if model_id is None:
         raise UsageError("no model was named", "give its id on the server, or --local FOLDER")
@@ -120,7 +120,7 @@ def classify(
     server.require(LOCAL_INSTEAD)
     unlocked = key.open()
     rows = texts_to_classify(text, source, columns, id_column)
-    texts, pairs = [row.text for row in rows], paired(rows, pair)
+    texts, pairs = [row.text for row in rows], second_texts(rows, pair)
     with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
     show_classified(results, as_json, [row.output_id for row in rows])

@@ -36,7 +36,7 @@ from milkglass.cli.serve import serve
 from milkglass.cli.split import splits
 from milkglass.cli.ui.terminal import INTERRUPTED, MAX_CELL_LETTERS, note_apart, report
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.extras import missing
+from milkglass.extras import missing_extra_error
 from milkglass.system import keep_private
 
 HELP = (
@@ -63,20 +63,20 @@ class Commands(TyperGroup):
             report(UsageError("the input is not UTF-8 text", "convert it to UTF-8"), as_json)
             code = UsageError.exit_code
         except BrokenPipeError:
-            raise  # anyone who read our output has enough; typer leaves quietly
+            raise  # whoever read the output has enough; typer leaves quietly
         except OSError as error:
             name = f" ({error.filename})" if error.filename else ""
             report(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
             code = MilkglassError.exit_code
         except ModuleNotFoundError as error:
-            if (missing_extra := missing(error, ctx.invoked_subcommand or "milkglass")) is None:
+            if (missing_extra := missing_extra_error(error, ctx.invoked_subcommand or "milkglass")) is None:
                 raise
             report(missing_extra, as_json)
             code = missing_extra.exit_code
         except typer.Abort:
             code = INTERRUPTED
         except Exception as error:
-            # typer's own usage errors carry a message for people; anything else is a fault of ours and stays loud.
+            # typer's own usage errors carry a message for people; anything else is a bug, whose traceback is shown.
             if (refusal := refused_value(error)) is not None:
                 report(refusal, as_json)
                 raise typer.Exit(refusal.exit_code) from None
@@ -89,7 +89,7 @@ class Commands(TyperGroup):
 
 
 def refused_value(error: Exception) -> UsageError | None:
-    """Returns the error of an option's value as a sentence that names the value. None: it is another error.
+    """Returns the error of an option's value as a sentence that names the value, or None for any other error.
 
     typer's own words are pydantic's, which leave the value out.
     """

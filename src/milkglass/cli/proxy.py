@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 API_KEY_BYTES = 24  # bytes of an API key that is drawn
-BUDGET = "2m"
+BUDGET = "2m"  # how long `ui` attacks
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class EndpointOptions:
 
         return ProxyAddress(self.host, self.port, token, self.cert, self.tls_key)
 
-    def client(self, url: str, address: ProxyAddress) -> str:
+    def client_line(self, url: str, address: ProxyAddress) -> str:
         """Returns the line of Python that opens OpenAI's client. A key that a file holds is not repeated."""
         key = "..." if self.api_key_file is not None else f'"{address.token or "any"}"'
         key_note = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
@@ -191,13 +191,13 @@ def proxy(
         starting.close()
         state = "" if channel is None or not channel.policy.takes_software else f" {_state(channel)};"
         say(f"milkglass proxy: listening on {url}/v1;{state} models: {', '.join(models)}")
-        note(f"next: {endpoint.client(url, address)}")
+        note(f"next: {endpoint.client_line(url, address)}")
 
     with starting:
-        starting.enter_context(at_work(doing="start the proxy"))
+        starting.enter_context(at_work(activity="start the proxy"))
         keys = [(unlocked_key, codec_of(unlocked_key, key.model)) for unlocked_key in unlocked]
-        of_file = {unlocked_key.path.resolve(): unlocked_key for unlocked_key in unlocked}
-        key_of_model = {name: of_file[file.resolve()] for name, file in files.items()}
+        key_of_path = {unlocked_key.path.resolve(): unlocked_key for unlocked_key in unlocked}
+        key_of_model = {name: key_of_path[file.resolve()] for name, file in files.items()}
         run(keys, upstream, names, address, ready, note, key_of_model=key_of_model)
 
 
@@ -232,7 +232,7 @@ def _run_plain(
     channel: AttestedChannel, address: ProxyAddress, endpoint: EndpointOptions, server: ServerOptions,
     quiet: Literal["whole", "slots"] | None,
 ) -> None:  # fmt: skip
-    """Hands text to an attested server, through its channel alone."""
+    """Forwards text to an attested server, through its channel alone."""
     from milkglass.proxy.attested import AttestedProxy
     from milkglass.proxy.run import LIMITS
     from milkglass.server import logs, process
@@ -330,7 +330,7 @@ def ui(
     from milkglass.proxy.run import run
 
     starting = ExitStack()
-    starting.enter_context(at_work(doing="start the page"))
+    starting.enter_context(at_work(activity="start the page"))
     codec = codec_of(unlocked, key.model)
     attacker = None
     if attack:
@@ -340,9 +340,9 @@ def ui(
     def ready(url: str, models: list[str]) -> None:
         starting.close()
         base = reached(url, endpoint.cert)
-        page.opening.renewed = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
+        page.opening.report_code = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
         say(f"milkglass ui: open {base}/#{page.opening.code}")
-        note(f"applications: {endpoint.client(url, address)}; models: {', '.join(models)}")
+        note(f"applications: {endpoint.client_line(url, address)}; models: {', '.join(models)}")
 
     try:
         with starting:

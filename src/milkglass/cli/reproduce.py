@@ -62,6 +62,6 @@ def _require_readable(recipe: Path, data: Path, quick: bool) -> None:
 
     settings(recipe, quick)
     if not data.is_dir():
-        from milkglass.experiments.data_refs import DATA
+        from milkglass.experiments.data_refs import DATA_HINT
 
-        raise UsageError(f"there is no folder {data}", DATA)
+        raise UsageError(f"there is no folder {data}", DATA_HINT)

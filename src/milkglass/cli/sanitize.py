@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.table import WordVectors
 
 
-UNKNOWN_SHARE_SHOWN = 0.2  # share of unknown words that is reported
-NEARLY_ALL = 0.95  # share of replaced words that is reported
+MIN_REPORTED_UNKNOWN = 0.2  # share of unknown words from which on it is reported
+MIN_REPORTED_REPLACED = 0.95  # share of replaced words above which it is reported
 SMALL_FILE_BYTES = 1 << 22  # bytes of a file that one process is soon done with
 FILES_HINT = "give a .jsonl, .json, .csv or .tsv file, or text lines"
 SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
 EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
-BY_TABLE = "santext"  # its epsilon is for each unit of distance, and follows from the table
+SCALED_BY_TABLE = "santext"  # its epsilon is for each unit of distance, and follows from the table
 SPARING_METHODS = ("santext+", "rnm")  # methods for which some words are sensitive
 SAMPLE_LETTERS = 160  # characters of a text that is shown
 GHOST_TEXT = (
@@ -37,17 +37,17 @@ GHOST_TEXT = (
 
 
 def read_shape(
-    path: Path, extra: frozenset[str] = frozenset(), kept: frozenset[str] = frozenset(),
+    path: Path, extra_names: frozenset[str] = frozenset(), kept_names: frozenset[str] = frozenset(),
     roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
 ) -> FileShape:  # fmt: skip
     """Returns what a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
     from dataclasses import replace
 
     from milkglass.rows.blocks import shape_of
-    from milkglass.rows.tables import delimiter_named
+    from milkglass.rows.tables import parse_delimiter
 
     require_file(path, FILES_HINT)
-    shape = shape_of(path, extra, kept, None if delimiter is None else delimiter_named(delimiter))
+    shape = shape_of(path, extra_names, kept_names, None if delimiter is None else parse_delimiter(delimiter))
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
     return replace(shape, roles=roles, instruction=instruction)
@@ -78,10 +78,10 @@ def reader_of(ref: str, by: str | None) -> Reader:
     return WordReader(words_of_model(folder, name), splitting="whole")
 
 
-def over_table(
+def make_sanitizer(
     method: SanitizerMethod, reader: Reader, corpus: tuple[Path, FileShape] | None, workers: int, quiet: bool = False
 ) -> FileSanitizer:
-    """Returns the method over a table, with what it needs to know of frequencies, and its lists.
+    """Returns the method's sanitizer of a table's words, with the frequencies and the lists that it needs.
 
     corpus: text in which frequencies are counted; without it a list of English words has them.
     """
@@ -121,15 +121,15 @@ def write_file(
     """Sanitizes a file. `method_given`: whether the user named epsilon."""
     from milkglass.sanitizers.files import method_document, report_path, sanitize_file
 
-    method = method if method_given else with_table(method, reader)
+    method = method if method_given else fit_epsilon(method, reader)
     assert out is not None  # _require_files
     workers = workers or (cores() if source.stat().st_size > SMALL_FILE_BYTES else 1)
-    counted = None if corpus is None else (corpus, read_shape(corpus))
-    sanitizer = over_table(method, reader, counted, workers, as_json)
-    if counted and (replaced := sanitizer.sanitizer.drawn_from) is not None:
+    corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
+    sanitizer = make_sanitizer(method, reader, corpus_shape, workers, as_json)
+    if corpus_shape and (replaced := sanitizer.sanitizer.substitute_count) is not None:
         note(
-            f"substitutes are the {replaced:,} sensitive words that occur in {counted[0].name}: what is written shows "
-            "some of its rare words"
+            f"substitutes are the {replaced:,} sensitive words that occur in {corpus_shape[0].name}: what is written "
+            "shows some of its rare words"
         )
     with bars(as_json) as stage:
         report = sanitize_file(
@@ -149,13 +149,13 @@ def write_file(
         print(f"the first text reads now: {shown(container[key][:SAMPLE_LETTERS])}", flush=True)
 
 
-def with_table(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
+def fit_epsilon(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
     """Returns the method with an epsilon that suits the table, if its epsilon counts distances in the table."""
     from dataclasses import replace
 
     from milkglass.sanitizers.santext import halfway_epsilon
 
-    if method.name != BY_TABLE:
+    if method.name != SCALED_BY_TABLE:
         return method
     epsilon = float(f"{halfway_epsilon(reader.table):.2g}")
     note(f"--epsilon {epsilon:g}: near it about half of the words of this table stay; less replaces more")
@@ -176,7 +176,7 @@ def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
     note(f"guarantee: {guarantee_in_words(sanitizer.guarantee, seed is not None) or 'none'}")
 
 
-def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
+def _summary(report: dict[str, Any], out: Path, vectors: WordVectors) -> str:
     rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
     rows += [
         (name, f"{count['words']:,}", f"{100 * count['replaced_share']:.1f} %")
@@ -187,17 +187,17 @@ def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
     counts = report["words"]
     unknown_share = counts["unknown"]["words"] / max(1, counts["all"]["words"])
-    if unknown_share > UNKNOWN_SHARE_SHOWN:
+    if unknown_share > MIN_REPORTED_UNKNOWN:
         lines += [
             f"{100 * unknown_share:.0f} % of the words are not in the table, so that they are replaced by any word at "
             "all"
         ]
-    if report["method"].startswith("santext") and counts["all"]["replaced_share"] > NEARLY_ALL:
+    if report["method"].startswith("santext") and counts["all"]["replaced_share"] > MIN_REPORTED_REPLACED:
         from milkglass.sanitizers.santext import halfway_epsilon
 
         lines += [
             "hardly a word is left: epsilon is for each unit of distance in this table, in which about half of the "
-            f"words stay near --epsilon {halfway_epsilon(words_of):.2g}"
+            f"words stay near --epsilon {halfway_epsilon(vectors):.2g}"
         ]
     lines += [f"guarantee: {report['guarantee'] or 'none'}"]
     lines += [f"unchanged: {', '.join(fields_left)} (--text-column NAME sanitizes a field)"] if fields_left else []
@@ -211,7 +211,7 @@ def _has_class(report: dict[str, Any], name: str) -> bool:
 
 def sanitize_by_ghost(
     source: str, out: Path | None, model: str, assignments: Sequence[str], seed: int | None,
-    extra: Sequence[str] | None, kept: Sequence[str] | None, delimiter: str | None, as_json: bool,
+    extra_names: Sequence[str] | None, kept_names: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Replaces tokens by shadows. `assignments` set the search and the selection, such as "k=70" and "beams=2"."""
     from dataclasses import replace
@@ -219,7 +219,7 @@ def sanitize_by_ghost(
     from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
     from milkglass.parameters import read_words
-    from milkglass.rows.place import listed
+    from milkglass.rows.place import places_text
     from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, long_texts, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
@@ -236,40 +236,40 @@ def sanitize_by_ghost(
     by_field = [assignment.replace("selection=", "way=", 1) for assignment in of_selection]
     chosen_selection = read_words(Selection, by_field, "ghost")
     search, selection = Search(**_search_of(of_search)), Selection(**chosen_selection)
-    shape = read_shape(path, frozenset(extra or ()), frozenset(kept or ()), delimiter=delimiter)
-    plan = GhostJob.of(path, shape, out)
-    plan.require_free()
+    shape = read_shape(path, frozenset(extra_names or ()), frozenset(kept_names or ()), delimiter=delimiter)
+    job = GhostJob.of(path, shape, out)
+    job.require_free()
     require_writable(out)
-    require_texts(plan)
+    require_texts(job)
     folder = resolve(model)
-    too_long, limit = long_texts(plan, folder)
+    too_long, limit = long_texts(job, folder)
     if too_long:
-        note(f"cut to {limit} tokens, which is what {model} takes: {listed(too_long)} of {path.name}")
+        note(f"cut to {limit} tokens, which is what {model} takes: {places_text(too_long)} of {path.name}")
     with bars(as_json) as stage:
         progress = stage("find shadows", 0)
         name = model if model.startswith("demo:") else folder.name
-        ghost = replace(Ghost.open(folder, search, selection, name=name), cuts=True)
+        ghost = replace(Ghost.open(folder, search, selection, name=name), cuts_texts=True)
         progress(1)
-        if plan.folder.is_dir() and not as_json:
+        if job.folder.is_dir() and not as_json:
             note("resuming an interrupted run")
         try:
-            report = sanitize_dataset(ghost, plan, seed, stage("sanitize", path.stat().st_size))
+            report = sanitize_dataset(ghost, job, seed, stage("sanitize", path.stat().st_size))
         except KeyboardInterrupt:
-            if plan.folder.is_dir():
-                note(f"stopped; finished parts are kept in {plan.folder}, and the same command resumes")
+            if job.folder.is_dir():
+                note(f"stopped; finished parts are kept in {job.folder}, and the same command resumes")
             raise
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _ghost_summary(report, out))
 
 
 def _search_of(assignments: Sequence[str]) -> dict[str, Any]:
     """Returns parameters of the search. Raises UsageError, with those of the selection in its list as well."""
-    from milkglass.parameters import described, parameters_of, read_words
+    from milkglass.parameters import describe_parameters, parameters_of, read_words
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
 
     names = [assignment.partition("=")[0] for assignment in assignments if "=" in assignment]
     if unknown := [name for name in names if name not in parameters_of(Search)]:
-        parameters = f"{described(Search)}, {described(Selection).replace('way', 'selection', 1)}"
+        parameters = f"{describe_parameters(Search)}, {describe_parameters(Selection).replace('way', 'selection', 1)}"
         raise UsageError(f"ghost has no parameter {unknown[0]!r}", f"it has {parameters}")
     return read_words(Search, assignments, "ghost")
 
@@ -352,7 +352,7 @@ def sanitize(
     k: Annotated[
         int | None, typer.Option(help="Words in a list; ghost: neighbours.  [custext: 20, rnm: 30, ghost: 70]")
     ] = None,
-    words: Annotated[
+    assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
@@ -388,11 +388,12 @@ def sanitize(
             "corpus": corpus, "by": by, "role": role, "instruction": instruction,
         }  # fmt: skip
         _require_unused(method, other_options)
-        all_words = [*(words or ()), *([] if k is None else [f"k={k}"])]
-        sanitize_by_ghost(source, out, embeddings, all_words, seed, text_column, keep_column, delimiter, as_json)
+        all_assignments = [*(assignments or ()), *([] if k is None else [f"k={k}"])]
+        sanitize_by_ghost(source, out, embeddings, all_assignments, seed, text_column, keep_column, delimiter, as_json)
         if not as_json:
             note(GHOST_TEXT)
         return
+    extra_names, kept_names, roles = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
     if method == "mask":
         from milkglass.cli.mask import mask
 
@@ -405,35 +406,38 @@ def sanitize(
             raise UsageError("mask reads a file", "give a file IN and an OUT")
         _require_files(Path(source), out)
         assert out is not None
-        fields, kept, speakers = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
-        shape = read_shape(Path(source), fields, kept, speakers, instruction or "", delimiter)
-        mask(Path(source), shape, out, words or [], as_json)
+        shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
+        mask(Path(source), shape, out, assignments or [], as_json)
         return
     options = {"epsilon": epsilon, "k": k, "keep_stopwords": keep_stopwords or None, "allow": allow}
-    chosen = _method(method, words or (), options)
+    chosen = _method(method, assignments or (), options)
     if by == "tokens":
         chosen.require_by_tokens()
-    also, keep, roles = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
     if source == "-":
-        if out is not None or also or keep or roles or instruction or delimiter or as_json:
+        if out is not None or extra_names or kept_names or roles or instruction or delimiter or as_json:
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
         refuse_unused("for stdin, which is read line by line", {"--workers": workers})
         corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
         reader = reader_of(embeddings, by)
-        chosen = chosen if epsilon is not None else with_table(chosen, reader)
-        answer_lines(over_table(chosen, reader, corpus_shape, 1), seed)
+        chosen = chosen if epsilon is not None else fit_epsilon(chosen, reader)
+        answer_lines(make_sanitizer(chosen, reader, corpus_shape, 1), seed)
         return
     from milkglass.rows.blocks import require_rows
 
     _require_files(Path(source), out)
-    shape = read_shape(Path(source), also, keep, roles, instruction or "", delimiter)
+    shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
     require_rows(Path(source), shape)
     reader = reader_of(embeddings, by)
     write_file(chosen, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None)
 
 
 def _method(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
-    """Returns the method with its parameters. words: of `--set`. options: the other options that set one."""
+    """Returns the method with its parameters.
+
+    Args:
+        assignments: of `--set`, such as "p=0.3".
+        options: the other options that set a parameter, by its name; None is not set.
+    """
     from milkglass.parameters import parameters_of, read_words
     from milkglass.sanitizers.catalogue import SANITIZERS
 

@@ -31,7 +31,7 @@ from milkglass.cli.ui.terminal import at_work, bars, emit, note, show_classified
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
-from milkglass.rows.lines import paired, refusals_naming_rows
+from milkglass.rows.lines import refusals_naming_rows, second_texts
 
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
@@ -81,7 +81,7 @@ def classify(
         refuse_unused("with --folder, which asks no server", changed_options(credentials))
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     rows = texts_to_classify(text, file, columns)
-    texts, pairs = [row.text for row in rows], paired(rows, pair)
+    texts, pairs = [row.text for row in rows], second_texts(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
     from milkglass.split.client import ClientHalf, require_sendable
@@ -207,7 +207,7 @@ def train(
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
     begin = time.monotonic()
-    source = columns.read_texts(data, labels=True)
+    source = columns.read_texts(data, reads_labels=True)
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -224,7 +224,7 @@ def train(
     training = train.read_training_texts(source)
     validation_texts = None
     if validation is not None:  # before the training, so that a mistake in it is reported at once
-        validation_file = columns.read_texts(validation, labels=True)
+        validation_file = columns.read_texts(validation, reads_labels=True)
         validation_texts = train.read_texts(validation_file, training.labels, training.pairs)
     folder = resolve(model)
     ref = kept_name(model, folder)
@@ -335,7 +335,7 @@ def serve(
     from milkglass.split.server import open_half
     from milkglass.split.server import serve as run
 
-    with at_work(doing=f"load {model}"):
+    with at_work(activity=f"load {model}"):
         server_half = open_half(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")
     run(server_half, home.resolve(), port, token)
@@ -387,7 +387,7 @@ def _serve_decoder(
     name = kept_name(model, folder).rsplit("/", 1)[-1]
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
-    with at_work(doing=f"load {model}"), ThreadPoolExecutor(1) as loading:
+    with at_work(activity=f"load {model}"), ThreadPoolExecutor(1) as loading:
         sessions, package = loading.submit(open_decoder, checkpoint, name, policy).result()
     if token is None:
         token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)

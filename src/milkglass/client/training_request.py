@@ -27,7 +27,7 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.data_file import DataFile, Source
 from milkglass.rows.examples import Summary, checked_summary
-from milkglass.rows.place import listed
+from milkglass.rows.place import places_text
 from milkglass.server.spec import MAX_LENGTH, Hyperparameters, hyperparameters_of
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def write_rows(
     if counts.left_out:
         notice(
             f"left out: {len(counts.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
-            f"{max_length} tokens ({listed(counts.left_out)})"
+            f"{max_length} tokens ({places_text(counts.left_out)})"
         )
     if counts.row_count > (expected := rows - len(counts.left_out)):
         notice(

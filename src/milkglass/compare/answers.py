@@ -3,7 +3,7 @@
 What crosses in training and in a prompt follows from the client half:
 
     scrambled ids       whole conversations, in the ids of the key
-    masked text         every message of training rows; of a prompt all but what the model said before
+    masked text         every message of training rows; in a prompt all but the model's earlier answers
     tokens replaced     what the user says, as the recipes of sanitized generation do it; training answers cross as are
 
 Every way is asked about the same rows, and its loss is that of the rows' own answers. Written answers are greedy.
@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from milkglass import device, files
 from milkglass.client.codec.codec import Codec
-from milkglass.compare.chat_rows import ChatRows, question, references
+from milkglass.compare.chat_rows import ChatRows, prompt_messages, references
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDefence
@@ -40,7 +40,7 @@ from milkglass.experiments.runs import pack_answers, provenance, run_job, unpack
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.progress import Log
 from milkglass.rows.examples import Example, examples_of
 from milkglass.rows.messages import Message
@@ -58,8 +58,9 @@ class ChatSender:
     """What a client half sends of conversations.
 
     Attributes:
-        codec: the client half's, which takes as many tokens as the model: what is asked is not cut.
-        sanitizer: of tokens of prompts. None: the client half replaces no tokens.
+        client: the client half.
+        codec: the client half's, with the model's own token limit, so that prompts are not cut.
+        sanitizer: replaces the tokens of prompts. None: the client half replaces no tokens.
     """
 
     client: TokenClient
@@ -68,56 +69,58 @@ class ChatSender:
 
     @classmethod
     def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatSender:
-        codec = replace(client.codec, limit=longest(base.folder, client.codec.tokenizer))
+        codec = replace(client.codec, limit=token_limit(base.folder, client.codec.tokenizer))
         if not isinstance(client, SanitizedTokensClient):
             return cls(client, codec, None)
         assert isinstance(defence, SanitizerDefence)
         reader = TokenReader.of_model(base.folder, "the model")
-        counts = sanitized_chats.counted(reader, rows.chats, "")
+        counts = sanitized_chats.token_counts(reader, rows.chats, "")
         return cls(client, codec, ChatSanitizer.of(defence.method, reader, counts, "", seed))
 
     def training_rows(self, rows: Sequence[Example], folder: Path) -> Path:
         """Writes training rows as they are sent, and returns their file."""
         if isinstance(self.client, MaskingClient):
-            rows = [replace(one, messages=self._masked(one.messages)) for one in rows]
+            rows = [replace(row, messages=self._mask(row.messages)) for row in rows]
         plain = sanitized_chats.write(rows, folder / "rows.jsonl")
         return plain if self.sanitizer is None else self.sanitizer.write(plain, folder / "sanitized.jsonl")
 
-    def asked(self, rows: Sequence[Example], folder: Path) -> list[Example]:
+    def asked_rows(self, rows: Sequence[Example], folder: Path) -> list[Example]:
         """Returns rows with their questions as they are sent, and their own answers."""
         if isinstance(self.client, MaskingClient):
-            return [replace(one, messages=(*self._prompt(one), one.messages[-1])) for one in rows]
+            return [replace(row, messages=(*self._prompt(row), row.messages[-1])) for row in rows]
         if self.sanitizer is None:
             return list(rows)
         plain = sanitized_chats.write(rows, folder / "asked.jsonl")
         return examples_of(self.sanitizer.write(plain, folder / "asked-sanitized.jsonl"))
 
     def prompt(self, row: Example) -> NDArray[Any]:
-        """Returns the ids of a row's question, as they are sent."""
+        """Returns the ids of a row's prompt, as they are sent."""
         if self.sanitizer is not None:
-            return self.sanitizer.sent_prompt(self.codec.tokenizer, question(row), self.codec.limit).ids
+            return self.sanitizer.sent_prompt(self.codec.tokenizer, prompt_messages(row), self.codec.limit).ids
         return self.codec.encode_chat(self._prompt(row), tools=row.tools)
 
     def _prompt(self, row: Example) -> tuple[Message, ...]:
         if not isinstance(self.client, MaskingClient):
-            return question(row)
-        return tuple(one if one["role"] == "assistant" else self._masked([one])[0] for one in question(row))
+            return prompt_messages(row)
+        return tuple(
+            message if message["role"] == "assistant" else self._mask([message])[0] for message in prompt_messages(row)
+        )
 
-    def _masked(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        texts = self.client.prepare([str(one.get("content") or "") for one in messages])
-        return tuple({**one, "content": new} for one, new in zip(messages, texts, strict=True))
+    def _mask(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        texts = self.client.prepare([str(message.get("content") or "") for message in messages])
+        return tuple({**message, "content": text} for message, text in zip(messages, texts, strict=True))
 
 
-def tuned_decoder(
-    base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, tuned: bool, seed: int,
-    cells: Path, threads: int | None, log: Log, deadline: float,
+def decoder_cell(
+    base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, is_tuned: bool,
+    seed: int, cells: Path, threads: int | None, log: Log, deadline: float,
 ) -> tuple[TrainedHalves, ChatSender]:  # fmt: skip
     """Returns a cell, trained and asked if it does not exist, and what its client half sends.
 
     The cell's predictions are each row's loss, then each row's number of answer tokens.
 
     Args:
-        tuned: whether the model is trained. Otherwise it is asked as it is.
+        is_tuned: whether the model is trained. Otherwise it is asked as it is.
         deadline: of `time.monotonic`, at which a training ends, and so does asking.
 
     Raises:
@@ -127,10 +130,10 @@ def tuned_decoder(
     identity = {
         "version": CELL_VERSION,
         "base": digest,
-        "data": {"rows": rows.digest, "train": rows.lines(rows.chats), "asked": rows.lines(rows.asked)},
+        "data": {"rows": rows.digest, "train": rows.line_digest(rows.chats), "asked": rows.line_digest(rows.asked)},
         "asked": [extent.written, extent.new_tokens, training.dtype],
         "defence": defence.document(),
-        "training": training.model_dump() if tuned else {"max_length": training.max_length},
+        "training": training.model_dump() if is_tuned else {"max_length": training.max_length},
         "seed": seed,
     }
     with cell_folder(cells, identity) as folder:
@@ -138,16 +141,17 @@ def tuned_decoder(
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
         sender = ChatSender.of(base, client, defence, rows, seed)
-        result = _tune(sender, server, rows, training, folder, threads, log, deadline) if tuned else server
+        result = _tune(sender, server, rows, training, folder, threads, log, deadline) if is_tuned else server
         answered = _answer(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
-    asked = references(rows.asked[: extent.written])
-    alike = text.mean_similarity(answered["texts"], asked, np.random.default_rng(0))["rouge-l"]
+    own_answers = references(rows.asked[: extent.written])
+    likeness = text.mean_similarity(answered["texts"], own_answers, np.random.default_rng(0))["rouge-l"]
     figures = {
-        "rouge-l": alike.value, "rouge-l low": alike.low, "rouge-l high": alike.high, "seconds": answered["seconds"]
+        "rouge-l": likeness.value, "rouge-l low": likeness.low, "rouge-l high": likeness.high,
+        "seconds": answered["seconds"],
     }  # fmt: skip
-    nothing = np.empty((0, 0), np.float32)
+    no_logits = np.empty((0, 0), np.float32)
     cell = TrainedHalves(
-        folder.name, figures, answered["made"], answered["predictions"], nothing, client, server, result
+        folder.name, figures, answered["made"], answered["predictions"], no_logits, client, server, result
     )
     return cell, sender
 
@@ -161,8 +165,8 @@ def _tune(
     job.mkdir(exist_ok=True)
     if not (job / "train.safetensors").is_file():
         log("the rows are encoded")
-        most = None if training.max_steps is None else training.max_steps * training.batch_size
-        file = sender.training_rows(rows.chats[:most], folder)
+        row_limit = None if training.max_steps is None else training.max_steps * training.batch_size
+        file = sender.training_rows(rows.chats[:row_limit], folder)
         write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
     write_spec(job, server.folder, training, threads, ("train",))
     run_job(job, log, deadline)
@@ -170,12 +174,12 @@ def _tune(
 
 
 def _answer(
-    sender: ChatSender, server: TokenServer, rows: ChatRows, rounded: bool, folder: Path, log: Log, deadline: float
+    sender: ChatSender, server: TokenServer, rows: ChatRows, in_bf16: bool, folder: Path, log: Log, deadline: float
 ) -> dict[str, Any]:
     """Returns the losses and the written answers, from the cell's folder if they are there.
 
     Args:
-        rounded: whether the arithmetic is bf16, as in training.
+        in_bf16: whether the arithmetic is bf16, as in training.
     """
     path = folder / ANSWERED
     if path.is_file():
@@ -184,15 +188,14 @@ def _answer(
         str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     ).eval()  # fmt: skip
     device.moved(model)
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=rounded):
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16):
         losses = _losses(model, sender, rows, folder, log, deadline)
-    model = model.to(torch.bfloat16) if rounded else model
-    asked = rows.asked[: rows.extent.written]
-    prompts = [sender.prompt(one) for one in asked]
-    texts, begun = list[str](), time.process_time()
+    model = model.to(torch.bfloat16) if in_bf16 else model
+    prompts = [sender.prompt(row) for row in rows.asked[: rows.extent.written]]
+    texts, started = list[str](), time.process_time()
     for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log, deadline):
         texts += sender.codec.decode_batch(greedy_ids(model, prompts[part], rows.extent.new_tokens))
-    seconds = (time.process_time() - begun) / max(1, len(prompts))
+    seconds = (time.process_time() - started) / max(1, len(prompts))
     result = {
         "predictions": pack_answers(losses.ravel()),
         "seconds": seconds,
@@ -206,31 +209,34 @@ def _answer(
 def _losses(
     model: Any, sender: ChatSender, rows: ChatRows, folder: Path, log: Log, deadline: float
 ) -> NDArray[np.float64]:
-    """Returns (2, u) the sum of each row's losses, and the number of its answers' tokens."""
-    asked_examples = sender.asked(rows.asked, folder)
+    """Returns (2, rows) the sum of each row's losses, and the number of its answers' tokens."""
+    asked_examples = sender.asked_rows(rows.asked, folder)
     encoded = sender.codec.encode_truncated(
-        [one.messages for one in asked_examples], None, [one.tools for one in asked_examples]
+        [example.messages for example in asked_examples], None, [example.tools for example in asked_examples]
     )
     examples: list[dict[str, Any]] = [
         {"input_ids": ids, "labels": labels} for ids, labels in zip(encoded.ids, encoded.labels, strict=True)
     ]
-    order = np.argsort([len(one) for one in encoded.ids], kind="stable").tolist()
+    order = np.argsort([len(ids) for ids in encoded.ids], kind="stable").tolist()
     result = np.zeros((2, len(asked_examples)))
     for part in _parts(len(order), ROWS_AT_A_TIME, "rows are asked about", log, deadline):
-        found = row_losses(model, [examples[i] for i in order[part]], ROWS_AT_A_TIME)
-        for place, loss, tokens in zip(order[part], *found, strict=True):
-            result[:, encoded.sources[place]] += loss, tokens
+        losses_and_counts = row_losses(model, [examples[i] for i in order[part]], ROWS_AT_A_TIME)
+        for index, loss, token_count in zip(order[part], *losses_and_counts, strict=True):
+            result[:, encoded.sources[index]] += loss, token_count
     return result
 
 
-def _parts(count: int, size: int, what: str, log: Log, deadline: float) -> Iterator[slice]:
-    """Yields slices of so many. Raises JobFailed once the deadline passed."""
+def _parts(count: int, size: int, activity: str, log: Log, deadline: float) -> Iterator[slice]:
+    """Yields slices of `size` that cover `count`, and logs how far they are, such as "8 of 40 answers are written".
+
+    Raises JobFailed once the deadline passed.
+    """
     last_report = time.monotonic()
     for start in range(0, count, size):
         if time.monotonic() > deadline:
             raise JobFailed("the time is over", "the same command with more time goes on")
         if time.monotonic() - last_report > 8:
-            log(f"{start} of {count} {what}")
+            log(f"{start} of {count} {activity}")
             last_report = time.monotonic()
         yield slice(start, start + size)
 
@@ -243,24 +249,24 @@ def row_bytes(base: Checkpoint) -> int:
 
 
 def losses_of(answers: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns (u,) the sum of each row's losses, and (u,) its number of tokens, from a way's answers."""
+    """Returns (rows,) the sum of each row's losses, and (rows,) its number of tokens, from a way's answers."""
     losses, tokens = np.asarray(answers, np.float64).reshape(2, -1)
     return losses, tokens
 
 
-def predictions(cell: TrainedHalves, rows: ChatRows, counted_by: Checkpoint | None = None) -> NDArray[Any]:
-    """Returns (2 u,) the loss of each row's answers, then the number of their tokens.
+def predictions(cell: TrainedHalves, rows: ChatRows, token_model: Checkpoint | None = None) -> NDArray[Any]:
+    """Returns (2 rows,) the loss of each row's answers, then the number of their tokens.
 
     Args:
-        counted_by: the model in whose tokens answers are counted, so that losses of models with other tokens compare.
+        token_model: the model in whose tokens answers are counted, so that losses of models with other tokens compare.
             None: the cell's own.
     """
     losses = unpack_answers(cell.predictions)
-    if counted_by is None:
+    if token_model is None:
         return losses
-    done = public_codec(counted_by).encode_truncated([one.messages for one in rows.asked])
-    tokens = np.bincount(done.sources, [np.count_nonzero(one[1:] != IGNORED) for one in done.labels], len(rows.asked))
-    return np.concatenate([losses[: len(rows.asked)], tokens])
+    encoded = public_codec(token_model).encode_truncated([row.messages for row in rows.asked])
+    counts = [np.count_nonzero(labels[1:] != IGNORED) for labels in encoded.labels]
+    return np.concatenate([losses[: len(rows.asked)], np.bincount(encoded.sources, counts, len(rows.asked))])
 
 
 def figures(cell: TrainedHalves) -> Mapping[str, float]:

@@ -32,7 +32,7 @@ ALL_READ = "nothing: it is sent as it is"
 
 
 def reading_of(
-    setting: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work: Path,
+    setting: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work_folder: Path,
     progress: Callable[[AttackResult], None] = lambda result: None, attacks: Mapping[str, Attack] = ATTACKS,
 ) -> Reading:  # fmt: skip
     """Attacks a half of the rows that are trained with. The attacker has the other half, and public text.
@@ -40,30 +40,30 @@ def reading_of(
     Args:
         public: text of another kind that an attacker has, too.
         budget: of all attacks.
-        work: where results are kept, so that an interrupted comparison goes on.
+        work_folder: where results are kept, so that an interrupted comparison goes on.
         progress: receives the result of each attack.
     """
     private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
-    scene = scene_of(setting.base, cell.client, cell.server, private, {who: one for who, one in corpora.items() if one})
-    names = [signature(one) for one in attacks.values()]
-    identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": names}
+    held_corpora = {who: texts for who, texts in corpora.items() if texts}
+    scene = scene_of(setting.base, cell.client, cell.server, private, held_corpora)
+    signatures = [signature(attack) for attack in attacks.values()]
+    identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
     with limited_threads():
-        finished = run(scene, attacks, ResumeStore.open(work, identity), budget, setting.seed, progress)
+        finished = run(scene, attacks, ResumeStore.open(work_folder, identity), budget, setting.seed, progress)
     best = strongest(finished.cells, "content top-1")
-    cut = any(one.cut or one.state == "not run" for one in finished.cells)
-    guess = _guess(scene)
-    named: tuple[str, ...]
+    is_cut = any(result.cut or result.state == "not run" for result in finished.cells)
+    guess = _guessing_share(scene)
     if best is None:
-        words = strongest(finished.cells, "bag f1")
-        named = () if words is None else (f"words named without their order: F1 {words.measures['bag f1']}",)
-        return Reading("", "", None, None, guess=guess, cut=cut, more=named)
-    shown = read_examples(scene, finished, best, setting.seed)
+        best_bag = strongest(finished.cells, "bag f1")
+        more = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
+        return Reading("", "", None, None, guess=guess, cut=is_cut, more=more)
+    examples = read_examples(scene, finished, best, setting.seed)
     reading = finished.readings.get((best.adversary, best.attack))
     masks = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else {}
     return Reading(
         best.title, best.adversary, best.measures.get("tokens top-1"), best.measures.get("content top-1"),
-        best.by_class.get("name"), best.by_class.get("number"), guess, cut,
-        _masks_in_words(masks), masks, max(shown, key=lambda one: len(one.original), default=None),
+        best.by_class.get("name"), best.by_class.get("number"), guess, is_cut,
+        _masks_in_words(masks), masks, max(examples, key=lambda example: len(example.original), default=None),
     )  # fmt: skip
 
 
@@ -71,11 +71,12 @@ def everything_read(setting: ComparisonSettings, cell: TrainedHalves) -> Reading
     """Returns the reading of text that crosses as it is."""
     scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
     everything = ratio(np.ones(len(scene.truth.tokens)), np.ones(len(scene.truth.tokens)), np.random.default_rng(0))
-    return Reading(ALL_READ, "", everything, everything, everything, everything, _guess(scene))
+    return Reading(ALL_READ, "", everything, everything, everything, everything, _guessing_share(scene))
 
 
-def _guess(scene: Scene) -> float:
-    corpora = [one.knowledge.corpus for one in scene.adversaries if one.knowledge.corpus is not None]
+def _guessing_share(scene: Scene) -> float:
+    """Returns the share of all tokens that the commonest one has: what guessing gives."""
+    corpora = [who.knowledge.corpus for who in scene.adversaries if who.knowledge.corpus is not None]
     ordinary, tokens = scene.truth.ordinary, scene.truth.tokens
     counts = np.where(ordinary, corpora[-1].counts(len(ordinary)), 0) if corpora else None
     return floors(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
@@ -86,23 +87,23 @@ def _masks(scene: Scene, reading: Ids) -> dict[str, float]:
     truth, texts = scene.truth, scene.texts
     assert truth.origin is not None and texts is not None
     tokens = truth.tokens.ids
-    sent = truth.origin != NO_BELIEF
-    same = np.zeros(len(tokens), np.bool_)
-    same[sent] = truth.sent.ids[truth.origin[sent]] == tokens[sent]
-    masked = ~same & truth.ordinary[tokens]
+    has_origin = truth.origin != NO_BELIEF
+    is_unchanged = np.zeros(len(tokens), np.bool_)
+    is_unchanged[has_origin] = truth.sent.ids[truth.origin[has_origin]] == tokens[has_origin]
+    is_masked = ~is_unchanged & truth.ordinary[tokens]
     result = dict[str, float]()
-    for share, count, which, right in (
-        ("names left", "name tokens", texts.names, same),
-        ("numbers left", "number tokens", texts.numbers, same),
-        ("masks guessed", "masked tokens", masked, reading == tokens),
+    for share, count, is_counted, is_hit in (
+        ("names left", "name tokens", texts.names, is_unchanged),
+        ("numbers left", "number tokens", texts.numbers, is_unchanged),
+        ("masks guessed", "masked tokens", is_masked, reading == tokens),
     ):
-        if which.any():
-            result |= {share: float(right[which].mean()), count: int(which.sum())}
+        if is_counted.any():
+            result |= {share: float(is_hit[is_counted].mean()), count: int(is_counted.sum())}
     return result
 
 
 def _masks_in_words(masks: Mapping[str, float]) -> tuple[str, ...]:
-    """Returns in words what is not masked, and how much of the masks is guessed."""
+    """Returns sentences on what is not masked, and on how many masked tokens are guessed."""
     words = []
     for noun in ("name", "number"):
         if f"{noun}s left" in masks:

@@ -19,7 +19,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.nearest.products import has_fast_bf16
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, unlabelled
+from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
@@ -38,10 +38,10 @@ class Extent:
 
     Attributes:
         steps, trained: steps of a training and rows that it takes, the larger of the two, but no more than 3 epochs.
-        rows: that are asked about, at most.
-        attacked: texts that are attacked, at most.
-        written: how many of these get a written answer.
-        new_tokens: of a written answer, at most.
+        rows: how many rows are asked about, at most.
+        attacked: how many texts are attacked, at most.
+        written: how many of the rows that are asked about get a written answer.
+        new_tokens: tokens of a written answer, at most.
     """
 
     steps: int = 300
@@ -63,16 +63,17 @@ class ChatRows(ComparisonRows):
         chats: the rows that are trained with.
         asked: the rows that are asked about, none of which is cut.
         extent: how much is trained and asked.
-        longest: tokens of the longest row that is trained with, once it is cut.
-        cut, left_out: how many rows are cut, and how many are left out since no answer of theirs is within the limit.
+        max_row_tokens: tokens of the longest row that is trained with, once it is cut.
+        cut_count, left_out_count: how many rows are cut, and how many are left out since no answer of theirs is within
+            the limit.
     """
 
     chats: tuple[Example, ...] = field(repr=False)
     asked: tuple[Example, ...] = field(repr=False)
     extent: Extent
-    longest: int
-    cut: int
-    left_out: int
+    max_row_tokens: int
+    cut_count: int
+    left_out_count: int
 
     @classmethod
     def of(
@@ -91,44 +92,48 @@ class ChatRows(ComparisonRows):
             CodecError: the model is an encoder, the rows are texts alone, or there are too few rows.
         """
         if summary.kind != "chat":
-            raise unlabelled(data, summary)
+            raise no_labels_error(data, summary)
         if architecture_of(base).kind == "encoder":
-            error = unlabelled(data, summary)
+            error = no_labels_error(data, summary)
             raise CodecError(
                 f"{error.message}, and the model is an encoder, which classifies",
                 "give a model that writes answers, such as demo:smollm2, or rows with a text and a label",
             )
         codec = public_codec(base)
-        rows = _Sized.read(codec, data, max_length)
+        rows = _MeasuredRows.read(codec, data, max_length)
         files = [data] if validation is None else [data, validation]
-        apart = None if validation is None else _Sized.read(codec, validation, max_length)
+        validation_rows = None if validation is None else _MeasuredRows.read(codec, validation, max_length)
         order = np.random.default_rng(seed).permutation(len(rows.examples)).tolist()
-        answered = [place for place in order if place not in rows.unanswered]
-        uncut = [place for place in answered if place not in rows.long]
-        count = min(extent.rows, max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(answered))))
-        if apart is None and len(uncut) < 2 * MIN_HELD_OUT:
-            fault = f"{data.name} has {len(uncut)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
+        answered_indices = [index for index in order if index not in rows.unanswered_indices]
+        uncut_indices = [index for index in answered_indices if index not in rows.cut_indices]
+        count = min(extent.rows, max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(answered_indices))))
+        if validation_rows is None and len(uncut_indices) < 2 * MIN_HELD_OUT:
+            fault = (
+                f"{data.name} has {len(uncut_indices)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
+            )
             raise CodecError(fault, "give more rows, a larger --max-length, or --validation too")
-        if apart is None:
-            held_places = set(uncut[:count])
-            held_examples = [rows.examples[i] for i in uncut[:count]]
+        if validation_rows is None:
+            held_out_indices = set(uncut_indices[:count])
+            held_out_examples = [rows.examples[i] for i in uncut_indices[:count]]
         else:
-            held_places = set()
-            held_examples = apart.whole(seed)[: extent.rows]
-            if not held_examples:
+            held_out_indices = set()
+            held_out_examples = validation_rows.uncut_examples(seed)[: extent.rows]
+            if not held_out_examples:
                 fault = f"{files[1].name} has no row within {max_length} tokens"
                 raise CodecError(fault, "give a larger --max-length")
-        trained = [place for place in answered if place not in held_places]
-        chats = [rows.examples[place] for place in trained]
-        digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
+        train_indices = [index for index in answered_indices if index not in held_out_indices]
+        chats = [rows.examples[index] for index in train_indices]
+        digest = hashlib.sha256(b"".join(hashlib.sha256(file.path.read_bytes()).digest() for file in files)).hexdigest()
         train, held_out = (
-            LabelledTexts([user_text(one) for one in part], [0] * len(part)) for part in (chats, held_examples)
+            LabelledTexts([user_text(example) for example in part], [0] * len(part))
+            for part in (chats, held_out_examples)
         )
-        lengths = [min(max_length, rows.lengths[place]) for place in trained]
+        lengths = [min(max_length, rows.lengths[index]) for index in train_indices]
         return cls(
             names=(), train=train, held_out=held_out, digest=digest, task=TASK, chats=tuple(chats),
-            asked=tuple(held_examples),
-            extent=extent, longest=max(lengths), cut=len({*rows.long} & {*trained}), left_out=len(rows.unanswered),
+            asked=tuple(held_out_examples),
+            extent=extent, max_row_tokens=max(lengths), cut_count=len({*rows.cut_indices} & {*train_indices}),
+            left_out_count=len(rows.unanswered_indices),
         )  # fmt: skip
 
     @property
@@ -140,86 +145,88 @@ class ChatRows(ComparisonRows):
         """Returns the settings of every training: those that were given, and others that fit a small machine.
 
         Args:
-            options: None: not given.
+            options: what the user gave. None: not given.
         """
         requested = {name: value for name, value in options.items() if value is not None}
         dtype = "bfloat16" if has_fast_bf16() else "float32"
-        batch = max(1, min(MAX_ROWS_A_STEP, TOKENS_A_STEP[dtype] // self.longest))
-        ours: dict[str, Any] = {
+        batch = max(1, min(MAX_ROWS_A_STEP, TOKENS_A_STEP[dtype] // self.max_row_tokens))
+        defaults: dict[str, Any] = {
             "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,
             "dtype": dtype, "group_by_length": False,
         }  # fmt: skip
         if "n_epochs" not in requested:
             size = requested.get("batch_size", batch)
             steps = max(self.extent.steps, math.ceil(self.extent.trained / size))
-            ours["max_steps"] = min(steps, math.ceil(3 * len(self.chats) / size))
-        return {**ours, **requested}
+            defaults["max_steps"] = min(steps, math.ceil(3 * len(self.chats) / size))
+        return {**defaults, **requested}
 
     @staticmethod
-    def lines(rows: Sequence[Example]) -> str:
-        """Returns a digest of which rows these are."""
-        return hashlib.sha256(",".join(str(one.line) for one in rows).encode()).hexdigest()[:16]
+    def line_digest(rows: Sequence[Example]) -> str:
+        """Returns a digest of the numbers of the lines on which these rows are."""
+        return hashlib.sha256(",".join(str(row.line) for row in rows).encode()).hexdigest()[:16]
 
-    def about(self, training: Hyperparameters) -> tuple[str, ...]:
-        """Returns what to know of the rows, and of how they are trained with and asked about."""
+    def notes(self, training: Hyperparameters) -> tuple[str, ...]:
+        """Returns sentences on how the rows are trained with and asked about, and which are cut or left out."""
         max_length, steps = training.max_length, step_count(len(self.chats), training)
         words = [
             f"Every training has {steps:,} steps of {training.batch_size} rows, by LoRA of rank {training.lora_rank}",
             f"{min(self.extent.written, len(self.asked))} answers of up to {self.extent.new_tokens} tokens are written",
         ]
-        if self.cut:
-            words.append(f"{self.cut:,} of {len(self.chats):,} rows are cut to {max_length} tokens")
-        if self.left_out:
-            words.append(f"{self.left_out:,} rows are left out: no answer of theirs begins within {max_length} tokens")
+        if self.cut_count:
+            words.append(f"{self.cut_count:,} of {len(self.chats):,} rows are cut to {max_length} tokens")
+        if self.left_out_count:
+            words.append(
+                f"{self.left_out_count:,} rows are left out: no answer of theirs begins within {max_length} tokens"
+            )
         return tuple(words)
 
 
 @dataclass(frozen=True, eq=False)
-class _Sized:
-    """Rows with their lengths in tokens.
+class _MeasuredRows:
+    """A file's rows with their lengths in tokens.
 
     Attributes:
-        long: the numbers of those that are cut.
-        unanswered: the numbers of those that lose all answers.
+        cut_indices: the rows that are cut.
+        unanswered_indices: the rows that lose all answers.
     """
 
     examples: list[Example]
     lengths: list[int]
-    long: frozenset[int]
-    unanswered: frozenset[int]
+    cut_indices: frozenset[int]
+    unanswered_indices: frozenset[int]
 
     @classmethod
-    def read(cls, codec: Codec, file: DataFile, max_length: int) -> _Sized:
+    def read(cls, codec: Codec, file: DataFile, max_length: int) -> _MeasuredRows:
         examples = examples_of(file)
-        lengths, long, unanswered = [0] * len(examples), set[int](), set[int]()
+        lengths, cut_indices, unanswered_indices = [0] * len(examples), set[int](), set[int]()
         for start in range(0, len(examples), ROWS_AT_A_TIME):
             part = examples[start : start + ROWS_AT_A_TIME]
-            with naming(lambda place, part=part: str(part[place].place(file))):  # type: ignore[misc]
+            with naming(lambda index, part=part: str(part[index].place(file))):  # type: ignore[misc]
                 encoded = codec.encode_truncated(
-                    [one.messages for one in part], max_length, [one.tools for one in part]
+                    [row.messages for row in part], max_length, [row.tools for row in part]
                 )
             for source, ids in zip(encoded.sources, encoded.ids, strict=True):
                 lengths[start + source] = max(lengths[start + source], len(ids))
-            long |= {start + place for place in encoded.long}
-            unanswered |= {start + place for place in encoded.unanswered}
-        return cls(examples, lengths, frozenset(long), frozenset(unanswered))
+            cut_indices |= {start + index for index in encoded.long}
+            unanswered_indices |= {start + index for index in encoded.unanswered}
+        return cls(examples, lengths, frozenset(cut_indices), frozenset(unanswered_indices))
 
-    def whole(self, seed: int) -> list[Example]:
+    def uncut_examples(self, seed: int) -> list[Example]:
         """Returns the rows that are not cut, in the seed's order."""
         order = np.random.default_rng(seed).permutation(len(self.examples)).tolist()
-        return [self.examples[i] for i in order if i not in self.long and i not in self.unanswered]
+        return [self.examples[i] for i in order if i not in self.cut_indices | self.unanswered_indices]
 
 
 def user_text(example: Example) -> str:
     """Returns what the user says in a conversation."""
-    return "\n".join(str(one["content"]) for one in example.messages if one["role"] == "user")
+    return "\n".join(str(message["content"]) for message in example.messages if message["role"] == "user")
 
 
 def references(asked: Sequence[Example]) -> list[str]:
     """Returns the rows' own last answers."""
-    return [str(one.messages[-1]["content"]) for one in asked]
+    return [str(row.messages[-1]["content"]) for row in asked]
 
 
-def question(example: Example) -> tuple[Message, ...]:
+def prompt_messages(example: Example) -> tuple[Message, ...]:
     """Returns a conversation without its last answer."""
     return example.messages[:-1]

@@ -96,6 +96,7 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
 
     Raises:
         ModelNotFound: the folder holds no kept model.
+        UsageError: the model writes answers and names no class.
     """
     if not (folder / MARK).is_file():
         raise ModelNotFound(f"{folder} holds no model that `compare` kept", "give the folder of `compare --keep`")
@@ -105,26 +106,27 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
     if (folder / alone.LINEAR_FILE).is_file():
         model, names = alone.load(folder)
         if model.is_regression:
-            return [LocalAnswer("", {}, float(one)) for one in model.predict(texts, pairs)]
-        return _named(np.exp(model.log_probabilities(texts, pairs, len(names))), names)
+            return [LocalAnswer("", {}, float(score)) for score in model.predict(texts, pairs)]
+        return _class_answers(np.exp(model.log_probabilities(texts, pairs, len(names))), names)
     from milkglass.defences.obfuscated_tables import public_codec
 
     base = Checkpoint.open(folder)
     codec = public_codec(base)
-    second, max_length = None if pairs is None else list(pairs), int(mark["max_length"])
-    encoded = codec.encode(list(texts), second, truncate=True, max_length=max_length)
+    pair_texts, max_length = None if pairs is None else list(pairs), int(mark["max_length"])
+    encoded = codec.encode(list(texts), pair_texts, truncate=True, max_length=max_length)
     ids = Sequences.of(encoded.ids)
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))
     if mark["task"] == "regression":
         scale = Scale.stored(mark["scale"])
-        return [LocalAnswer("", {}, float(one) if scale is None else scale.read(float(one))) for one in logits[:, 0]]
+        return [LocalAnswer("", {}, float(x) if scale is None else scale.read(float(x))) for x in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
-    return _named(softmax(logits.astype(np.float64), axis=1), names)
+    return _class_answers(softmax(logits.astype(np.float64), axis=1), names)
 
 
-def _named(chances: Any, names: Sequence[str]) -> list[LocalAnswer]:
+def _class_answers(probabilities: Any, names: Sequence[str]) -> list[LocalAnswer]:
+    """Returns an answer for each row of probabilities (texts, classes)."""
     return [
         LocalAnswer(names[int(row.argmax())], dict(zip(names, row.tolist(), strict=True)))
-        for row in np.asarray(chances)
+        for row in np.asarray(probabilities)
     ]

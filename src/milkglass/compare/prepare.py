@@ -42,11 +42,11 @@ def prepare(
 
     Args:
         held_out: the rows that are asked about. None: a part of the data.
-        options: hyperparameters that the user gave. None: not given.
+        options: hyperparameters. None: not given by the user.
         task: "classification" or "regression". None: decided by the labels.
         quick: whether rows with answers are few and their trainings short.
         text_length: tokens to which rows with labels are cut, if `options` has no other.
-        max_rows: rows with labels that are taken at most, with those that are asked about. None: all.
+        max_rows: how many rows with labels are taken at most, those that are asked about included. None: all.
 
     Raises:
         CodecError: the rows have neither labels nor answers, or are too few.
@@ -60,7 +60,7 @@ def prepare(
     rows = ComparisonRows.read(data, held_out, seed, report_skipped, task, max_rows)
     settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), options, False))
     head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
-    training = _reported_often(Hyperparameters(**{**settings, **head, "seed": seed}), len(rows.train.texts))
+    training = _with_frequent_reports(Hyperparameters(**{**settings, **head, "seed": seed}), len(rows.train.texts))
     base = open_model()
     cut = cut_words(base, rows.train, training.max_length)
     return PreparedRows(rows, base, training, (cut,) if cut else ())
@@ -77,11 +77,11 @@ def _prepare_chats(
     rows = ChatRows.of(base, data, held_out, seed, extent, options["max_length"], summary)
     settings = hyperparameters_of({"task": TASK, **rows.training(options)})
     training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).fitted(len(ModelSizes.of(base).layers))
-    training = _reported_often(training, len(rows.train.texts))
-    return PreparedRows(rows, base, training, rows.about(training))
+    training = _with_frequent_reports(training, len(rows.train.texts))
+    return PreparedRows(rows, base, training, rows.notes(training))
 
 
-def _reported_often(training: Hyperparameters, rows: int) -> Hyperparameters:
+def _with_frequent_reports(training: Hyperparameters, row_count: int) -> Hyperparameters:
     """Returns settings whose loss is reported so often that the end of a training can be judged by it."""
-    steps = max(1, min(training.logging_steps, step_count(rows, training) // MIN_REPORTS))
+    steps = max(1, min(training.logging_steps, step_count(row_count, training) // MIN_REPORTS))
     return training.model_copy(update={"logging_steps": steps})

@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class WayResult:
-    """One way of using a model.
+    """What one way is worth, what it costs and what is read of it.
 
     Attributes:
         name: the way's name.
@@ -71,8 +71,8 @@ class WayResult:
         above: by how much its quality exceeds the best way with nothing sent, in the same rows; None for that one. Of
             a loss, less than 0 is better.
         reading: None: nothing is sent.
-        seconds: of the user's processor for 1,000 texts, once the way is set up.
-        setup: of the user's processor to set the way up, training included where the user trains.
+        seconds: CPU seconds of the user's machine for 1,000 texts, once the way is set up.
+        setup: CPU seconds of the user's machine to set the way up, training included where the user trains.
         bytes: of one text on the wire, on average; 0: nothing is sent.
         provider: what the provider needs.
         trust: whom the user trusts.
@@ -98,30 +98,30 @@ class WayResult:
     notes: tuple[str, ...] = ()
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         return self.group == "nothing is sent"
 
     @property
-    def percent_read(self) -> float:
+    def share_read(self) -> float:
         """Returns the share of names and other content words that is read; nan if it is not known."""
-        if self.local:
+        if self.is_local:
             return 0.0
         if self.reading is None or self.reading.content is None:
             return math.nan
         return self.reading.content.value
 
     @property
-    def most_read(self) -> float:
+    def largest_share_read(self) -> float:
         """Returns the largest share that is read of content words, of names or of numbers; nan if none is known."""
-        if self.local:
+        if self.is_local:
             return 0.0
         shares = [] if self.reading is None else [self.reading.content, self.reading.names, self.reading.numbers]
         return max((share.value for share in shares if share is not None), default=math.nan)
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A comparison.
+class ComparisonResult:
+    """A finished comparison: its ways, with figures, and the verdict on them.
 
     Attributes:
         model: the public model's name.
@@ -153,20 +153,20 @@ class Compared:
     notes: tuple[str, ...] = ()
 
     @property
-    def finished(self) -> list[WayResult]:
-        return [one for one in self.ways if one.state == "done" and one.quality is not None]
+    def finished_ways(self) -> list[WayResult]:
+        return [way for way in self.ways if way.state == "done" and way.quality is not None]
 
     @property
     def best_local(self) -> WayResult | None:
         """Returns the best way with nothing sent."""
-        return max((one for one in self.finished if one.local), key=self.worth, default=None)
+        return max((way for way in self.finished_ways if way.is_local), key=self.worth, default=None)
 
     def worth(self, way: WayResult) -> float:
-        """Returns the way's quality, by which more is better."""
+        """Returns the way's quality, a loss negated, so that more is better."""
         value = way.quality.value if way.quality is not None else -math.inf
         return -value if self.measure == "loss" else value
 
     def to_json(self) -> dict[str, Any]:
-        """Returns compare.json. It holds texts of the user's as examples."""
+        """Returns the content of compare.json. It holds some of the user's texts as examples."""
         result: dict[str, Any] = nan_as_none({"milkglass_compare": VERSION, **asdict(self)})
         return result

@@ -21,11 +21,12 @@ MAX_ATTACKED = 1_000  # texts that are attacked
 
 @dataclass(frozen=True, eq=False)
 class ComparisonRows:
-    """A user's rows.
+    """A user's rows: some are trained with, others are asked about.
 
     Attributes:
         names: of the classes, by number; empty for scores.
-        train, held_out: the rows.
+        train: the rows that are trained with.
+        held_out: the rows that are asked about.
         digest: of the files.
     """
 
@@ -38,7 +39,7 @@ class ComparisonRows:
     @classmethod
     def read(
         cls, data: DataFile, validation: DataFile | None, seed: int,
-        skipped: Callable[[str, Summary], None] = lambda name, summary: None, task: str | None = None,
+        report_skipped: Callable[[str, Summary], None] = lambda name, summary: None, task: str | None = None,
         max_rows: int | None = None,
     ) -> ComparisonRows:  # fmt: skip
         """Reads the rows.
@@ -47,17 +48,17 @@ class ComparisonRows:
             data: the file.
             validation: the rows that are asked about. None: a random fifth of the data.
             seed: of that fifth.
-            skipped: receives each file's name and summary.
+            report_skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.
-            max_rows: rows that are taken of the data, with those that are asked about; which ones is random. None: all.
+            max_rows: how many random rows of the data are taken, those that are asked about included. None: all.
 
         Raises:
             CodecError: there are rows without labels, or too few rows.
         """
         files = [data] if validation is None else [data, validation]
-        summary, *_ = summaries = [checked_summary(one, task) for one in files]
-        for one, holds in zip(files, summaries, strict=True):
-            skipped(one.name, holds)
+        summary, *_ = summaries = [checked_summary(file, task) for file in files]
+        for file, file_summary in zip(files, summaries, strict=True):
+            report_skipped(file.name, file_summary)
         rows = list(read_examples(data))
         order = np.random.default_rng(seed).permutation(len(rows))[:max_rows]
         if validation is None:
@@ -65,28 +66,28 @@ class ComparisonRows:
                 fault = f"{data.name} has {len(order)} rows, {2 * MIN_HELD_OUT} are needed"
                 raise CodecError(fault, "give more rows, or --validation too")
             count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(order)))
-            apart, order = [rows[number] for number in order[:count]], order[count:]
+            held_out_rows, order = [rows[i] for i in order[:count]], order[count:]
         else:
-            apart = list(read_examples(validation))
-        kept = [rows[number] for number in order]
-        scores = summary.task == "regression"
+            held_out_rows = list(read_examples(validation))
+        train_rows = [rows[i] for i in order]
+        is_regression = summary.task == "regression"
         numbers = {name: number for number, name in enumerate(summary.labels)}
-        digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
-        train, held_out = (data_refs.labelled(part, numbers, scores) for part in (kept, apart))
+        digest = hashlib.sha256(b"".join(hashlib.sha256(file.path.read_bytes()).digest() for file in files)).hexdigest()
+        train, held_out = (data_refs.labelled(part, numbers, is_regression) for part in (train_rows, held_out_rows))
         return cls(summary.labels, train, held_out, digest, summary.task)
 
     @property
     def private(self) -> list[str]:
-        """Returns the texts that are attacked: a half of the rows that are trained with. Of pairs the first texts."""
+        """Returns the texts that are attacked: one half of the training rows at most; of pairs the first text."""
         return list(self.train.texts[: min(MAX_ATTACKED, len(self.train.texts) // 2)])
 
     @property
     def others(self) -> list[str]:
-        """Returns the other half, which an attacker has."""
+        """Returns the texts of the other half, which an attacker has."""
         return list(self.train.texts[len(self.train.texts) // 2 :])
 
     def problem(self, seed: int) -> TrialData:
-        """Returns the rows as a comparison's cells take them."""
+        """Returns the rows in the form from which a cell is trained."""
         sums = {"rows": self.digest, "train": len(self.train.texts), "seed": seed}
         measures = ("pearson",) if self.task == "regression" else ("accuracy",)
         classes = 1 if self.task == "regression" else len(self.names)

@@ -24,7 +24,7 @@ from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.compare import attackers, keep
 from milkglass.compare.answers import losses_of
 from milkglass.compare.chat_rows import TASK, ChatRows
-from milkglass.compare.result import Compared, Reading, WayResult
+from milkglass.compare.result import ComparisonResult, Reading, WayResult
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
@@ -38,9 +38,9 @@ from milkglass.system import memory_bytes
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 4  # of what a run keeps
+RUN_VERSION = 4  # of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
-LONGER_FACTOR = 1.5  # times as much time by the clock: attacks that were cut are then run again
+LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
 MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
@@ -52,62 +52,64 @@ class TimeLimits:
 
     Attributes:
         seconds: of the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
-        attacks: work for the attacks on one way (`Budget.of_work`), in seconds of one core. No clock decides it.
+        attack_work: for the attacks on one way (`Budget.of_work`), in seconds of one core. No clock decides it.
     """
 
     seconds: float = math.inf
-    attacks: float = 300.0
+    attack_work: float = 300.0
 
 
 def compare(
     setting: ComparisonSettings, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
-    kept: Path | None = None, report: Report = lambda result, left: None, log: Log = lambda words: None,
-) -> Compared:  # fmt: skip
+    kept_folder: Path | None = None, report: Report = lambda result, left: None, log: Log = lambda words: None,
+) -> ComparisonResult:  # fmt: skip
     """Runs the ways and returns the comparison.
 
     Args:
         out: the folder of the comparison. Runs of other rows or settings have folders of their own in it.
         public: text of another kind that attackers have.
-        kept: where the best model with nothing sent is kept. None: it is not.
+        kept_folder: where the best model with nothing sent is kept. None: no model is kept.
         report: receives each way as soon as it is known.
         log: receives lines about long work.
 
     Raises:
         MemoryShort: a training would not fit into the memory that is free.
     """
-    require_room(setting, ways, memory_bytes(available=True))
+    require_room(setting, ways, memory_bytes(only_available=True))
     require_same_run(out, {"compare": RUN_VERSION})
     run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
-    for number, way in enumerate(ways):
-        result, answered = run.run_way(way, ways[number + 1 :])
-        if answered is not None:
-            answers[way.name] = answered
+    for index, way in enumerate(ways):
+        later_ways = ways[index + 1 :]
+        result, way_answers = run.run_way(way, later_ways)
+        if way_answers is not None:
+            answers[way.name] = way_answers
         results.append(_with_gap(setting, result, results, answers))
-        report(results[-1], run.seconds_left(ways[number + 1 :]))
+        report(results[-1], run.seconds_left(later_ways))
     rows = setting.rows
-    compared = Compared(
+    compared = ComparisonResult(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
         settings=setting.training.model_dump(), notes=setting.notes,
     )  # fmt: skip
-    if kept is not None and (home := compared.best_local) is not None:
-        keep.keep(setting, run.models.get(home.name) or run.answer_again(ways, home.name), kept)
-        compared = replace(compared, kept=str(kept), kept_way=home.name)
+    if kept_folder is not None and (best := compared.best_local) is not None:
+        keep.keep(setting, run.models.get(best.name) or run.answer_again(ways, best.name), kept_folder)
+        compared = replace(compared, kept=str(kept_folder), kept_way=best.name)
     compared = replace(compared, ways=tuple(run.with_earlier(results, answers)))
-    commanded = tuple(_with_command(one, compared.kept_way, setting) for one in compared.ways)
-    return replace(compared, verdict=verdict(compared), ways=commanded, seconds=run.elapsed() + run.earlier)
+    with_commands = tuple(_with_command(way, compared.kept_way, setting) for way in compared.ways)
+    seconds = run.elapsed() + run.earlier_seconds
+    return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds)
 
 
 def _is_attacked(way: Way) -> bool:
-    """Returns whether attacks of some length read what the way sends."""
-    return not way.local and way.group not in ("confidential hardware", "sent as it is")
+    """Returns whether attacks are run on what the way sends."""
+    return not way.is_local and way.group not in ("confidential hardware", "sent as it is")
 
 
 def _with_command(result: WayResult, kept_way: str, setting: ComparisonSettings) -> WayResult:
     """Returns a result with the way's next command. A local model that was not kept is kept by naming its way."""
     template = WAYS[result.name].command if result.name in WAYS else ""
-    if result.local and template and result.name != kept_way:
+    if result.is_local and template and result.name != kept_way:
         template = "{compare} --ways " + result.name + " --keep " + f"kept-{result.name}"
     return replace(result, command=template.format(**setting.commands))
 
@@ -124,11 +126,11 @@ def run_name(setting: ComparisonSettings) -> str:
 
 
 class _Run:
-    """One run of a comparison.
+    """Trains, asks and attacks one way after the other, within the limits, and stores each that is finished.
 
     Attributes:
-        models: what the ways with nothing sent answered with.
-        earlier: seconds by the clock of ways that an earlier run finished.
+        models: the answers of the ways with nothing sent, with their models, by name.
+        earlier_seconds: by the clock, of ways that an earlier run finished.
     """
 
     def __init__(
@@ -137,11 +139,9 @@ class _Run:
         self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
-        self._started, self.earlier = time.monotonic(), 0.0
-        self._training_seconds, self._attack_seconds = (
-            list[float](),
-            list[float](),
-        )  # seconds by the clock, of a unit of work, a way
+        self._started, self.earlier_seconds = time.monotonic(), 0.0
+        self._training_seconds = list[float]()  # by the clock, for a unit of `Way.work`; one entry a training
+        self._attack_seconds = list[float]()  # by the clock; one entry an attacked way
 
     def elapsed(self) -> float:
         return time.monotonic() - self._started
@@ -150,7 +150,7 @@ class _Run:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
         if not self._training_seconds:
             return math.nan
-        attacks = float(np.mean(self._attack_seconds)) if self._attack_seconds else self.limits.attacks
+        attacks = float(np.mean(self._attack_seconds)) if self._attack_seconds else self.limits.attack_work
         costs = (self._training_cost(way) + (attacks if _is_attacked(way) else 0.0) for way in ways)
         return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed()))
 
@@ -160,78 +160,82 @@ class _Run:
             return 0.0
         return work * float(np.mean(self._training_seconds))
 
-    def _attack_time(self, later: Sequence[Way]) -> float:
+    def _attack_time(self, later_ways: Sequence[Way]) -> float:
         """Returns the seconds of the clock for the attacks on one way, so that the later ways can be trained."""
-        training_seconds = sum(map(self._training_cost, later))
-        attacked_ways = sum(_is_attacked(way) for way in later)
+        training_seconds = sum(map(self._training_cost, later_ways))
+        attacked_ways = sum(_is_attacked(way) for way in later_ways)
         return max(MIN_ATTACK_SECONDS, (self.limits.seconds - self.elapsed() - training_seconds) / (1 + attacked_ways))
 
-    def run_way(self, way: Way, later: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
+    def run_way(self, way: Way, later_ways: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
         """Returns a way's result and its answers.
 
         Args:
-            later: the ways that follow, which are to have time, too.
+            later_ways: the ways that follow, which are to have time, too.
         """
-        seconds = self._attack_time(later)
+        seconds = self._attack_time(later_ways)
         if stored := self._load_stored(way, seconds):
             return stored
-        blank = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
+        empty_result = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
         cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if _is_attacked(way) else 0.0)
         if self.elapsed() + cost > self.limits.seconds and cost:
-            spent = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
-            return replace(blank, reason=f"{spent}, and it takes about {duration(cost)}: give a longer --budget"), None
+            spent_time = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
+            return replace(
+                empty_result, reason=f"{spent_time}, and it takes about {duration(cost)}: give a longer --budget"
+            ), None
         try:
-            if reason := way.other_rows(self.setting.rows.task) or way.refuses(self.setting):
-                return replace(blank, state="does not apply", reason=reason), None
+            if reason := way.refuses_task(self.setting.rows.task) or way.refuses(self.setting):
+                return replace(empty_result, state="does not apply", reason=reason), None
             started = time.monotonic()
             self.log(f"{way.title}: trained and asked")
-            answered = way.measure_answers(self.setting)
-            if answered.cell is not None:
+            way_answer = way.measure_answers(self.setting)
+            if way_answer.cell is not None:
                 self._note_training_time(time.monotonic() - started, way)
-            if way.local:
-                self.models[way.name] = answered
-            reading = self._attack(way, answered, seconds)
+            if way.is_local:
+                self.models[way.name] = way_answer
+            reading = self._attack(way, way_answer, seconds)
         except MilkglassError as error:
             if time.monotonic() > self.setting.deadline:
-                spent = f"the {duration(self.limits.seconds)} ended before it was trained and asked"
-                return replace(blank, reason=f"{spent}: the same command with a longer --budget goes on"), None
-            return replace(blank, state="failed", reason=error.message), None
+                timeout = f"the {duration(self.limits.seconds)} ended before it was trained and asked"
+                return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
+            return replace(empty_result, state="failed", reason=error.message), None
         result = replace(
-            blank, state="done", reason="", quality=quality(self.setting, answered.answers), reading=reading,
-            seconds=answered.seconds, setup=answered.setup, bytes=answered.bytes, more=answered.more,
-            notes=(*answered.notes, *(self._notes(answered) if way.work(self.setting) else ())),
+            empty_result, state="done", reason="", quality=quality(self.setting, way_answer.answers), reading=reading,
+            seconds=way_answer.seconds, setup=way_answer.setup, bytes=way_answer.bytes, more=way_answer.more,
+            notes=(*way_answer.notes, *(self._notes(way_answer) if way.work(self.setting) else ())),
         )  # fmt: skip
-        self._store(way, result, answered.answers, time.monotonic() - started, seconds)
-        return result, answered.answers
+        self._store(way, result, way_answer.answers, time.monotonic() - started, seconds)
+        return result, way_answer.answers
 
     def _note_training_time(self, seconds: float, way: Way) -> None:
-        """Remembers how long a training took. One that was there before tells nothing."""
+        """Remembers how long a training took. One that was made earlier tells nothing."""
         if (work := way.work(self.setting)) and seconds > TAKEN_OVER_SECONDS:
             self._training_seconds.append(seconds / work)
 
-    def _notes(self, answered: WayAnswer) -> tuple[str, ...]:
-        """Returns that the training was too short to tell, if it was."""
-        if answered.cell is None or not (losses := reported_losses(self.setting.cells / answered.cell.name / "job")):
+    def _notes(self, way_answer: WayAnswer) -> tuple[str, ...]:
+        """Returns a note if the loss was still falling when the training ended."""
+        if way_answer.cell is None or not (
+            losses := reported_losses(self.setting.cells / way_answer.cell.name / "job")
+        ):
             return ()
         if (means := loss_fall(losses)) is None:
             return ()
-        before, last = means
-        fell = f"the loss fell from {before:.2f} to {last:.2f} in the last quarter"
+        earlier_loss, last_loss = means
+        fell = f"the loss fell from {earlier_loss:.2f} to {last_loss:.2f} in the last quarter"
         return (f"its training ended early: {fell}; a larger --epochs may give more",)
 
     def answer_again(self, ways: Sequence[Way], name: str) -> WayAnswer:
         """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
         return next(way for way in ways if way.name == name).measure_answers(self.setting)
 
-    def _attack(self, way: Way, answered: WayAnswer, seconds: float) -> Reading | None:
-        """Returns what attacks read of a way. None: nothing is sent."""
-        if way.local or answered.cell is None:
+    def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:
+        """Returns what attacks read of a way; None if nothing is sent."""
+        if way.is_local or way_answer.cell is None:
             return None
         if way.group == "sent as it is":
-            return attackers.everything_read(self.setting, answered.cell)
+            return attackers.everything_read(self.setting, way_answer.cell)
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
-            all_read = attackers.everything_read(self.setting, answered.cell)
+            all_read = attackers.everything_read(self.setting, way_answer.cell)
             more: tuple[str, ...] = (
                 "while the hardware holds; all of it is read if the hardware fails",
                 "our verifier knows recordings only, and was never tried on live hardware",
@@ -240,36 +244,41 @@ class _Run:
                 more += ("sizes and times of streamed answers tell their topics: see docs/attested.md",)
             return replace(all_read, attack="none, while the hardware holds", tokens=nothing, content=nothing,
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
-        begun = time.monotonic()
-        most_work = max(self.limits.attacks, way.attacks)
-        ends = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
-        self.log(f"{way.title}: attacked, with {duration(most_work)} of one core's work at most{ends}")
-        budget = Budget.of_work(most_work, lambda: time.monotonic() > begun + seconds)
+        started = time.monotonic()
+        work_limit = max(self.limits.attack_work, way.attack_work)
+        clock_limit = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
+        self.log(f"{way.title}: attacked, with {duration(work_limit)} of one core's work at most{clock_limit}")
+        budget = Budget.of_work(work_limit, lambda: time.monotonic() > started + seconds)
 
-        most_read = 0.0
+        largest_share = 0.0
 
-        def ended(result: AttackResult) -> None:
+        def report_stronger(result: AttackResult) -> None:
             """Reports an attack that reads more than those before it."""
-            nonlocal most_read
+            nonlocal largest_share
             share = result.measures.get("content top-1") if result.state == "done" else None
-            if share is not None and share.value > most_read:
-                most_read = share.value
+            if share is not None and share.value > largest_share:
+                largest_share = share.value
                 self.log(f"  {way.name}: {result.title}: {share} of names and content words")
 
         reading = attackers.reading_of(
-            self.setting, answered.cell, self.public, budget, self.out / "attacks" / f"{way.name}-{most_work:g}", ended
+            self.setting,
+            way_answer.cell,
+            self.public,
+            budget,
+            self.out / "attacks" / f"{way.name}-{work_limit:g}",
+            report_stronger,
         )
-        self._attack_seconds.append(time.monotonic() - begun)
+        self._attack_seconds.append(time.monotonic() - started)
         return reading
 
     # --- what was finished --------------------------------------------------------------------------------------------
     def _path(self, way: Way) -> Path:
         return self.out / "ways" / f"{way.name}.json"
 
-    def _store(self, way: Way, result: WayResult, answers: NDArray[Any], spent: float, seconds: float) -> None:
+    def _store(self, way: Way, result: WayResult, answers: NDArray[Any], elapsed: float, seconds: float) -> None:
         files.private_dir(self.out / "ways")
-        limits = {"attacks": self.limits.attacks, "attack_clock": seconds if math.isfinite(seconds) else None}
-        limits_and_time = {**limits, "public": len(self.public), "clock": spent}
+        limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
+        limits_and_time = {**limits, "public": len(self.public), "clock": elapsed}
         document = {"about": limits_and_time, "result": nan_as_none(asdict(result)), "answers": pack_answers(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
@@ -278,12 +287,12 @@ class _Run:
         if (document := self._stored_document(way)) is None:
             return None
         result = read_way(document["result"])
-        limits_then = document["about"]
-        clock_then = math.inf if limits_then["attack_clock"] is None else limits_then["attack_clock"]
-        longer = limits_then["attacks"] < self.limits.attacks or LONGER_FACTOR * clock_then < seconds
-        if result.reading is not None and result.reading.cut and longer:
+        limits = document["about"]
+        attack_clock = math.inf if limits["attack_clock"] is None else limits["attack_clock"]
+        has_more_time = limits["attacks"] < self.limits.attack_work or LONGER_FACTOR * attack_clock < seconds
+        if result.reading is not None and result.reading.cut and has_more_time:
             return None
-        self.earlier += float(limits_then["clock"])
+        self.earlier_seconds += float(limits["clock"])
         return result, unpack_answers(document["answers"])
 
     def _stored_document(self, way: Way) -> Any:
@@ -304,7 +313,7 @@ class _Run:
             if way.name not in by_name and (document := self._stored_document(way)) is not None:
                 by_name[way.name] = read_way(document["result"])
                 answers[way.name] = unpack_answers(document["answers"])
-                self.earlier += float(document["about"]["clock"])
+                self.earlier_seconds += float(document["about"]["clock"])
         order = [*(name for name in WAYS if name in by_name), *(name for name in by_name if name not in WAYS)]
         merged = list[WayResult]()
         for name in order:
@@ -327,28 +336,28 @@ def _with_gap(
     setting: ComparisonSettings, result: WayResult, earlier: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
-    local = [way for way in earlier if way.local and way.quality is not None]
+    local_ways = [way for way in earlier if way.is_local and way.quality is not None]
     pick_best = min if setting.rows.task == TASK else max
-    home = pick_best(local, key=lambda way: math.nan if way.quality is None else way.quality.value, default=None)
-    if result.local or home is None or result.name not in answers:
+    best = pick_best(local_ways, key=lambda way: math.nan if way.quality is None else way.quality.value, default=None)
+    if result.is_local or best is None or result.name not in answers:
         return result
     if setting.rows.task == TASK:
-        return replace(result, above=loss_gap(answers[result.name], answers[home.name]))
+        return replace(result, above=loss_gap(answers[result.name], answers[best.name]))
     truth = np.asarray(setting.rows.held_out.labels)
-    ours, theirs, rng = answers[result.name], answers[home.name], np.random.default_rng(0)
+    way_answers, best_answers, rng = answers[result.name], answers[best.name], np.random.default_rng(0)
     if setting.rows.task == "regression":
 
         def gap(counts: NDArray[Any]) -> Any:
-            return weighted_correlation(ours, truth, counts) - weighted_correlation(theirs, truth, counts)
+            return weighted_correlation(way_answers, truth, counts) - weighted_correlation(best_answers, truth, counts)
 
         return replace(result, above=resample(gap, len(truth), rng))
-    gaps = (ours == truth).astype(np.float64) - (theirs == truth)
+    gaps = (way_answers == truth).astype(np.float64) - (best_answers == truth)
     return replace(result, above=resample(lambda counts: counts @ gaps / len(gaps), len(gaps), rng))
 
 
-def loss_gap(ours: NDArray[Any], theirs: NDArray[Any]) -> Interval:
-    """Returns by how much one loss of a token exceeds another in the same rows: below 0 the first is better."""
-    (losses, tokens), (other_losses, other_tokens) = losses_of(ours), losses_of(theirs)
+def loss_gap(answers: NDArray[Any], other_answers: NDArray[Any]) -> Interval:
+    """Returns a token's mean loss of `answers` minus that of `other_answers` to the same rows: below 0 is better."""
+    (losses, tokens), (other_losses, other_tokens) = losses_of(answers), losses_of(other_answers)
 
     def gap(counts: NDArray[Any]) -> Any:
         return counts @ losses / (counts @ tokens) - counts @ other_losses / (counts @ other_tokens)
@@ -356,14 +365,14 @@ def loss_gap(ours: NDArray[Any], theirs: NDArray[Any]) -> Interval:
     return resample(gap, len(losses), np.random.default_rng(0))
 
 
-def weighted_correlation(first: NDArray[Any], second: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
-    """Returns Pearson's correlation for each row of (draws, u) weights."""
+def weighted_correlation(x: NDArray[Any], y: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
+    """Returns Pearson's correlation of x and y (rows,) for each draw of `counts` (draws, rows), their weights."""
     total = counts.sum(-1)
-    mean, mean_second = counts @ first / total, counts @ second / total
-    cov = counts @ (first * second) / total - mean * mean_second
-    var = counts @ (first * first) / total - mean**2
-    var_second = counts @ (second * second) / total - mean_second**2
-    return np.asarray(cov / np.sqrt(np.maximum(var * var_second, 1e-24)))
+    mean_x, mean_y = counts @ x / total, counts @ y / total
+    cov = counts @ (x * y) / total - mean_x * mean_y
+    var_x = counts @ (x * x) / total - mean_x**2
+    var_y = counts @ (y * y) / total - mean_y**2
+    return np.asarray(cov / np.sqrt(np.maximum(var_x * var_y, 1e-24)))
 
 
 def read_way(raw: Any) -> WayResult:
@@ -397,4 +406,4 @@ def read_way(raw: Any) -> WayResult:
 def _example(raw: Any) -> Any:
     if raw is None:
         return None
-    return ReadExample(raw["original"], tuple(TokenReading(**one) for one in raw["pieces"]), tuple(raw["sent"]))
+    return ReadExample(raw["original"], tuple(TokenReading(**piece) for piece in raw["pieces"]), tuple(raw["sent"]))

@@ -17,19 +17,20 @@ from milkglass.server.jobs.folder import read_events
 from milkglass.server.jobs.needs import ModelSizes, as_size, needs_of
 from milkglass.threat.defence import LabelledTexts
 
-MIN_REPORTS = 32  # of a training's loss, at least: by these its end is judged
+MIN_REPORTS = 32  # of a training's loss: by these its end is judged
 SAMPLE_ROWS = 200  # rows, of which the mean length is taken
-MIN_REPORTS_IN_A_QUARTER, STANDARD_ERRORS = 4, 2.0  # reports in a quarter, at least; standard errors
+MIN_REPORTS_IN_A_QUARTER = 4
+STANDARD_ERRORS = 2.0  # by which a loss must fall between two quarters to count as falling
 
 
 def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
-    """Raises MemoryShort if a training takes more memory at least than is free. None: that is not known."""
+    """Raises MemoryShort if a training takes, at the least, more memory than is free. None: that is not known."""
     if free_bytes is None:
         return
     task, fits, large = setting.rows.task, list[str](), list[tuple[str, int]]()
     for way in ways:
-        applies = way.other_rows(task) is None and way.refuses(setting) is None
-        base = way.trained(setting) if applies else None
+        applies = way.refuses_task(task) is None and way.refuses(setting) is None
+        base = way.trained_model(setting) if applies else None
         needed = 0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory
         if needed > free_bytes:
             large.append((way.title, needed))
@@ -37,7 +38,7 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: i
             fits.append(way.name)
     if not large:
         return
-    title, needed = max(large, key=lambda one: one[1])
+    title, needed = max(large, key=lambda entry: entry[1])
     others = f" ({len(large)} ways take more than there is)" if len(large) > 1 else ""
     leave = f"leave it out with --ways {','.join(fits)}, or " if fits else ""
     raise MemoryShort(
@@ -68,8 +69,8 @@ def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
 def reported_losses(job: Path) -> list[float]:
     """Returns the losses in a job's events, in the order of their steps. A step repeated after a stop counts once."""
     losses = dict[int, float]()
-    for one in read_events(job):
-        data = one.event.data or {}
+    for line in read_events(job):
+        data = line.event.data or {}
         if "loss" in data and "step" in data:
             losses[int(data["step"])] = float(data["loss"])
     return [losses[step] for step in sorted(losses)]
@@ -90,7 +91,7 @@ def loss_fall(losses: Sequence[float]) -> tuple[float, float] | None:
     count = len(losses) // 4
     if count < MIN_REPORTS_IN_A_QUARTER:
         return None
-    before, last = np.asarray(losses[-2 * count : -count]), np.asarray(losses[-count:])
-    error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / count)
-    means = float(before.mean()), float(last.mean())
+    third, last = np.asarray(losses[-2 * count : -count]), np.asarray(losses[-count:])
+    error = math.sqrt((third.var(ddof=1) + last.var(ddof=1)) / count)
+    means = float(third.mean()), float(last.mean())
     return means if means[0] - means[1] > STANDARD_ERRORS * error else None

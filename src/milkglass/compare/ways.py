@@ -43,7 +43,7 @@ MIN_TABLE_ROWS = 20_000  # rows of a matrix that is a table of tokens
 MAX_SMALL_DECODER = 600_000_000  # bytes of a model that writes answers on a laptop
 LABEL_TASKS = ("classification", "regression")
 ALL_TASKS = (*LABEL_TASKS, TASK)
-FEW_STEPS = 100  # of a training
+FEW_STEPS = 100  # of a training; fewer do not teach a model a mixed table
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
 
@@ -59,7 +59,7 @@ class ComparisonSettings:
         training: settings of every training.
         seed: of every training, key and draw.
         cells: the folder of trained cells, which recipes share.
-        threads: of one training.
+        threads: how many one training uses.
         log: receives the progress of what takes long.
         commands: what {model}, {rows}, {kept}, {text} and {compare} stand for in the next commands.
         notes: how the rows are trained with and asked about.
@@ -89,9 +89,9 @@ class WayAnswer:
     """A way's answers to the held-out rows.
 
     Attributes:
-        answers: (u,) classes or scores; of answers in words see compare/answers.py.
-        setup: seconds of the user's processor to set it up.
-        seconds: of the user's processor for 1,000 texts.
+        answers: (rows,) classes or scores; for rows with answers see `predictions` in compare/answers.py.
+        setup: CPU seconds of the user's machine to set it up.
+        seconds: CPU seconds of the user's machine for 1,000 texts.
         bytes: of a text on the wire.
         cell: the trained halves, if there are any: what attacks read.
         model: the linear model, if it is one.
@@ -113,7 +113,7 @@ class WayAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Way(abc.ABC):
-    """A way of using a model.
+    """A way of using a model: what leaves the machine, whom the user trusts, and how its answers are measured.
 
     Attributes:
         name: in the catalogue.
@@ -123,9 +123,9 @@ class Way(abc.ABC):
         provider: what the provider needs.
         command: the next command, with fields of `ComparisonSettings.commands`.
         quick: whether `--quick` runs it.
-        tasks: the rows that it is for.
-        attacks: seconds of work that attacks on it need at least, if the attack that undoes it needs more than
-            a comparison gives.
+        tasks: the tasks of the rows that it is for.
+        attack_work: seconds of one core's work that its attacks get at least, where the attack that undoes it needs
+            more than a comparison gives.
     """
 
     name: str
@@ -136,10 +136,10 @@ class Way(abc.ABC):
     command: str = ""
     quick: bool = True
     tasks: tuple[str, ...] = LABEL_TASKS
-    attacks: float = 0.0
+    attack_work: float = 0.0
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
@@ -151,15 +151,15 @@ class Way(abc.ABC):
         return None
 
     def work(self, setting: ComparisonSettings) -> float:
-        """Returns about what a training of the way costs, in trainings of the comparison's model."""
+        """Returns about what a training of the way costs, as a multiple of a training of the comparison's model."""
         return 0.0
 
-    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
-        """Returns the model that is trained; None: none is."""
+    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
+        """Returns the model that is trained, or None if none is."""
         return None
 
-    def other_rows(self, task: str) -> str | None:
-        """Returns that the way is for other rows, or None."""
+    def refuses_task(self, task: str) -> str | None:
+        """Returns why the way is not for rows of this task, or None."""
         if task in self.tasks:
             return None
         return "it is for rows with labels" if task == TASK else "it is for rows with answers"
@@ -182,13 +182,13 @@ def require_time(setting: ComparisonSettings) -> None:
 
 
 def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
-    """Returns (u,) a cell's classes or scores."""
+    """Returns (rows,) a cell's classes or scores."""
     predictions = unpack_answers(cell.predictions)
     return predictions.astype(np.float64) if setting.rows.task == "regression" else predictions.astype(np.int64)
 
 
-def wire_bytes(sent: Sequence[Observation], texts: int) -> float:
-    """Returns the bytes of a text on the wire: ids as JSON, states as they are."""
+def wire_bytes(sent: Sequence[Observation], text_count: int) -> float:
+    """Returns the mean bytes of a text on the wire: ids as JSON, states as they are."""
     total = 0
     for observation in sent:
         if isinstance(observation, Tokens):
@@ -196,7 +196,7 @@ def wire_bytes(sent: Sequence[Observation], texts: int) -> float:
         else:
             parts = [*vars(observation).values()]
             total += sum(part.nbytes for part in parts if isinstance(part, np.ndarray | torch.Tensor))
-    return total / max(1, texts)
+    return total / max(1, text_count)
 
 
 class Stopwatch:
@@ -228,13 +228,13 @@ class CommonestClass(Way):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearWay(Way):
-    """The linear model of client/alone.py."""
+    """Fits the linear model of client/alone.py to the user's own words."""
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
-        scores = setting.rows.task == "regression"
+        is_regression = setting.rows.task == "regression"
         model = LinearModel.fit(
-            train.texts, train.labels, train.pairs, scores, setting.seed, lambda step: require_time(setting)
+            train.texts, train.labels, train.pairs, is_regression, setting.seed, lambda step: require_time(setting)
         )
         setup, watch = watch.seconds(), Stopwatch()
         answers = model.predict(held_out.texts, held_out.pairs)
@@ -259,7 +259,7 @@ class EncoderWay(Way):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
-    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
+    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
         return self.base(setting)
 
     def work(self, setting: ComparisonSettings) -> float:
@@ -281,11 +281,11 @@ class DecoderWay(Way):
     """A small decoder on this machine: the comparison's own model if it is small, else `model`.
 
     Attributes:
-        tuned: whether it is trained on the user's rows.
+        is_tuned: whether it is trained on the user's rows.
     """
 
     model: str = "demo:smollm2"
-    tuned: bool = True
+    is_tuned: bool = True
     tasks: tuple[str, ...] = (TASK,)
 
     def base(self, setting: ComparisonSettings) -> Checkpoint:
@@ -294,17 +294,17 @@ class DecoderWay(Way):
             return setting.base
         return Checkpoint.open(resolve(self.model))
 
-    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
-        return self.base(setting) if self.tuned else None
+    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
+        return self.base(setting) if self.is_tuned else None
 
     def work(self, setting: ComparisonSettings) -> float:
-        return layer_weights(self.base(setting)) / layer_weights(setting.base) if self.tuned else 0.0
+        return layer_weights(self.base(setting)) / layer_weights(setting.base) if self.is_tuned else 0.0
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base, rows = Stopwatch(), self.base(setting), setting.rows
         assert isinstance(rows, ChatRows)
         is_settings_base = base is setting.base
-        cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, self.tuned)
+        cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, self.is_tuned)
         losses = answers.predictions(cell, rows, None if is_settings_base else setting.base)
         return WayAnswer(
             losses, watch.seconds(), 1000 * cell.figures["seconds"], cell=cell, folder=base.folder,
@@ -329,11 +329,11 @@ class DefenceWay(Way):
     def refuses(self, setting: ComparisonSettings) -> str | None:
         return self.defence(setting).refuses(setting.base)
 
-    def trained(self, setting: ComparisonSettings) -> Checkpoint | None:
+    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
         return setting.base
 
     def work(self, setting: ComparisonSettings) -> float:
-        return 1.0 if self.entry else 0.0  # without a defence it is the cell of the model at home
+        return 1.0 if self.entry else 0.0  # without a defence the cell is that of the local model
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         if isinstance(setting.rows, ChatRows):
@@ -351,7 +351,7 @@ class DefenceWay(Way):
         cell, sender = decoder_of(setting, self.defence(setting))
         setup, watch = watch.seconds(), Stopwatch()
         examples = rows.asked[:TIMED_TEXTS]
-        prompts = [sender.prompt(one) for one in examples]
+        prompts = [sender.prompt(example) for example in examples]
         seconds = 1000 * watch.seconds() / len(examples)
         size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
         if self.group == "states are sent":  # a row of the table for each token
@@ -367,7 +367,7 @@ class DefenceWay(Way):
         )
 
     def _notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
-        """Returns what to know of the answers."""
+        """Returns sentences on what the answers are worth, and on what else crosses."""
         notes, steps = list[str](), setting.training.max_steps
         if "k" in self.entry and steps is not None and steps < FEW_STEPS:
             notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs, or leave out --quick")
@@ -382,13 +382,13 @@ class DefenceWay(Way):
 
 
 def decoder_of(
-    setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, tuned: bool = True
+    setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, is_tuned: bool = True
 ) -> tuple[TrainedHalves, answers.ChatSender]:
     """Returns the cell of a defence on rows with answers, and what its client half sends."""
     assert isinstance(setting.rows, ChatRows)
     digest = setting.digest if base is None else base.digest()
-    return answers.tuned_decoder(
-        base or setting.base, digest, setting.rows, defence, setting.training, tuned, setting.seed, setting.cells,
+    return answers.decoder_cell(
+        base or setting.base, digest, setting.rows, defence, setting.training, is_tuned, setting.seed, setting.cells,
         setting.threads, setting.log, setting.deadline,
     )  # fmt: skip
 
@@ -405,9 +405,9 @@ def weight_bytes(base: Checkpoint) -> int:
 
 
 def layer_weights(base: Checkpoint) -> int:
-    """Returns how many weights the layers have, which a training multiplies by. Tables are looked up."""
-    shapes = (one.shape for one in base.tensors.values())
-    return sum(rows * columns for rows, columns in (one for one in shapes if len(one) == 2) if rows < MIN_TABLE_ROWS)
+    """Returns how many weights a training multiplies by: the layers', not the tables', whose rows are looked up."""
+    matrices = (tensor.shape for tensor in base.tensors.values() if len(tensor.shape) == 2)
+    return sum(rows * columns for rows, columns in matrices if rows < MIN_TABLE_ROWS)
 
 
 PROVIDER = "the provider, who reads it"
@@ -430,7 +430,7 @@ WAYS: Catalogue[Way] = Catalogue(
         model="demo:mpnet", size=LARGE_BYTES, command="milkglass classify --local {kept} {text}", quick=False,
     ),
     DecoderWay(
-        name="untuned", title="the small model as published, on your machine", group="nothing is sent", tuned=False,
+        name="untuned", title="the small model as published, on your machine", group="nothing is sent", is_tuned=False,
         command="vllm serve {kept}",
     ),
     DecoderWay(
@@ -469,7 +469,7 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="orthogonal", title="weights in secret orthogonal coordinates", group="words are scrambled",
-        tasks=(TASK,), attacks=75.0, trust="that nobody attacks the weights", provider=SERVES,
+        tasks=(TASK,), attack_work=75.0, trust="that nobody attacks the weights", provider=SERVES,
         entry={"scheme": "orthogonal"},
         command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme orthogonal",
     ),
@@ -502,16 +502,20 @@ WAYS: Catalogue[Way] = Catalogue(
 )  # fmt: skip
 
 
-def chosen_ways(names: Sequence[str], quick: bool, everything: bool, task: str = "classification") -> list[Way]:
+def choose_ways(names: Sequence[str], is_quick: bool, takes_all: bool, task: str = "classification") -> list[Way]:
     """Returns the ways to run, in the catalogue's order: those that are named, or those for the task.
 
+    Args:
+        is_quick: leaves out the ways that take long.
+        takes_all: takes every way for the task, also those of packages and those that take long.
+
     Raises:
-        UsageError: a name is unknown, or both `names` and `everything` are given.
+        UsageError: a name is unknown, or names are given and `takes_all`.
     """
     if names:
-        if everything:
+        if takes_all:
             raise UsageError("--ways names some ways, and --all takes every one", "give one of the two")
-        wanted = {WAYS[name].name for name in names}
-        return [way for way in WAYS.values() if way.name in wanted]
-    fitting = [way for way in WAYS.values() if task in way.tasks]
-    return [way for way in fitting if everything or (way.quick if quick else way.name in WAYS.built_in)]
+        chosen_names = {WAYS[name].name for name in names}
+        return [way for way in WAYS.values() if way.name in chosen_names]
+    ways_for_task = [way for way in WAYS.values() if task in way.tasks]
+    return [way for way in ways_for_task if takes_all or (way.quick if is_quick else way.name in WAYS.built_in)]

@@ -31,18 +31,27 @@ from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
 from milkglass.system import cores, stoppable
 
-READY = "listening on "
-PATIENCE_SECONDS = 120.0  # seconds until it must listen
+READY = "listening on "  # what the server writes before its address
+START_SECONDS = 120.0  # until the server must listen
 GRACE_SECONDS = 30.0  # seconds to stop in good order
 MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
-SERVED = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
+SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
 LARGE_FILE_BYTES = 8 << 20  # bytes; larger files are models and are removed at the end
-MOST_BUSY = 4.0  # times as long as on a machine with nothing else to do
+MAX_SLOWDOWN = 4.0  # an audit gets at most so many times the time of a machine with nothing else to do
 WAYS = "commonest,linear,encoder,coarse-16,plain"  # of the comparison: the quick ones, and what the main job does
-COMPARED = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
-QUICKLY = ("--ways", "commonest,linear,encoder,plain", "--max-length", "64", "--epochs", "1", "--attacks", "10s")
-TIMES = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
-QUICK = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
+COMPARE_OPTIONS = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
+QUICK_COMPARE_OPTIONS = (
+    "--ways",
+    "commonest,linear,encoder,plain",
+    "--max-length",
+    "64",
+    "--epochs",
+    "1",
+    "--attacks",
+    "10s",
+)
+TRAINING_OPTIONS = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
+QUICK_TRAINING_OPTIONS = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
 SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
     *("--batch-size", "4", "--learning-rate", "5e-4", "--max-length", "128"),
     *("--set", "lora_rank=16", "--set", "lora_alpha=32", "--set", "full_last=2", "--set", "warmup_ratio=0.1"),
@@ -95,11 +104,9 @@ class Service:
         """Returns the server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
         while self._url is None:
             try:
-                line = self._lines.get(timeout=PATIENCE_SECONDS)
+                line = self._lines.get(timeout=START_SECONDS)
             except queue.Empty:
-                raise Unreachable(
-                    f"the server did not start within {PATIENCE_SECONDS:.0f} s", f"see {self.log}"
-                ) from None
+                raise Unreachable(f"the server did not start within {START_SECONDS:.0f} s", f"see {self.log}") from None
             if line is None:
                 raise Unreachable("the server stopped while it started", f"see {self.log}")
             if READY in line:
@@ -126,7 +133,7 @@ class Demo:
     """A run of the demo in a folder: `client` is the owner's, `server` is all that the server has."""
 
     out: Path
-    quick: bool
+    is_quick: bool
     url: str = ""
 
     def data(self, name: str) -> Path:
@@ -158,22 +165,22 @@ class Demo:
         self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]
     ) -> ModelRun:
         """Runs one model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
-        begin, client = time.monotonic(), self.out / "client"
+        started, client = time.monotonic(), self.out / "client"
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
         self.command("obfuscate", ref, client / name, *key, *obfuscate)
-        budget = f"{round(audit_seconds(self.quick))}s"
+        budget = f"{round(audit_seconds(self.is_quick))}s"
         audit = self.command(
             "audit", "--text", train, "--out", client / f"{name}-audit", "--budget", budget, *key, as_json=True
         )
         self.command("upload", client / name, "--name", name, *key, *token)
-        steps = (QUICK if self.quick else TIMES)[name]
+        steps = (QUICK_TRAINING_OPTIONS if self.is_quick else TRAINING_OPTIONS)[name]
         job = self.command("finetune", name, train, *steps, *training, *key, *token, as_json=True)
         print(f"fine-tuned model: {job['model']}", flush=True)
         from milkglass.models.resolve import resolve
 
         sizes = {"original model": _bytes(resolve(ref)), "scrambled, uploaded": _bytes(client / name)}
-        return ModelRun(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - begin)
+        return ModelRun(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - started)
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
@@ -183,7 +190,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     than an earlier demo.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
-    begin = time.monotonic()
+    started = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
     with stoppable(), _claim(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
@@ -193,7 +200,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
             sorting, classified = _sorting(demo)
             writing, generated = _writing(demo)
         demo_result = DemoResult(
-            version("milkglass"), time.monotonic() - begin, compared, sorting, classified, writing, generated
+            version("milkglass"), time.monotonic() - started, compared, sorting, classified, writing, generated
         )
         demo_result.write(out / "result.json")
         write_page(out / "index.html", demo_result)
@@ -206,7 +213,7 @@ def _comparison(demo: Demo) -> dict[str, Any]:
     """Compares ways of sorting the messages, before anything is sent. Returns the comparison."""
     train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
-    options = ("--validation", test, *(QUICKLY if demo.quick else COMPARED), "--out", out)
+    options = ("--validation", test, *(QUICK_COMPARE_OPTIONS if demo.is_quick else COMPARE_OPTIONS), "--out", out)
     comparison: dict[str, Any] = demo.command("compare", "demo:minilm", train, *options, as_json=True)
     print("\n".join(comparison["verdict"]), flush=True)
     return comparison
@@ -227,9 +234,9 @@ def _writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
     train = demo.data("replies_train.jsonl")
     run = demo.run_model("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
     answers = []
-    for row in read_rows("replies_test.jsonl")[: 2 if demo.quick else 6]:
+    for row in read_rows("replies_test.jsonl")[: 2 if demo.is_quick else 6]:
         prompt = f"{row['instruction']}\n\n{row['input']}"
-        arguments = ("generate", run.model, prompt, "--chat", "--max-tokens", 12 if demo.quick else 32)
+        arguments = ("generate", run.model, prompt, "--chat", "--max-tokens", 12 if demo.is_quick else 32)
         answer = demo.command(*arguments, *run.options, as_json=True)["text"]
         answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
     return run, answers
@@ -237,15 +244,15 @@ def _writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
 
 def audit_seconds(quick: bool, load: float | None = None) -> float:
     """Returns how long an audit may take by the clock: longer on a machine that has other work (`load`) to do."""
-    busy = (os.getloadavg()[0] if load is None else load) / cores()
-    return (20 if quick else 40) * min(MOST_BUSY, max(1.0, busy))
+    slowdown = (os.getloadavg()[0] if load is None else load) / cores()
+    return (20 if quick else 40) * min(MAX_SLOWDOWN, max(1.0, slowdown))
 
 
 @contextmanager
 def at_work(command: str) -> Iterator[None]:
     """Says that a command with --json, which says nothing until its end, is at work."""
     beat = Heartbeat(lambda words: print(words, flush=True))
-    beat.doing = command
+    beat.activity = command
     beat.begin()
     try:
         yield
@@ -288,7 +295,7 @@ def _copy_served(bases: Path) -> Path:
     model = resolve("demo:smollm2")
     target = bases / model.name
     target.mkdir(parents=True)
-    for file in [file for name in SERVED for file in model.glob(name)]:
+    for file in [file for name in SERVED_FILES for file in model.glob(name)]:
         link_or_copy(file, target / file.name)
     return target
 

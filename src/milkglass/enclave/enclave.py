@@ -188,7 +188,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         if self._template is None:
             if self.tokenizer is None:
                 raise EnclaveError("this enclave was opened without its tokenizer's folder", "open it from its folder")
-            self._template = load_tokenizer(self.tokenizer, provider=True)
+            self._template = load_tokenizer(self.tokenizer, from_provider=True)
         return self._sanitize(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
 
     def _sanitize(

@@ -129,7 +129,7 @@ def build_enclave(
         files.private_dir(work_folder / TOKENIZER)
         for name, text in tokenizer.items():
             files.write(work_folder / TOKENIZER / name, text)
-        loaded = load_tokenizer(work_folder / TOKENIZER, provider=True)  # the lists take long
+        loaded = load_tokenizer(work_folder / TOKENIZER, from_provider=True)  # the lists take long
         sealed, state = enclave.lists(k, stage)
         files.write(work_folder / SEALED, sealed)
         files.write(work_folder / STATE, state)

@@ -110,7 +110,7 @@ class EnclaveHandler:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
         level, root = self._restore(state)
-        loaded, rows = load_tokenizer(Path(tokenizer), provider=True), len(package.rows)
+        loaded, rows = load_tokenizer(Path(tokenizer), from_provider=True), len(package.rows)
         if not np.array_equal(special_rows(loaded, rows), package.special):
             raise EnclaveError(
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "

@@ -19,7 +19,7 @@ from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import EPSILON as EPSILON_LIMIT
 from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
-from milkglass.sanitizers.sanitizer import Spared, sensitive_words
+from milkglass.sanitizers.sanitizer import SparingRule, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 
 K, P, SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
@@ -55,7 +55,7 @@ def compute_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) ->
     """
     table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
     size = len(table.candidates)
-    near, scores = Rnm(table, 1.0, k).computed_lists(stage("compute candidate lists", size))
+    near, scores = Rnm(table, 1.0, k).compute_lists(stage("compute candidate lists", size))
     return package.with_lists(near, scores)
 
 
@@ -70,12 +70,12 @@ class TokenSanitizer:
         """Returns (t,) sanitized ids. Special tokens are unchanged. Raises UsageError for a wrong parameter."""
         if settings.epsilon is None:
             return ids
-        spared = Spared(sensitive_words(self.counts, settings.share), settings.p)
+        sparing = SparingRule(sensitive_words(self.counts, settings.share), settings.p)
         package = self.package
         if package.near is None or package.scores is None:
             raise EnclaveError("the enclave holds no candidate lists", "build it again")
         lists = (package.near, package.scores)
-        mechanism = Rnm(self._table, settings.epsilon, lists[0].shape[1], "paper", spared, given_lists=lists)
+        mechanism = Rnm(self._table, settings.epsilon, lists[0].shape[1], "paper", sparing, given_lists=lists)
         return mechanism.sanitize(ids, stream)
 
     @cached_property

@@ -98,7 +98,7 @@ def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, spe
     prefix, suffix = special_around(tokenizer) if special else ([], [])
     ids, private = list(prefix), [False] * len(prefix)
     for number, piece in enumerate(pieces):
-        piece_ids, _ = tokenize(tokenizer, piece, first=not number)
+        piece_ids, _ = tokenize(tokenizer, piece, is_first=not number)
         if piece.private:
             _require_same_text(tokenizer, piece_ids, piece.text)
         ids += piece_ids

@@ -1,8 +1,7 @@
 """Files that several recipes share since they take long to make.
 
-A file's name is the digest of all its inputs except code.
-
-The commits that made a file are noted beside it, and a run's folder notes the commits of the files that it used.
+A file's name is the digest of all its inputs except code. The commits that made a file are noted beside it, and a run's
+folder notes the commits of the files that it used.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.experiments.runs import USED_COMMITS_FILE, commits_taken, now
+from milkglass.experiments.runs import USED_COMMITS_FILE, now, used_commits
 
 
 @dataclass(frozen=True)
@@ -29,23 +28,23 @@ class ArtifactCache:
     folder: Path
     out: Path
 
-    def path_of(self, room: str, name: str) -> Path:
+    def path_of(self, subfolder: str, name: str) -> Path:
         """Returns the path of a file that exists or will be made."""
-        path = files.private_dir(self.folder / room) / name
-        self._record_used(made_by(path))
+        path = files.private_dir(self.folder / subfolder) / name
+        self._record_used(commits_of_file(path))
         return path
 
     def record_writer(self, path: Path) -> None:
         """Records which code writes a file, before the file gets its name or is replaced by a longer one."""
-        commits = {*(made_by(path) if path.is_file() else ()), now()["commit"]}
+        commits = {*(commits_of_file(path) if path.is_file() else ()), now()["commit"]}
         files.write(_record(path), json.dumps(sorted(commits)) + "\n")
         self._record_used(commits)
 
     def _record_used(self, commits: Iterable[str]) -> None:
-        files.write(self.out / USED_COMMITS_FILE, json.dumps(sorted({*commits_taken(self.out), *commits})) + "\n")
+        files.write(self.out / USED_COMMITS_FILE, json.dumps(sorted({*used_commits(self.out), *commits})) + "\n")
 
 
-def made_by(path: Path) -> list[str]:
+def commits_of_file(path: Path) -> list[str]:
     """Returns the commits that made a file; none if it does not exist."""
     if not path.is_file():
         return []
@@ -68,6 +67,7 @@ class PartialResults:
         return results
 
     def get(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns a part's results, computed and stored if they do not exist."""
         results = self.done
         if name not in results:
             results[name] = compute()

@@ -11,19 +11,21 @@ from pathlib import Path
 
 from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
-from milkglass.rows.examples import Example, examples_of, in_order, number_labels, summarise
+from milkglass.rows.examples import Example, examples_of, number_labels, sort_labels, summarise
 from milkglass.rows.sets import catalogue as sets
 from milkglass.rows.sets.description import Description
 from milkglass.rows.write import write
 from milkglass.threat.defence import LabelledTexts
 
-DATA = "give --data a folder that holds one for each data set, as it was published; `milkglass data` says where each is"
+DATA_HINT = (
+    "give --data a folder that holds one for each data set, as it was published; `milkglass data` says where each is"
+)
 
 
 def parse_ref(ref: str) -> tuple[Description, str] | None:
-    """Returns the data set and split of a name such as "cola:train".
+    """Returns the data set and split of a name such as "cola:train"; None for a path.
 
-    None: it is a path. Raises UsageError if unknown.
+    Raises UsageError if there is no such data set.
     """
     name, colon, split = ref.partition(":")
     return (sets.describe(name), split) if colon and "/" not in name and "." not in name else None
@@ -35,12 +37,12 @@ def files(data: Path, ref: str) -> list[Path]:
         return sets.files(named_split[0].name, data, named_split[1])
     path = data / ref
     if not path.is_file():
-        raise UsageError(f"there is no {path}", DATA)
+        raise UsageError(f"there is no {path}", DATA_HINT)
     return [path]
 
 
 def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
-    """Returns the digests of the files, since a run on other data is another run."""
+    """Returns the digest of each reference's files: a run on other data is another run."""
     digest_by_ref = {}
     for ref in refs:
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files(data, ref)]
@@ -71,23 +73,23 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     return out
 
 
-def numbers(ref: str, path: Path) -> dict[str, int]:
-    """Returns the numbers of labels: a named data set's own, so that its F1 is about class 1; else by the file."""
+def label_numbers(ref: str, path: Path) -> dict[str, int]:
+    """Returns the number of each label: a named data set's own, so that its F1 is of class 1; else by the file."""
     named_split = parse_ref(ref)
     return named_split[0].numbers if named_split else number_labels(summarise(path).labels, None)
 
 
-def numbered(rows: Sequence[Example]) -> dict[str, int]:
+def numbers_by_label(rows: Sequence[Example]) -> dict[str, int]:
     """Returns the labels that occur, numbered in order."""
-    return number_labels(in_order({row.label for row in rows if row.label is not None}), None)
+    return number_labels(sort_labels({row.label for row in rows if row.label is not None}), None)
 
 
-def labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool = False) -> LabelledTexts:
+def labelled(rows: Sequence[Example], numbers: Mapping[str, int], is_regression: bool = False) -> LabelledTexts:
     """Returns texts with labels. Raises UsageError for a row without a label, or whose label has no number."""
-    if any(row.label is None or not (regression or row.label in numbers) for row in rows):
+    if any(row.label is None or not (is_regression or row.label in numbers) for row in rows):
         raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")
     texts = [row.text for row in rows]
     pairs = [row.pair or "" for row in rows] if rows and rows[0].pair is not None else None
-    if regression:
+    if is_regression:
         return LabelledTexts(texts, [float(row.label or 0) for row in rows], pairs)
     return LabelledTexts(texts, [numbers[row.label or ""] for row in rows], pairs)

@@ -30,7 +30,7 @@ USED = "used.json"
 
 @dataclass(frozen=True)
 class RecipeNeeds:
-    """What a recipe needs, see the module. None: it is not known."""
+    """The table [needs] of a recipe; a need that is not known is None."""
 
     memory: float | None = limited(None, above=0)
     device: float | None = limited(None, above=0)
@@ -42,13 +42,13 @@ class RecipeNeeds:
 
     def check(self, name: str, progress: Log) -> None:
         """Raises UsageError, with both numbers, if this machine has too little; else says what will be used."""
-        free_memory = system.memory_bytes(available=True)
+        free_memory = system.memory_bytes(only_available=True)
         if self.memory is not None and free_memory is not None and free_memory < self.memory * GB:
             raise UsageError(
                 f"{name} needs at least {self.memory:g} GB of memory, and {free_memory / GB:.1f} GB are free here",
                 "close other programs, run it with --quick, or take a larger machine",
             )
-        free_gpu_memory = device.memory_bytes(free=True)
+        free_gpu_memory = device.memory_bytes(only_free=True)
         if self.device is not None and free_gpu_memory is not None and free_gpu_memory < self.device * GB:
             raise UsageError(
                 f"{name} needs at least {self.device:g} GB of the GPU's memory, and "
@@ -71,20 +71,20 @@ class RecipeNeeds:
 @contextmanager
 def note_usage(out: Path) -> Iterator[None]:
     """Notes in the run folder, when the run ends in any way, what it used."""
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         yield
     finally:
         if (out / "run.json").is_file():  # else nothing was begun
             path = out / USED
             earlier = json.loads(path.read_text("utf-8")) if path.is_file() else []
-            files.write(path, json.dumps([*earlier, _usage(begun)], indent=1) + "\n")
+            files.write(path, json.dumps([*earlier, _usage(started)], indent=1) + "\n")
 
 
-def _usage(begun: float) -> dict[str, float]:
-    """Returns the minutes since `begun`, and the gigabytes that this process and its children took."""
+def _usage(started: float) -> dict[str, float]:
+    """Returns the minutes since `started`, and the gigabytes that this process and its children took."""
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    usage = {"minutes": (time.monotonic() - begun) / 60, "memory": 1024 * sum(peaks) / GB}
+    usage = {"minutes": (time.monotonic() - started) / 60, "memory": 1024 * sum(peaks) / GB}
     if device.on_gpu():
         import torch
 

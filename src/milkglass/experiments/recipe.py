@@ -1,4 +1,4 @@
-"""The base of all recipes: a paper's figures, how ours are measured, and the result with both side by side.
+"""The base of all recipes: a paper's figures, how Milkglass measures them, and the result with both side by side.
 
 A kind of recipe is a frozen dataclass in kinds/ whose fields are the entries of the recipe's file, in full or with its
 table [quick].
@@ -42,7 +42,7 @@ CUT = "the time of the recipe ended the attack: how far a search got is not a sa
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(abc.ABC):
-    """A recipe for one table or figure of a paper. Subclasses write `about` and `measure`.
+    """Measures one table or figure of a paper. Subclasses write `about` and `measure`.
 
     Attributes:
         name: of its file, with ".quick" for a quick run; the result has it.
@@ -80,13 +80,13 @@ class Recipe(abc.ABC):
         """
         raw = settings(path, quick)
         raw.pop("kind", None)
-        recipe = from_entries(cls, cls.parsed(raw))
+        recipe = from_entries(cls, cls.field_values(raw))
         from_entries(RecipeNeeds, recipe.needs)
         recipe.check()
         return recipe
 
     @classmethod
-    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
+    def field_values(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Returns the file's entries as values of the fields."""
         return raw
 
@@ -109,7 +109,7 @@ class Recipe(abc.ABC):
         """Writes RUN/NAME.json: what was run, by which code, and each figure beside the paper's and the demand."""
         figures = [figure.to_json() for figure in self.figures(self.measure(run))]
         predictions = {"predictions": run.predictions} if run.predictions else {}
-        document = {**self.result(run), "made": run.made(), "figures": figures, **predictions}
+        document = {**self.result(run), "made": run.provenance(), "figures": figures, **predictions}
         path = run.out / f"{self.name}.json"
         files.write(path, json.dumps(document, indent=1) + "\n")
         return path
@@ -180,7 +180,8 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
     """Returns the entries of a recipe's file, and its name.
 
     Raises:
-        UsageError: the file is no recipe, or `quick` is set and it has no such table.
+        UsageError: the file is not a recipe, `quick` is set and it has no table [quick], or that table changes an entry
+            that it must not change.
     """
     if not path.is_file():
         raise UsageError(f"there is no recipe {path}", "recipes are .toml files")
@@ -286,7 +287,7 @@ def require_types(kind: type, raw: Mapping[str, Any]) -> None:
 
 @cache
 def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
-    """Returns an adapter for each field. Our own types that are no dataclasses are checked by isinstance."""
+    """Returns an adapter for each field. Types of this package that are not dataclasses are checked by isinstance."""
     hints = get_type_hints(kind)
     return {entry.name: _adapter(hints[entry.name]) for entry in fields(kind)}  # type: ignore[arg-type]
 

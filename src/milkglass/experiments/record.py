@@ -25,7 +25,7 @@ PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord:
-    """One figure.
+    """One figure of a result, with what identifies it and what was published.
 
     Attributes:
         measure: the name of what is measured.
@@ -65,8 +65,8 @@ class ResultRecord:
 
     @property
     def name(self) -> str:
-        stated = f"{self.variant} {self.when}".strip()
-        return ", ".join(filter(None, (self.measure, self.attack, self.attacker, self.data, stated, self.note)))
+        variant = f"{self.variant} {self.when}".strip()
+        return ", ".join(filter(None, (self.measure, self.attack, self.attacker, self.data, variant, self.note)))
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ def read(result: Mapping[str, Any]) -> list[ResultRecord]:
     """Returns the records of a result.
 
     Raises:
-        UsageError: it was written before results had records, or is no result.
+        UsageError: the result was written before results had records, or is not a result.
     """
     figures = result.get("figures")
     if not isinstance(figures, list):
@@ -130,7 +130,7 @@ def records(values: Mapping[str, float], **parts: str) -> list[ResultRecord]:
 Statistic = Callable[[Any], Any]
 
 
-def merged_records(
+def merge_records(
     runs: Sequence[Sequence[ResultRecord]], center: Statistic, spread: Mapping[str, Statistic], count_name: str
 ) -> list[ResultRecord]:
     """Returns the records of several runs as one record each; those of a single run as they are.

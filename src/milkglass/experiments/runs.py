@@ -37,7 +37,7 @@ from milkglass.server.spec import ATTACHED, Hyperparameters, JobSpec, Status
 from milkglass.system import cores, stoppable
 
 SPLITS = ("train", "validation")
-USED_COMMITS_FILE = "taken.json"  # see `commits_taken`
+USED_COMMITS_FILE = "taken.json"  # see `used_commits`
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class RunFolder:
     def threads(self) -> int:
         return max(1, cores() // self.at_once)
 
-    def made(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """Returns the code that made this run, see `provenance`."""
-        return provenance(self.out, [*commits_taken(self.out), *self.commits])
+        return provenance(self.out, [*used_commits(self.out), *self.commits])
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One column of a table.
+    """One column of a table: a model, the key that scrambles it, and the folder of its training.
 
     Attributes:
         model: the folder of the model that is trained.
@@ -131,15 +131,15 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any]) -> None:
         raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder with --out")
     files.private_dir(out, restrict_existing=True)  # an empty one that was there had a mode of its own
     files.write(record, json.dumps(run_identity, indent=1) + "\n")
-    record_begun(out)
+    record_start(out)
 
 
 def write_spec(
-    job: Path, model: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
+    job: Path, model_folder: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
 ) -> None:
     """Writes the worker's instruction to train this model on the job's own files."""
     data: dict[str, Any] = {split: str(job / f"{split}.safetensors") for split in splits}
-    spec = JobSpec(model=str(model), **data, hyperparameters=training, threads=threads)
+    spec = JobSpec(model=str(model_folder), **data, hyperparameters=training, threads=threads)
     files.write(job / "spec.json", spec.model_dump_json())
 
 
@@ -218,14 +218,14 @@ def newest_message(job: Path, start: int = 0) -> str:
     return ""
 
 
-def commits_taken(out: Path) -> list[str]:
+def used_commits(out: Path) -> list[str]:
     """Returns the commits that made what a run used of a cache."""
     path = out / USED_COMMITS_FILE
     return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []
 
 
-def record_begun(out: Path) -> None:
-    """Records the code that began this run folder, since later code does not repeat what was done."""
+def record_start(out: Path) -> None:
+    """Records which code began this run folder, since later code does not repeat what was done."""
     record = out / "begun.json"
     if not record.is_file():
         files.write(record, json.dumps(now()) + "\n")
@@ -242,10 +242,10 @@ def provenance(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
             "cells" without these two.
     """
     current, record = now(), out / "begun.json"
-    begun_by = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
-    other_commits = sorted({*cells} - {current["commit"], begun_by["commit"]})
-    made_by = current if begun_by["commit"] == current["commit"] else {**current, "begun": begun_by}
-    return {**made_by, "cells": other_commits} if other_commits else made_by
+    first_code = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
+    other_commits = sorted({*cells} - {current["commit"], first_code["commit"]})
+    last_code = current if first_code["commit"] == current["commit"] else {**current, "begun": first_code}
+    return {**last_code, "cells": other_commits} if other_commits else last_code
 
 
 def commits_of(made: Mapping[str, Any]) -> list[str]:
@@ -269,9 +269,9 @@ def _git(*arguments: str) -> str:
 
 
 # --- answers in a result ----------------------------------------------------------------------------------------------
-# Results keep the answers: whether two cells of equal accuracy answered alike can then be seen.
+# Results keep the answers, so that one can see whether two cells of equal accuracy answered alike.
 def pack_answers(answers: NDArray[Any]) -> str:
-    """Packs (u,) class numbers, -1 for none, or scores into text: type, colon, base64 of zlib of the bytes."""
+    """Packs (rows,) class numbers, -1 for none, or scores into text: type, colon, base64 of zlib of the bytes."""
     integer_type = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
     number_type = "<f4" if answers.dtype.kind == "f" else integer_type
     return f"{number_type}:{base64.b64encode(zlib.compress(answers.astype(number_type).tobytes(), 9)).decode()}"

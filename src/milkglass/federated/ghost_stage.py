@@ -120,4 +120,4 @@ def _read(finished_parts: FinishedParts, index: int, texts: int) -> tuple[list[I
     match finished_parts.get(index):
         case {"ids": list(ids), "tally": dict(tally)} if len(ids) == texts and {*tally} == {*asdict(GhostTally())}:
             return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
-    raise finished_parts.damaged(index)
+    raise finished_parts.damage_error(index)

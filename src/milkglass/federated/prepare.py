@@ -15,17 +15,17 @@ from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
 from milkglass.federated.ghost_stage import pass_through_ghost, remove_finished, require_no_parts
 from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, is_of_texts, load, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import (
     Example,
-    in_order,
+    no_labels_error,
     number_labels,
     read_examples,
     require_no_fractions,
+    sort_labels,
     summarise,
-    unlabelled,
 )
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import SelectionMethod
@@ -72,14 +72,14 @@ def labels_of(sources: Sequence[Source]) -> dict[str, int]:
     for source in sources:
         summary = summarise(source)
         if summary.task != "classification":
-            raise unlabelled(source, summary)
-        if summary.pairs:
+            raise no_labels_error(source, summary)
+        if summary.has_pairs:
             raise CodecError(f"{source.name} has pairs of texts", "a site's row is one text and a label")
         require_no_fractions(source, summary)
         names |= {*summary.labels}
     if len(names) < 2:
         raise CodecError("all sites have 1 label only", "classification needs at least 2")
-    return number_labels(in_order(names), None)
+    return number_labels(sort_labels(names), None)
 
 
 def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
@@ -174,7 +174,7 @@ def require_match(
 def original_ids(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
     """Yields each text's ids with special tokens, as GHOST takes them. Raises EmptyText, TooLong."""
     tokenizer, _ = open_table(model)
-    limit = longest(model, tokenizer)
+    limit = token_limit(model, tokenizer)
     encoded = tokenizer(list(texts), truncation=False, split_special_tokens=True)
     for number, ids in enumerate(encoded["input_ids"]):
         if len(ids) <= tokenizer.num_special_tokens_to_add(pair=False):

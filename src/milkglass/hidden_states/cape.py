@@ -172,7 +172,7 @@ def words_present(encoded: TokenizedTexts, size: int, max_count: int) -> Ids:
 
     There are fewer if fewer ids occur.
     """
-    pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
+    pairs = np.unique(encoded.ids.sequence_indices * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
     return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:max_count]).astype(np.int64)

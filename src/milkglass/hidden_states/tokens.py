@@ -14,7 +14,7 @@ import torch
 
 from milkglass.errors import EmptyText, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_model_json
-from milkglass.models.tokenizer import load_tokenizer, longest
+from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.sequences import Ids, Sequences
 
 BATCH_TOKENS = 4096  # in a batch that is only read, padding included
@@ -106,7 +106,7 @@ class PublicTokenizer:
 
     def __init__(self, folder: Path, max_length: int) -> None:
         self.tokenizer = load_tokenizer(folder)
-        self.max_tokens = min(longest(folder, self.tokenizer), max_length)
+        self.max_tokens = min(token_limit(folder, self.tokenizer), max_length)
         self.vocab_size = int(read_model_json(folder / "config.json")["vocab_size"])
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:

@@ -21,7 +21,7 @@ import torch
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE
-from milkglass.catalogue import loaded
+from milkglass.catalogue import load_entry
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import new_key, scheme_of
@@ -61,12 +61,12 @@ TINY_CONFIG = {
 }  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
 SECRET, OTHER_SECRET = bytes(range(32)), bytes(range(1, 33))
-MIN_QUESTIONS = 4  # questions to a budget, as a loop asks them
+MIN_BUDGET_CHECKS = 4  # an attack that checks its budget so often does so in a loop
 CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
 Check = Callable[[Any, Path], None]
 
 
-def saved_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
+def save_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
     """Writes a tiny random model of a type that transformers knows, and a byte-level tokenizer. Returns the folder."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -129,7 +129,7 @@ def _check(point: EntryPoint) -> Iterator[CheckResult]:
     if group not in GROUPS:
         yield CheckResult(point.name, group, "the group exists", f"it is one of {', '.join(GROUPS)}")
         return
-    entry = loaded(point)
+    entry = load_entry(point)
     kinds = [kind for kind in CHECKS if isinstance(entry, kind)]
     if group not in {CHECKS[kind][0] for kind in kinds}:
         expected = " or ".join(
@@ -198,12 +198,14 @@ def counts_its_work(attack: Attack, folder: Path) -> None:
             continue
         clock_readings, clock = list[float](), WorkClock()
 
-        def noted(clock: WorkClock = clock, clock_readings: list[float] = clock_readings) -> bool:
+        def note_reading(clock: WorkClock = clock, clock_readings: list[float] = clock_readings) -> bool:
             clock_readings.append(clock.seconds)
             return False
 
-        attack(scene.seen_by(who), who.knowledge, Budget(1e9, stopped=noted, clock=clock), np.random.default_rng(1))
-        assert len(clock_readings) < MIN_QUESTIONS or len(set(clock_readings)) > 1, (
+        attack(
+            scene.seen_by(who), who.knowledge, Budget(1e9, stopped=note_reading, clock=clock), np.random.default_rng(1)
+        )
+        assert len(clock_readings) < MIN_BUDGET_CHECKS or len(set(clock_readings)) > 1, (
             f"it asked {len(clock_readings)} times and spent nothing"
         )
 
@@ -219,8 +221,8 @@ def makes_the_same_model_again(scheme: Scheme, folder: Path) -> None:
     weights = [(folder / name / "model.safetensors").read_bytes() for name in ("a", "b", "c")]
     assert weights[0] == weights[1], "the same secret makes another model"
     assert weights[0] != weights[2], "another secret makes the same model"
-    failed = [check.name for check in verify(base, key, folder / "a") if not check.passed]
-    assert not failed, f"verify finds {', '.join(failed)} wrong"
+    failed_checks = [check.name for check in verify(base, key, folder / "a") if not check.passed]
+    assert not failed_checks, f"verify finds {', '.join(failed_checks)} wrong"
     assert require_scrambled(folder / "a")
 
 
@@ -351,7 +353,7 @@ def permutes_without_change(family: Family, folder: Path) -> None:
     from milkglass.schemes.mixture import Mixture
 
     for model_type in family.model_types:
-        base = Checkpoint.open(saved_tiny_model(model_type, family.kind, folder / model_type))
+        base = Checkpoint.open(save_tiny_model(model_type, family.kind, folder / model_type))
         unknown_names = unknown_tensor_names(base.tensors)
         assert not unknown_names, f"{model_type}: {unknown_names[0]} has a word that is not in Family.parts"
         key = new_key(base, "tiny", None, base.digest(), SECRET)
@@ -390,13 +392,13 @@ CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
 
 
 def _encoder(folder: Path) -> Checkpoint:
-    return Checkpoint.open(saved_tiny_model("bert", "encoder", folder / "base"))
+    return Checkpoint.open(save_tiny_model("bert", "encoder", folder / "base"))
 
 
 def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:
     """Returns a decoder for schemes that rewrite layers, which only works for the Llama family; else an encoder."""
     if scheme.needs_whole_layers:
-        return Checkpoint.open(saved_tiny_model("llama", "decoder", folder / "base"))
+        return Checkpoint.open(save_tiny_model("llama", "decoder", folder / "base"))
     return _encoder(folder)
 
 

@@ -48,7 +48,7 @@ def audit_defence(
         public: an attacker's text of the same kind, or the text of each attacker, by name. Texts that contain a private
             text or are part of one are left out.
         attacks: by the names that their results have. None: all of the catalogue.
-        budget: processor time for the attacks, such as "90s" or "15m".
+        budget: CPU time for the attacks, such as "90s" or "15m".
         seed: of every random draw.
         out: a new folder for the report, which contains private text. None: no report is written.
         words: what the report says about the defence. None: what it says of any that sends the same.
@@ -61,18 +61,18 @@ def audit_defence(
         UsageError: there is too little text, or the client does not say where it sends a token.
         ModelError: a model cannot be opened.
     """
-    limit, chosen = Budget.parse(budget), ATTACKS if attacks is None else attacks
+    limit, chosen_attacks = Budget.parse(budget), ATTACKS if attacks is None else attacks
     require_enough(private, "the list of private texts")
     model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve(str(base)))
     public_texts = public if isinstance(public, Mapping) else {ALIKE: public}
-    with limited_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work:
+    with limited_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work_folder:
         scene = replace(scene_of(model, client, server, private, public_texts), words=words)
         require_texts(scene, public_texts)
         texts_digest = hashlib.sha256("\0".join(private).encode()).hexdigest()
-        identity = {"texts": texts_digest, "attacks": [signature(attack) for attack in chosen.values()]}
-        advance = stage("attack", len(chosen))
-        store = ResumeStore.open(Path(work) / "cells", identity)
-        result = audit(scene, chosen, store, limit, seed, lambda cell: advance(1))
+        identity = {"texts": texts_digest, "attacks": [signature(attack) for attack in chosen_attacks.values()]}
+        advance = stage("attack", len(chosen_attacks))
+        store = ResumeStore.open(Path(work_folder) / "cells", identity)
+        result = audit(scene, chosen_attacks, store, limit, seed, lambda cell: advance(1))
     if out is not None:
         write(result, Path(out))
     return result

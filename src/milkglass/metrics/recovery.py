@@ -34,12 +34,12 @@ class Recovery:
 def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
     """Returns top-1, 3 and 10 of (total, k) ids, best first, over the running tokens that count, by k."""
     is_right = guess == truth.ids[:, None]
-    weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
+    weights = np.bincount(truth.sequence_indices, weights=counted, minlength=len(truth)).astype(np.float64)
     by_rank = {}
     for k in RANKS:
         if k <= guess.shape[1]:
             hits = (is_right[:, :k].any(1) & counted).astype(np.float64)
-            by_rank[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
+            by_rank[k] = ratio(np.bincount(truth.sequence_indices, hits, len(truth)).astype(np.float64), weights, rng)
     return by_rank
 
 
@@ -47,8 +47,8 @@ def mean(
     values: NDArray[np.float64], truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator
 ) -> Interval:
     """Returns the mean of values (total,) over the running tokens that count. Sentences are resampled."""
-    weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
-    sums = np.bincount(truth.owner, values * counted, len(truth)).astype(np.float64)
+    weights = np.bincount(truth.sequence_indices, weights=counted, minlength=len(truth)).astype(np.float64)
+    sums = np.bincount(truth.sequence_indices, values * counted, len(truth)).astype(np.float64)
     nonzero = np.flatnonzero(weights)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -64,9 +64,9 @@ def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.ran
 
 
 def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
-    """Returns the share of sequences in which every counted token is right by the guess (total,), of those with any."""
-    wrong_counts = np.bincount(truth.owner, weights=(guess != truth.ids) & counted, minlength=len(truth))
-    has_counted = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
+    """Returns the share of sequences in which every counted token is right, of those with any. guess: (total,)."""
+    wrong_counts = np.bincount(truth.sequence_indices, weights=(guess != truth.ids) & counted, minlength=len(truth))
+    has_counted = np.bincount(truth.sequence_indices, weights=counted, minlength=len(truth)) > 0
     return share((wrong_counts == 0)[has_counted], rng)
 
 

@@ -36,19 +36,19 @@ def digest_of(inputs: list[Any], *arrays: NDArray[Any]) -> str:
 
 @dataclass
 class ArrayCache:
-    """A cache of one kind of arrays.
+    """Keeps arrays of one kind on disk, by the digest of all that decides them.
 
     Attributes:
         name: of its folder in Milkglass's cache.
         dtypes: the NumPy dtype of each array, by name.
         folder: another folder. None: that in the cache.
-        reused: whether the last call found its arrays in the cache.
+        is_reused: whether the last call found its arrays in the cache.
     """
 
     name: str
     dtypes: Mapping[str, Any]
     folder: Path | None = None
-    reused: bool = field(default=False, init=False)
+    is_reused: bool = field(default=False, init=False)
 
     def __call__(
         self, digest: str, make: Callable[[], Mapping[str, NDArray[Any]]], is_valid: Callable[[Arrays], bool]
@@ -59,10 +59,10 @@ class ArrayCache:
         """
         folder = cache_folder() / self.name if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
-        stated = _stated_digest(path) if path.is_file() else ""
-        self.reused = stated != ""
-        if self.reused:
-            return self._read(path, is_valid, stated)
+        stored_digest = _stored_digest(path) if path.is_file() else ""
+        self.is_reused = stored_digest != ""
+        if self.is_reused:
+            return self._read(path, is_valid, stored_digest)
         computed = make()
         arrays = {name: np.ascontiguousarray(computed[name], dtype) for name, dtype in self.dtypes.items()}
         files.private_dir(folder)
@@ -70,7 +70,7 @@ class ArrayCache:
             save_file(arrays, partial, {DIGEST_NOTE: content_digest(arrays)})
         return arrays
 
-    def _read(self, path: Path, is_valid: Callable[[Arrays], bool], stated: str | None) -> Arrays:
+    def _read(self, path: Path, is_valid: Callable[[Arrays], bool], stored_digest: str | None) -> Arrays:
         """Returns the arrays of a file. Raises CorruptCheckpoint if they do not have the stated digest."""
         try:
             arrays: Arrays = load_file(path)
@@ -78,7 +78,7 @@ class ArrayCache:
             arrays = {}
         expected = {name: np.dtype(dtype) for name, dtype in self.dtypes.items()}
         has_dtypes = expected == {name: array.dtype for name, array in arrays.items()}
-        if not (has_dtypes and stated == content_digest(arrays) and is_valid(arrays)):
+        if not (has_dtypes and stored_digest == content_digest(arrays) and is_valid(arrays)):
             raise CorruptCheckpoint(
                 f"what {self.name}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
             )
@@ -93,7 +93,7 @@ def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     return digest_of(inputs, *sorted_arrays)
 
 
-def _stated_digest(path: Path) -> str | None:
+def _stored_digest(path: Path) -> str | None:
     """Returns a file's stated digest; "" for an earlier version's file, which is made again; None if unreadable."""
     try:
         with safe_open(path, "np") as file:

@@ -54,8 +54,8 @@ def render(
 
 def variables(tokenizer: Any) -> frozenset[str]:
     """Returns what the chat templates read besides messages and tools, special tokens included."""
-    stated = tokenizer.chat_template or ""
-    templates = list(stated.values()) if isinstance(stated, Mapping) else [str(stated)]
+    chat_template = tokenizer.chat_template or ""
+    templates = list(chat_template.values()) if isinstance(chat_template, Mapping) else [str(chat_template)]
     return frozenset(name for template in templates for name in _variables(template))
 
 
@@ -67,24 +67,24 @@ def _variables(template: str) -> frozenset[str]:
 
 
 class _Worker:
-    """The process. It is started at its first use, and again after it was ended. Threads take turns."""
+    """The process that renders. It is started at its first use, and again after it ended. Threads take turns."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # the process that started it: a fork must not share its pipes
-        self._ready = False  # whether it said that its modules are loaded
+        self._owner_pid = 0  # the process that started it: a fork must not share its pipes
+        self._is_ready = False  # whether it said that its modules are loaded
 
     def ask(self, request: Mapping[str, Any], noun: str) -> dict[str, Any]:
         """Returns the process's answer. Raises CodecError, which calls the conversation by `noun`."""
         line = json.dumps(request).encode() + b"\n"
         with self._turn:
             process = self._start()
-            if not self._ready and self._exchange(process, b"", START_SECONDS) is None:
+            if not self._is_ready and self._exchange(process, b"", START_SECONDS) is None:
                 raise CodecError(
                     "the process that renders chat templates did not start", "is the machine overloaded? Try again"
                 )
-            self._ready = True
+            self._is_ready = True
             answer = self._exchange(process, line, RENDER_SECONDS)
         fault = None if answer is None else answer.get("fault")
         if answer is not None and fault is None:
@@ -106,7 +106,7 @@ class _Worker:
         )
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+        if self._process is not None and self._owner_pid == os.getpid() and self._process.poll() is None:
             return self._process
         self.close()
         environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG", "TZ") if name in os.environ}
@@ -116,11 +116,11 @@ class _Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, bufsize=0,
             start_new_session=True,
         )  # fmt: skip
-        self._owner, self._ready = os.getpid(), False
+        self._owner_pid, self._is_ready = os.getpid(), False
         return self._process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Sends `line` and returns the next line of the process. None: the process ended or had to be ended."""
+        """Sends `line` and returns the process's next line, or None if the process ended or had to be ended."""
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + seconds
         chunks, size, unsent = list[bytes](), 0, memoryview(line)
@@ -152,7 +152,7 @@ class _Worker:
     def close(self) -> None:
         """Ends the process. A fork does not end its parent's."""
         process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
+        if process is None or self._owner_pid != os.getpid():
             return
         process.kill()
         for pipe in (process.stdin, process.stdout):

@@ -56,7 +56,8 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Opens a model folder.
 
-        Raises ModelNotFound if it is none, UnsafeWeights for pickled weights, CorruptCheckpoint for an unreadable file.
+        Raises ModelNotFound for another folder, UnsafeWeights for pickled weights, CorruptCheckpoint for an unreadable
+        file.
         """
         if folder.is_dir():
             require_readable(folder)
@@ -89,15 +90,15 @@ class Checkpoint:
         """Returns a copy of a whole tensor in its own dtype."""
         from milkglass.models.safetensors_file import read_whole
 
-        return read_whole(self._readable(name))
+        return read_whole(self._readable_ref(name))
 
     def mapped(self, name: str) -> torch.Tensor:
         """Maps a whole tensor in its own dtype, for tables that may exceed the memory. It must not be written to."""
         from milkglass.models.safetensors_file import mapped
 
-        return mapped(self._readable(name))
+        return mapped(self._readable_ref(name))
 
-    def _readable(self, name: str) -> TensorRef:
+    def _readable_ref(self, name: str) -> TensorRef:
         ref = self.tensors[name]
         if ref.dtype not in READABLE_DTYPES:
             raise CorruptCheckpoint(
@@ -127,13 +128,13 @@ def _tensor_digest(ref: TensorRef) -> str:
 
 
 def _hint(folder: Path) -> str:
-    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    examples = f"; these folders in it are some: {', '.join(inside[:3])}" if inside else ""
+    subfolders = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    examples = f"; these folders in it are some: {', '.join(subfolders[:3])}" if subfolders else ""
     return f"give the folder of a Hugging Face checkpoint{examples}"
 
 
 def require_no_adapter(folder: Path) -> None:
-    """Refuses an adapter, which is a change to a model and no model.
+    """Refuses an adapter, which changes a model and is not one itself.
 
     Raises ModelNotFound for an adapter's folder, and CorruptCheckpoint if it is unclear whether adapter or model is
     meant.
@@ -203,20 +204,24 @@ def _require_size(path: Path) -> None:
 def read_model_json(path: Path) -> dict[str, Any]:
     """Reads a JSON file of a model folder. Raises CorruptCheckpoint if it is too large, or a number is not finite."""
     _require_size(path)
-    return read_json(path, finite=True)
+    return read_json(path, must_be_finite=True)
 
 
-def _finite(word: str) -> float:
+def _parse_finite(word: str) -> float:
     if not math.isfinite(number := float(word)):
         raise NotFinite
     return number
 
 
-def read_json(path: Path, finite: bool = False) -> dict[str, Any]:
-    """Returns the object in a JSON file. `finite` refuses NaN and infinities."""
+def read_json(path: Path, must_be_finite: bool = False) -> dict[str, Any]:
+    """Returns the object in a JSON file. `must_be_finite` refuses NaN and infinities."""
     try:
         text = path.read_text("utf-8")
-        document = json.loads(text, parse_constant=_finite, parse_float=_finite) if finite else json.loads(text)
+        document = (
+            json.loads(text, parse_constant=_parse_finite, parse_float=_parse_finite)
+            if must_be_finite
+            else json.loads(text)
+        )
     except NotFinite:
         raise CorruptCheckpoint(
             f"{path.name} has a number that is not finite (NaN or Infinity)", "give each entry a finite number"
@@ -240,7 +245,9 @@ def end_ids(folder: Path) -> frozenset[int]:
         if (folder / name).is_file():
             ids = read_model_json(folder / name).get("eos_token_id")
             if ids is not None:
-                return frozenset(one for one in (ids if isinstance(ids, list) else [ids]) if type(one) is int)
+                return frozenset(
+                    token_id for token_id in (ids if isinstance(ids, list) else [ids]) if type(token_id) is int
+                )
     return frozenset()
 
 

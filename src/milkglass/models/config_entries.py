@@ -68,19 +68,19 @@ def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str
             pending += [(key, inner, depth + 1) for inner in value]
 
 
-def check_ids(config: Mapping[str, Any], vocabulary: int, file: str = CONFIG, negative: bool = False) -> None:
+def check_ids(config: Mapping[str, Any], vocab_size: int, file: str = CONFIG, allows_negative: bool = False) -> None:
     """Refuses special token ids that the model's table does not have: looking one up stops a GPU for the whole process.
 
-    Raises CorruptCheckpoint. With `negative`, a negative number stands for none.
+    Raises CorruptCheckpoint for such an id. With `allows_negative`, a negative number stands for none.
     """
     for key, value in entries(config, file):
         if not (key.endswith(ID_ENDINGS) or key in ID_LISTS) or value is None or isinstance(value, Mapping | list):
             continue
-        if negative and type(value) is int and value < 0:
+        if allows_negative and type(value) is int and value < 0:
             continue
-        if type(value) is not int or not 0 <= value < vocabulary:
+        if type(value) is not int or not 0 <= value < vocab_size:
             value_words = f"is {value}" if type(value) is int else "is not a whole number"
             raise CorruptCheckpoint(
-                f"{key} in {file} {value_words}, and the table has {vocabulary} rows, 0 to {vocabulary - 1}",
+                f"{key} in {file} {value_words}, and the table has {vocab_size} rows, 0 to {vocab_size - 1}",
                 f"set it to the id of its token in {file}, or to null where the model has none",
             )

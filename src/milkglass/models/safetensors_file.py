@@ -41,7 +41,7 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
         while remaining:
             chunk = file.read(min(CHUNK_BYTES, remaining))
             if not chunk:
-                raise _shorter(ref)
+                raise _shortened_error(ref)
             remaining -= len(chunk)
             yield chunk
 
@@ -51,10 +51,10 @@ def read_whole(ref: TensorRef) -> torch.Tensor:
     if not ref.bytes:
         return torch.empty(ref.shape, dtype=DTYPES[ref.dtype])
     buffer = bytearray(ref.bytes)
-    filled = 0
+    offset = 0
     for chunk in read_bytes(ref):
-        buffer[filled : filled + len(chunk)] = chunk
-        filled += len(chunk)
+        buffer[offset : offset + len(chunk)] = chunk
+        offset += len(chunk)
     return torch.frombuffer(buffer, dtype=DTYPES[ref.dtype]).reshape(ref.shape)
 
 
@@ -71,7 +71,7 @@ def mapped(ref: TensorRef) -> torch.Tensor:
         try:
             pages = mmap.mmap(file.fileno(), ref.stop, access=mmap.ACCESS_READ)
         except ValueError as error:
-            raise _shorter(ref) from error
+            raise _shortened_error(ref) from error
     if hasattr(pages, "madvise"):  # rows are mixed in a random order, and a disk reads best from start to end
         first = ref.start - ref.start % mmap.PAGESIZE
         pages.madvise(mmap.MADV_WILLNEED, first, ref.stop - first)
@@ -81,29 +81,30 @@ def mapped(ref: TensorRef) -> torch.Tensor:
     return flat.reshape(ref.shape)
 
 
-def _shorter(ref: TensorRef) -> CorruptCheckpoint:
+def _shortened_error(ref: TensorRef) -> CorruptCheckpoint:
     return CorruptCheckpoint(f"{ref.file.name} became shorter while it was read", "is it being written?")
 
 
 def write_safetensors(
     path: Path,
     refs: list[TensorRef],
-    replaced: Mapping[str, RowBlocks],
+    replacements: Mapping[str, RowBlocks],
     progress: Progress = no_progress,
-    reached: int = 0,
-    keep: Callable[[int], None] | None = None,
+    bytes_on_disk: int = 0,
+    record: Callable[[int], None] | None = None,
 ) -> None:
-    """Writes tensors to one file: those in `replaced` from their rows, the others byte for byte.
+    """Writes tensors to one file: those in `replacements` from their rows, the others byte for byte.
 
     The file appears under its name when it is complete.
 
     Args:
-        reached: how many bytes of the file an equal run that was killed has left beside it, as `keep` received them.
-        keep: receives now and then how many bytes of the file are on the disk.
+        bytes_on_disk: how many bytes of the file an equal run that was killed has left beside it, as `record` received
+            them.
+        record: receives now and then how many bytes of the file are on the disk.
     """
     head = _head(refs)
     partial = path.with_name(path.name + ".tmp")
-    with _continue_file(partial, head, reached) as file:
+    with _continue_file(partial, head, bytes_on_disk) as file:
         written_bytes = file.tell() - len(head)
         offset, kept_bytes = 0, file.tell()
         if written_bytes:
@@ -112,14 +113,16 @@ def write_safetensors(
             skipped = min(max(0, written_bytes - offset), ref.bytes)
             offset += ref.bytes
             for chunk in (
-                _new_bytes(ref, replaced[ref.name], skipped) if ref.name in replaced else read_bytes(ref, skipped)
+                _new_bytes(ref, replacements[ref.name], skipped)
+                if ref.name in replacements
+                else read_bytes(ref, skipped)
             ):
                 file.write(chunk)
                 progress(len(chunk))
-                if keep and file.tell() >= kept_bytes + SYNC_BYTES:
+                if record and file.tell() >= kept_bytes + SYNC_BYTES:
                     _sync(file)
                     kept_bytes = file.tell()
-                    keep(kept_bytes)
+                    record(kept_bytes)
         _sync(file)
     partial.replace(path)
 
@@ -137,13 +140,13 @@ def _head(refs: list[TensorRef]) -> bytes:
 
 
 @contextmanager
-def _continue_file(path: Path, head: bytes, reached: int) -> Iterator[IO[bytes]]:
-    """Opens a file at the place to continue. A file that does not match `reached` is begun again."""
-    if reached >= len(head) and path.is_file() and path.stat().st_size >= reached:
+def _continue_file(path: Path, head: bytes, bytes_on_disk: int) -> Iterator[IO[bytes]]:
+    """Opens a file at the place to continue. A file that does not match `bytes_on_disk` is begun again."""
+    if bytes_on_disk >= len(head) and path.is_file() and path.stat().st_size >= bytes_on_disk:
         with path.open("r+b") as file:
             if file.read(len(head)) == head:
-                file.truncate(reached)
-                file.seek(reached)
+                file.truncate(bytes_on_disk)
+                file.seek(bytes_on_disk)
                 yield file
                 return
     with path.open("wb") as file:

@@ -21,9 +21,9 @@ from milkglass.unique_keys import unique_keys
 
 DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
-READABLE_DTYPES = ("F32", "F16", "BF16")  # the types of tables and weights that we can read
+READABLE_DTYPES = ("F32", "F16", "BF16")  # the types of tables and weights that are read
 METADATA = "__metadata__"
-PLAIN_NOTES = {"format": "pt"}  # the only note of our files
+PLAIN_NOTES = {"format": "pt"}  # the only note in files that are written here
 ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
 MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
 MAX_RANK, MAX_DIMENSION = 8, 1 << 40
@@ -60,7 +60,7 @@ class TensorRef:
 
 
 def read_header(path: Path) -> dict[str, TensorRef]:
-    """Returns a file's tensors by name. Raises CorruptCheckpoint if it is cut off, overlaps or no safetensors file."""
+    """Returns a file's tensors by name. Raises CorruptCheckpoint if it is cut off, overlaps or is not safetensors."""
     return read_all(path)[0]
 
 
@@ -115,16 +115,18 @@ def _require_bounded(header: bytes, name: str) -> None:
     """
     hint = "save it again with safetensors, in smaller files"
     text = header.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quote begins or ends a string
-    strings = (text.count(b'"') + 1) // 2
-    if strings > MAX_STRINGS:
-        raise CorruptCheckpoint(f"the header of {name} has {strings} strings, at most {MAX_STRINGS} are read", hint)
+    string_count = (text.count(b'"') + 1) // 2
+    if string_count > MAX_STRINGS:
+        raise CorruptCheckpoint(
+            f"the header of {name} has {string_count} strings, at most {MAX_STRINGS} are read", hint
+        )
     outline = _outline(text)
     if len(outline) > MAX_OUTLINE:
         raise CorruptCheckpoint(f"the header of {name} has more values than {MAX_TENSORS} tensors need", hint)
-    irregular = outline.count(b"{") + outline.count(b"[")
-    if irregular > MAX_IRREGULAR:
+    irregular_count = outline.count(b"{") + outline.count(b"[")
+    if irregular_count > MAX_IRREGULAR:
         raise CorruptCheckpoint(
-            f"the header of {name} has {irregular} lists and objects that do not describe a tensor, "
+            f"the header of {name} has {irregular_count} lists and objects that do not describe a tensor, "
             f"at most {MAX_IRREGULAR} are read",
             hint,
         )
@@ -189,7 +191,7 @@ def _tensor_ref(path: Path, name: str, entry: Any, data_start: int, size: int) -
 
 
 def _is_whole_numbers(value: Any) -> bool:
-    """Returns whether a value is a list of whole numbers. True and False are no numbers."""
+    """Returns whether a value is a list of whole numbers. True and False are not numbers."""
     return isinstance(value, list) and all(type(n) is int for n in value)
 
 

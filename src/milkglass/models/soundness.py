@@ -161,11 +161,11 @@ def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkp
     Heads and poolers may be missing: they are not larger than the table or the hidden size squared.
     """
     prefix = f"{outline.base_model_prefix}."
-    shapes = {_plain(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
+    shapes = {_current_name(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
     for name, weight in outline.named_parameters():
         in_body = architecture.kind == "encoder" or name.startswith(prefix)
-        stored_shape = shapes.get(_plain(name, prefix))
-        if stored_shape is None and in_body and not _plain(name, prefix).startswith("pooler."):
+        stored_shape = shapes.get(_current_name(name, prefix))
+        if stored_shape is None and in_body and not _current_name(name, prefix).startswith("pooler."):
             raise CorruptCheckpoint(f"the weights lack {name}, which {CONFIG} asks for", "take the whole model")
         if stored_shape is not None and stored_shape != tuple(weight.shape):
             raise CorruptCheckpoint(f"{CONFIG} gives {name} another shape than the weights have", HINT)
@@ -173,7 +173,7 @@ def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkp
         raise CorruptCheckpoint(f"{CONFIG} asks for a buffer of more than {MAX_BUFFER} numbers", HINT)
 
 
-def _plain(name: str, prefix: str) -> str:
+def _current_name(name: str, prefix: str) -> str:
     """Returns a name as transformers matches names: without the base model's prefix, and norms by their later names."""
     name = name.removeprefix(prefix)
     for early_ending, later_ending in ((".gamma", ".weight"), (".beta", ".bias")):

@@ -44,14 +44,15 @@ class Staging:
     Attributes:
         job: identifies what is built. A staging folder of another job is deleted.
         folder: where it is built.
-        begun: the name of the file that is being written, and how many of its bytes are on the disk.
+        finished_files: the names of the files that are complete.
+        begun_file: the name of the file that is being written, and how many of its bytes are on the disk.
     """
 
     target: Path
     job: str
     folder: Path = field(init=False)
-    done: set[str] = field(init=False, default_factory=set)
-    begun: tuple[str, int] = field(init=False, default=("", 0))
+    finished_files: set[str] = field(init=False, default_factory=set)
+    begun_file: tuple[str, int] = field(init=False, default=("", 0))
 
     def __post_init__(self) -> None:
         if self.target.exists():
@@ -61,32 +62,34 @@ class Staging:
         if self._log.is_file():
             state = read_json(self._log)
             if state.get("job") == self.job:
-                self.done = set(state["done"])
-                name, count = state.get("begun", self.begun)  # runs of earlier versions went on by files only
-                self.begun = str(name), int(count)
+                self.finished_files = set(state["done"])
+                name, count = state.get("begun", self.begun_file)  # runs of earlier versions went on by files only
+                self.begun_file = str(name), int(count)
                 return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self._save()
 
     def _save(self) -> None:
-        files.write_json(self._log, {"job": self.job, "done": sorted(self.done), "begun": list(self.begun)})
+        files.write_json(
+            self._log, {"job": self.job, "done": sorted(self.finished_files), "begun": list(self.begun_file)}
+        )
 
     def write(self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress) -> None:
         """Writes one file of tensors, from where a killed run stopped."""
 
         def keep(count: int) -> None:
-            self.begun = name, count
+            self.begun_file = name, count
             self._save()
 
-        reached = self.begun[1] if self.begun[0] == name else 0
-        write_safetensors(self.folder / name, refs, replaced, progress, reached, keep)
+        bytes_on_disk = self.begun_file[1] if self.begun_file[0] == name else 0
+        write_safetensors(self.folder / name, refs, replaced, progress, bytes_on_disk, keep)
         self.finish(name)
 
     def finish(self, name: str) -> None:
         """Records that a file is complete."""
-        self.done.add(name)
-        self.begun = "", 0
+        self.finished_files.add(name)
+        self.begun_file = "", 0
         self._save()
 
     def commit(self, configs: Configs) -> None:
@@ -135,19 +138,19 @@ def rewrite(
     configs: Configs,
     staging: Staging,
     progress: Progress = no_progress,
-    links: bool = False,
+    allows_links: bool = False,
 ) -> None:
     """Writes the whole model, without anything else of the base folder: no tokenizer, no README, no metadata.
 
     Args:
-        links: whether shards without replaced tensors and notes may be hard links to the base's. Nobody may write into
-            the folder later: that would change the base.
+        allows_links: whether shards without replaced tensors and notes may be hard links to the base's. Nobody may
+            write into the folder later: that would change the base.
     """
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]
-        if file.name in staging.done:
+        if file.name in staging.finished_files:
             progress(sum(ref.bytes for ref in refs))
-        elif links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
+        elif allows_links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
             link_or_copy(file, staging.folder / file.name)
             staging.finish(file.name)
             progress(sum(ref.bytes for ref in refs))
@@ -159,7 +162,7 @@ def rewrite(
 
 
 def index_of(base: Checkpoint) -> dict[str, Any] | None:
-    """Returns the place of each tensor and their bytes, as a rewritten folder's index; None if the base has none."""
+    """Returns the index of a rewritten folder, or None if the base has none."""
     if not (base.folder / INDEX).is_file():
         return None
     total = sum(ref.bytes for ref in base.tensors.values())
@@ -178,7 +181,7 @@ def write_delta(
     progress: Progress = no_progress,
 ) -> None:
     """Writes only what changed, and the digest of the base model."""
-    if DELTA_WEIGHTS not in staging.done:
+    if DELTA_WEIGHTS not in staging.finished_files:
         refs = [base.tensors[name] for name in sorted(replaced)]
         staging.write(DELTA_WEIGHTS, refs, replaced, progress)
     write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": digest})
@@ -186,8 +189,8 @@ def write_delta(
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """A tensor of another file, read in blocks of rows."""
+class _StoredRows:
+    """Reads a tensor of another file in blocks of rows."""
 
     ref: TensorRef
 
@@ -224,4 +227,6 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
     larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
     base = resized(base, larger, int(size or 0)) if larger else base
     staging = Staging(target, f"assemble {base_digest} {files.sha256(delta / DELTA_WEIGHTS)}")
-    rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress, links=True)
+    rewrite(
+        base, {name: _StoredRows(ref) for name, ref in changed.items()}, configs, staging, progress, allows_links=True
+    )

@@ -112,7 +112,7 @@ def _compile(template: str) -> jinja2.Template:
     return environment().from_string(template)
 
 
-def rendered(
+def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
@@ -157,15 +157,15 @@ def main() -> None:
                 answer: dict[str, Any] = {"names": _names(request["template"])}
             else:
                 fields = ("template", "messages", "tools", "add_generation_prompt", "options")
-                answer = {"text": rendered(*(request[part] for part in fields))}
-            written = json.dumps(answer).encode() + b"\n"
+                answer = {"text": render(*(request[part] for part in fields))}
+            answer_line = json.dumps(answer).encode() + b"\n"
         except MemoryError:
-            written = b'{"fault": "memory"}\n'
+            answer_line = b'{"fault": "memory"}\n'
         except jinja2.TemplateError:
-            written = b'{"fault": "refused"}\n'
+            answer_line = b'{"fault": "refused"}\n'
         except Exception:  # noqa: BLE001  (whatever a template does is its own fault, and its words may quote a message)
-            written = b'{"fault": "failed"}\n'
-        writing.write(written)
+            answer_line = b'{"fault": "failed"}\n'
+        writing.write(answer_line)
         writing.flush()
 
 

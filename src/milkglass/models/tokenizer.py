@@ -31,11 +31,12 @@ CLEAN_UP = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((
             ("n't", "'m", "'s", "'ve", "'re"))  # fmt: skip
 
 
-def load_tokenizer(folder: Path, provider: bool = False) -> Tokenizer:
+def load_tokenizer(folder: Path, from_provider: bool = False) -> Tokenizer:
     """Loads a folder's tokenizer, from its files alone.
 
-    With `provider`, the folder came from a provider that must not read the texts (tokenizer_parts.py).
-    Raises ModelError if none can be loaded, or it has a part whose effect on a text is not known.
+    With `from_provider`, the folder came from a provider that must not read the texts (tokenizer_parts.py).
+
+    Raises ModelError if no tokenizer can be loaded, or it has a part whose effect on a text is not known.
     """
     require_readable(folder)
     try:
@@ -47,7 +48,7 @@ def load_tokenizer(folder: Path, provider: bool = False) -> Tokenizer:
             f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
             "a tokenizer.json is needed: save it with a fast tokenizer's save_pretrained",
         ) from error
-    require_known_parts(tokenizer, folder.name, provider)
+    require_known_parts(tokenizer, folder.name, from_provider)
     return tokenizer
 
 
@@ -62,7 +63,7 @@ class Tokenizer:
         all_special_tokens: these and the folder's other special tokens, each once.
         chat_template: a template, several by name, or None.
         model_max_length: the most tokens of the model, as tokenizer_config.json states it, not checked.
-        token_types: whether the tokenizer distinguishes the two texts of a pair.
+        has_token_types: whether the tokenizer distinguishes the two texts of a pair.
 
     Raises:
         CodecError: from each method that reads or writes a text: the library panicked, for example because a pattern of
@@ -76,14 +77,18 @@ class Tokenizer:
         more_special: Sequence[str] = (),
         chat_template: str | Mapping[str, str] | None = None,
         model_max_length: Any = UNLIMITED_LENGTH,
-        token_types: bool = False,
+        has_token_types: bool = False,
         truncation_side: str = "right",
         cleans_up: bool = False,
         splits_special: bool = False,
     ) -> None:
         self.backend_tokenizer, self.special_tokens_map = backend, dict(special or {})
         self.all_special_tokens = list(dict.fromkeys([*self.special_tokens_map.values(), *more_special]))
-        self.chat_template, self.model_max_length, self.token_types = chat_template, model_max_length, token_types
+        self.chat_template, self.model_max_length, self.has_token_types = (
+            chat_template,
+            model_max_length,
+            has_token_types,
+        )
         self._side, self._cleans_up, self._splits_special = truncation_side, cleans_up, splits_special
         self._use = _SharedUse()
         backend.no_padding()
@@ -122,18 +127,18 @@ class Tokenizer:
             return_special_tokens_mask: whether `special_tokens_mask` is returned: 1 for a token that was added.
         """
         is_single = isinstance(texts, str)
-        firsts = [texts] if is_single else list(texts)
-        second = ([pairs] if pairs else None) if isinstance(pairs, str) else pairs
+        first_texts = [texts] if is_single else list(texts)
+        second_texts = ([pairs] if pairs else None) if isinstance(pairs, str) else pairs
         limit = (self.model_max_length if max_length is None else max_length) if truncation else None
-        literal = self._splits_special if split_special_tokens is None else split_special_tokens
+        reads_special_as_text = self._splits_special if split_special_tokens is None else split_special_tokens
         cut_at = None if limit is None or limit > MAX_TRUNCATION else limit
-        with _no_panic(), self._use.with_settings((cut_at, literal), self._set):
+        with _no_panic(), self._use.with_settings((cut_at, reads_special_as_text), self._set):
             backend = self.backend_tokenizer
             encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
-            inputs = firsts if second is None else list(zip(firsts, second, strict=True))
+            inputs = first_texts if second_texts is None else list(zip(first_texts, second_texts, strict=True))
             encodings = encode(inputs, add_special_tokens=add_special_tokens)
         columns: dict[str, list[Any]] = {"input_ids": [encoding.ids for encoding in encodings]}
-        if self.token_types:
+        if self.has_token_types:
             columns["token_type_ids"] = [encoding.type_ids for encoding in encodings]
         if return_offsets_mapping:
             columns["offset_mapping"] = [encoding.offsets for encoding in encodings]
@@ -187,20 +192,20 @@ class Tokenizer:
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
-        return {token.content: number for number, token in sorted(self.added_tokens_decoder.items())}
+        return {token.content: token_id for token_id, token in sorted(self.added_tokens_decoder.items())}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Returns the id of a token, or of each. A token that does not exist gets the unknown token's id, or None."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
-        number = self.backend_tokenizer.token_to_id(tokens)
-        return self.unk_token_id if number is None and tokens != self.unk_token else number
+        token_id = self.backend_tokenizer.token_to_id(tokens)
+        return self.unk_token_id if token_id is None and tokens != self.unk_token else token_id
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
         """Returns the token of an id, or of each, or None for an id without one."""
         if np.ndim(ids) == 0:
             return self.backend_tokenizer.id_to_token(int(ids))
-        return [self.backend_tokenizer.id_to_token(int(number)) for number in ids]
+        return [self.backend_tokenizer.id_to_token(int(token_id)) for token_id in ids]
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -333,7 +338,7 @@ def _read(folder: Path) -> Tokenizer:
         [str(token) for token in extra],
         chat_template=_templates(folder, settings),
         model_max_length=UNLIMITED_LENGTH if limit is None else limit,
-        token_types=kind.token_types if names is None else "token_type_ids" in names,
+        has_token_types=kind.has_token_types if names is None else "token_type_ids" in names,
         truncation_side=str(all_settings.get("truncation_side", "right")),
         cleans_up=bool(settings.get("clean_up_tokenization_spaces")),
         splits_special=bool(settings.get("split_special_tokens")),
@@ -362,7 +367,7 @@ def _special_tokens(
     if isinstance(tokens.get("extra_special_tokens"), dict):
         special_names |= tokens.pop("extra_special_tokens")
     if "added_tokens_decoder" in settings:
-        added = {int(number): AddedToken(**token) for number, token in settings["added_tokens_decoder"].items()}
+        added = {int(token_id): AddedToken(**token) for token_id, token in settings["added_tokens_decoder"].items()}
     else:
         for name, entry in _optional(folder / "special_tokens_map.json").items():
             tokens[name] = _special_entry(name, entry, tokens)
@@ -371,12 +376,12 @@ def _special_tokens(
         special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
         special |= {str(token) for token in tokens.get("extra_special_tokens") or []}
         added = {
-            number: AddedToken(token, normalized=token not in special, special=token in special)
-            for token, number in _optional(folder / "added_tokens.json").items()
+            token_id: AddedToken(token, normalized=token not in special, special=token in special)
+            for token, token_id in _optional(folder / "added_tokens.json").items()
         }
         for added_token in read_json(folder / "tokenizer.json")["added_tokens"]:
-            number = added_token.pop("id")
-            added[number] = AddedToken(**added_token)
+            token_id = added_token.pop("id")
+            added[token_id] = AddedToken(**added_token)
     if "additional_special_tokens" in tokens:
         tokens.setdefault("extra_special_tokens", tokens.pop("additional_special_tokens"))
     by_text = {str(token): token for token in added.values()}
@@ -415,12 +420,12 @@ def _add(
 ) -> None:
     """Adds the tokens of the files in the order of their ids, then further special ones."""
     tokens: list[Any] = [token for _, token in sorted(added.items())]
-    present = {token.content for token in backend.get_added_tokens_decoder().values()} | {
+    present_texts = {token.content for token in backend.get_added_tokens_decoder().values()} | {
         str(token) for token in tokens
     }
     for special_name in (*special_names.values(), *extra):
         # by text and flags, as transformers compares them
-        if str(special_name) not in present and special_name not in tokens:
+        if str(special_name) not in present_texts and special_name not in tokens:
             tokens.append(special_name)
     special = {str(token) for token in special_names.values()}
     additional = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
@@ -437,8 +442,12 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str
     templates = {name: path.read_text("utf-8") for name, path in files.items()}
     if templates:
         return templates["default"] if list(templates) == ["default"] else templates
-    stated = settings.get("chat_template")
-    return {token["name"]: token["template"] for token in stated} if isinstance(stated, list) else stated
+    template_setting = settings.get("chat_template")
+    return (
+        {token["name"]: token["template"] for token in template_setting}
+        if isinstance(template_setting, list)
+        else template_setting
+    )
 
 
 def _by_transformers(folder: Path) -> Tokenizer:
@@ -450,19 +459,20 @@ def _by_transformers(folder: Path) -> Tokenizer:
             f"the tokenizer in {folder.name} has no tokenizer.json of a kind that is read without transformers",
             "pip install 'milkglass[train]', or save a tokenizer.json beside the model",
         ) from None
-    loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    if not loaded.is_fast:
+    hf_tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if not hf_tokenizer.is_fast:
         raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
     return Tokenizer(
-        loaded.backend_tokenizer, loaded.special_tokens_map, loaded.all_special_tokens, loaded.chat_template,
-        loaded.model_max_length, "token_type_ids" in loaded.model_input_names, loaded.truncation_side,
-        bool(loaded.clean_up_tokenization_spaces), bool(loaded.split_special_tokens),
+        hf_tokenizer.backend_tokenizer, hf_tokenizer.special_tokens_map, hf_tokenizer.all_special_tokens,
+        hf_tokenizer.chat_template,
+        hf_tokenizer.model_max_length, "token_type_ids" in hf_tokenizer.model_input_names, hf_tokenizer.truncation_side,
+        bool(hf_tokenizer.clean_up_tokenization_spaces), bool(hf_tokenizer.split_special_tokens),
     )  # fmt: skip
 
 
 # --- what others ask of it --------------------------------------------------------------------------------------------
 def is_panic(error: BaseException) -> bool:
-    """Returns whether the tokenizers library panicked, with an error that is no Exception."""
+    """Returns whether the tokenizers library panicked, with an error that is not an Exception."""
     return not isinstance(error, Exception) and type(error).__name__ == "PanicException"
 
 
@@ -471,8 +481,8 @@ def decodes_by_byte(tokenizer: Tokenizer) -> bool:
     return "ByteFallback" in repr(tokenizer.backend_tokenizer.decoder)
 
 
-def longest(folder: Path, tokenizer: Tokenizer) -> int:
-    """Returns the most tokens. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
+def token_limit(folder: Path, tokenizer: Tokenizer) -> int:
+    """Returns the most tokens of a text. A family that counts positions from an id (RoBERTa's padding) has fewer."""
     config = read_model_json(folder / "config.json")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     limit = tokenizer.model_max_length
@@ -486,13 +496,13 @@ def longest(folder: Path, tokenizer: Tokenizer) -> int:
     return min(int(positions) - unused, int(limit))
 
 
-def added(read: Callable[[Ids], str], previous: int, token: int) -> tuple[str, bool]:
+def added_text(read: Callable[[Ids], str], previous: int, token: int) -> tuple[str, bool]:
     """Returns what a token adds to the text after the previous one, and whether it continues that one's word.
 
     `previous` is below 0 if there is none. `read` returns the text of ids (t,).
     """
     token_text = read(np.array([token])).strip()
-    token_text = token_text.removeprefix("##") or token_text  # a WordPiece that goes on with no word
+    token_text = token_text.removeprefix("##") or token_text  # "##" alone stays
     if previous < 0:
         return token_text, False
     head, both_text = read(np.array([previous])), read(np.array([previous, token]))

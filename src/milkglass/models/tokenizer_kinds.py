@@ -22,7 +22,7 @@ Build = Callable[[Tokenizer, Settings, str], Tokenizer | None]
 Finish = Callable[[Tokenizer, Settings, Callable[[str], Any]], None]
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-TO_THE_LETTER = frozenset(
+UNCHANGED_KINDS = frozenset(
     {"TokenizersBackend", "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", "MistralCommonBackend"}
 )
 # The kind of a model type whose files name none, or a wrong one
@@ -32,7 +32,7 @@ KIND_OF_TYPE = {
     "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gemma": "GemmaTokenizer", "gemma2": "GemmaTokenizer",
     "gemma3_text": "GemmaTokenizer", "mpnet": "MPNetTokenizer",
 }  # fmt: skip
-WRONGLY_NAMED = frozenset({"qwen2"})  # model types whose published files name another kind than they need
+MISNAMED_TYPES = frozenset({"qwen2"})  # model types whose published files name another kind than they need
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,21 @@ class TokenizerKind:
     Attributes:
         tokens: the special tokens if tokenizer_config.json names none. None as a token: the padding of tokenizer.json
             is not used either.
-        token_types: whether it distinguishes the two texts of a pair.
+        has_token_types: whether it distinguishes the two texts of a pair.
         build: returns the tokenizer of a file, or None if only transformers can build it. None: the file's is used.
         finish: sets what depends on the special tokens, after they were added.
-        wide_mask: whether the mask takes the blank before it.
+        mask_takes_blank: whether the mask takes the blank before it.
     """
 
     tokens: Mapping[str, str | None]
-    token_types: bool = False
+    has_token_types: bool = False
     build: Build | None = None
     finish: Finish | None = None
-    wide_mask: bool = False
+    mask_takes_blank: bool = False
 
     def special(self, name: str, value: Any) -> Any:
         """Returns a special token of this name as it is added to a tokenizer."""
-        if self.wide_mask and isinstance(value, str):
+        if self.mask_takes_blank and isinstance(value, str):
             return AddedToken(value, lstrip=name == "mask_token")  # normalized is decided when it becomes special
         return value
 
@@ -64,23 +64,29 @@ class TokenizerKind:
 def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
     """Returns AutoTokenizer's kind, by config.json, tokenizer_config.json and the text of tokenizer.json."""
     model_type = str(config.get("model_type") or "")
-    registered = KIND_OF_TYPE.get(model_type)
-    stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if not stated:
-        return registered or "TokenizersBackend"
-    declared = _general(str(stated))
-    is_wrong = model_type in WRONGLY_NAMED
-    if declared == "LlamaTokenizer" and not is_wrong and '"ByteLevel"' in text:
+    registered_kind = KIND_OF_TYPE.get(model_type)
+    class_setting = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if not class_setting:
+        return registered_kind or "TokenizersBackend"
+    declared_kind = _general(str(class_setting))
+    is_misnamed = model_type in MISNAMED_TYPES
+    if declared_kind == "LlamaTokenizer" and not is_misnamed and '"ByteLevel"' in text:
         return "TokenizersBackend"
-    if registered and registered != declared:
-        return "TokenizersBackend" if registered == "TokenizersBackend" else registered if is_wrong else declared
-    return declared
+    if registered_kind and registered_kind != declared_kind:
+        return (
+            "TokenizersBackend"
+            if registered_kind == "TokenizersBackend"
+            else registered_kind
+            if is_misnamed
+            else declared_kind
+        )
+    return declared_kind
 
 
 def _general(name: str) -> str:
     """Returns a kind's name without its former ending, and one name for all kinds that use a file unchanged."""
     name = "TokenizersBackend" if name == "PreTrainedTokenizerFast" else name.removesuffix("Fast")
-    return "TokenizersBackend" if name in TO_THE_LETTER else name
+    return "TokenizersBackend" if name in UNCHANGED_KINDS else name
 
 
 def _bert(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
@@ -98,9 +104,9 @@ def _bert(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
     return backend
 
 
-def _finish_bert(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+def _finish_bert(backend: Tokenizer, settings: Settings, id_of: Callable[[str], Any]) -> None:
     cls, sep = str(settings["cls_token"]), str(settings["sep_token"])
-    ids = [2 if number(cls) is None else number(cls), 3 if number(sep) is None else number(sep)]
+    ids = [2 if id_of(cls) is None else id_of(cls), 3 if id_of(sep) is None else id_of(sep)]
     backend.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
@@ -108,10 +114,10 @@ def _finish_bert(backend: Tokenizer, settings: Settings, number: Callable[[str],
     )
 
 
-def _finish_mpnet(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
-    last, first = str(settings["sep_token"]), str(settings["cls_token"])
-    ids = [2 if number(last) is None else number(last), 0 if number(first) is None else number(first)]
-    backend.post_processor = processors.RobertaProcessing((last, ids[0]), (first, ids[1]), True, False)
+def _finish_mpnet(backend: Tokenizer, settings: Settings, id_of: Callable[[str], Any]) -> None:
+    sep, cls = str(settings["sep_token"]), str(settings["cls_token"])
+    ids = [2 if id_of(sep) is None else id_of(sep), 0 if id_of(cls) is None else id_of(cls)]
+    backend.post_processor = processors.RobertaProcessing((sep, ids[0]), (cls, ids[1]), True, False)
 
 
 def _merge(file: Tokenizer, **flags: Any) -> Tokenizer | None:
@@ -132,11 +138,11 @@ def _gpt2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
     return backend
 
 
-def _finish_roberta(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+def _finish_roberta(backend: Tokenizer, settings: Settings, id_of: Callable[[str], Any]) -> None:
     sep, cls = str(settings["sep_token"]), str(settings["cls_token"])
     backend.post_processor = processors.RobertaProcessing(
-        (sep, number(sep)),
-        (cls, number(cls)),
+        (sep, id_of(sep)),
+        (cls, id_of(cls)),
         settings.get("trim_offsets", True),
         settings.get("add_prefix_space", False),
     )
@@ -168,12 +174,12 @@ def _precompiled_map(file: Tokenizer) -> bytes | None:
     return None
 
 
-def _finish_xlm_roberta(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+def _finish_xlm_roberta(backend: Tokenizer, settings: Settings, id_of: Callable[[str], Any]) -> None:
     bos, eos = str(settings["bos_token"]), str(settings["eos_token"])
     backend.post_processor = processors.TemplateProcessing(
         single=[bos, "$A", eos],
         pair=[bos, "$A", eos, eos, "$B", eos],
-        special_tokens=[(bos, number(bos)), (eos, number(eos))],
+        special_tokens=[(bos, id_of(bos)), (eos, id_of(eos))],
     )
 
 
@@ -181,12 +187,12 @@ def _llama(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
     backend = _merge(file, fuse_unk=True, byte_fallback=True)
     if backend is None:
         return None
-    stated = settings.get("add_prefix_space")
-    spaced = True if stated is None else stated
-    scheme = ("always" if settings.get("legacy", False) else "first") if spaced else "never"
+    space_setting = settings.get("add_prefix_space")
+    adds_space = True if space_setting is None else space_setting
+    scheme = ("always" if settings.get("legacy", False) else "first") if adds_space else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if spaced else steps)
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if adds_space else steps)
     return backend
 
 
@@ -200,17 +206,17 @@ def _qwen2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
         return None
     backend.decoder = decoders.ByteLevel()
     backend.normalizer = normalizers.NFC()
-    spaced = bool(settings.get("add_prefix_space"))
+    adds_space = bool(settings.get("add_prefix_space"))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False),
-            pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=False),
         ]
     )
     return backend
 
 
-def _finish_qwen2(backend: Tokenizer, settings: Settings, number: Callable[[str], Any]) -> None:
+def _finish_qwen2(backend: Tokenizer, settings: Settings, id_of: Callable[[str], Any]) -> None:
     tokens = dict.fromkeys(str(settings[name]) for name in NAMED_TOKENS if settings.get(name) is not None)
     tokens |= dict.fromkeys(str(token) for token in settings.get("extra_special_tokens") or [])
     backend.add_tokens([AddedToken(token, special=True) for token in tokens])

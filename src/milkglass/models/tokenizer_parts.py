@@ -51,10 +51,12 @@ PLAIN_CUTS = frozenset(
     {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
 )
 READING_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
-REPEATED = frozenset({"Replace", "Split", "Punctuation", "Digits", "Strip"})  # others stand once: each may lengthen
-MOST_PARTS = 16
-MOST_ADDED = 16  # tokens that a post-processor puts around a text
-PATTERNS = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: another text where they are no regular expression
+REPEATABLE_KINDS = frozenset(
+    {"Replace", "Split", "Punctuation", "Digits", "Strip"}
+)  # others stand once: each may lengthen
+MAX_PARTS = 16
+MAX_ADDED_TOKENS = 16  # tokens that a post-processor puts around a text
+REGEX_ONLY = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: as plain strings they would be other texts
 # A field of decoders and pre-tokenizers that may have one value, since others would change what is read
 FIXED_SETTINGS = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
 # Bytes that only texts with control characters have: those that UTF-8 does not use, and the first bytes of characters
@@ -64,19 +66,19 @@ SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
 END_PROCESSORS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
-def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
+def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> None:
     """Raises ModelError for a tokenizer with a part that is not on the lists of this file.
 
     In a folder from a provider that must not read the texts, a regular expression must be a published one. In a folder
     of the user's choice it may be any that drops no letter.
     """
     backend = tokenizer.backend_tokenizer
-    for kind, part, fault in _faults(backend, provider):
+    for kind, part, fault in _faults(backend, from_provider):
         raise ModelError(
             f"the tokenizer in {folder} has the {kind} {_part_words(part)}: {fault}",
-            "use the published tokenizer of this model" + (", or don't use this provider" if provider else ""),
+            "use the published tokenizer of this model" + (", or don't use this provider" if from_provider else ""),
         )
-    if provider:
+    if from_provider:
         _require_no_unknown(tokenizer, folder)
         _require_special_apart(tokenizer, folder)
     if getattr(backend.model, "dropout", None):
@@ -87,16 +89,16 @@ def require_known_parts(tokenizer: Any, folder: str, provider: bool) -> None:
     _require_readable(tokenizer, backend, folder)
 
 
-def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
+def _faults(backend: Any, from_provider: bool) -> Iterator[tuple[str, Part, str]]:
     """Yields the kind of each part that is not accepted, the part, and why. A fault is "" where there is none."""
     for part in _parts(backend.normalizer, "normalizers"):
-        if fault := _normalizer_fault(part, provider):
+        if fault := _normalizer_fault(part, from_provider):
             yield "normalizer", part, fault
     for part in _parts(backend.pre_tokenizer, "pretokenizers"):
-        if fault := _cut_fault(part, provider):
+        if fault := _pre_tokenizer_fault(part, from_provider):
             yield "pre-tokenizer", part, fault
     for part in _parts(backend.post_processor, "processors"):
-        if fault := _end_fault(part):
+        if fault := _post_processor_fault(part):
             yield "post-processor", part, fault
     for part in _parts(backend.decoder, "decoders"):
         if fault := _decoder_fault(part):
@@ -105,7 +107,7 @@ def _faults(backend: Any, provider: bool) -> Iterator[tuple[str, Part, str]]:
     for parts in (cuts, [*_parts(backend.decoder, "decoders")], [*_parts(backend.post_processor, "processors")]):
         kinds = Counter(part["type"] for part in parts)
         for part in parts:
-            if len(parts) > MOST_PARTS or (kinds[part["type"]] > 1 and part["type"] not in REPEATED):
+            if len(parts) > MAX_PARTS or (kinds[part["type"]] > 1 and part["type"] not in REPEATABLE_KINDS):
                 fault = f"it stands {kinds[part['type']]} times among {len(parts)} parts, and may stand once"
                 yield "part", part, fault
 
@@ -160,12 +162,12 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
     vocabulary = backend.get_vocab(with_added_tokens=False)
     kind, parts = type(backend.model).__name__, [*_parts(backend.pre_tokenizer, "pretokenizers")]
     parts += _parts(backend.normalizer, "normalizers")
-    by_letter = any(part["type"] == "ByteLevel" for part in parts)
-    letters = _byte_letters() if by_letter else {byte: f"<0x{byte:02X}>" for byte in range(256)}
-    falls_back = by_letter or getattr(backend.model, "byte_fallback", False)
+    is_byte_level = any(part["type"] == "ByteLevel" for part in parts)
+    letters = _byte_letters() if is_byte_level else {byte: f"<0x{byte:02X}>" for byte in range(256)}
+    falls_back_to_bytes = is_byte_level or getattr(backend.model, "byte_fallback", False)
     missing_bytes = {byte for byte, letter in letters.items() if letter not in vocabulary}
-    replaced = bool(missing_bytes) and backend.model.unk_token is not None
-    if kind != "BPE" or not falls_back or replaced or not missing_bytes <= RARE_BYTES:
+    replaces_bytes = bool(missing_bytes) and backend.model.unk_token is not None
+    if kind != "BPE" or not falls_back_to_bytes or replaces_bytes or not missing_bytes <= RARE_BYTES:
         raise ModelError(
             f"the tokenizer in {folder} ({kind}) has no token for some texts, which would then be one that says so",
             "a provider's must be byte-level BPE, or BPE that falls back to bytes; don't use this provider",
@@ -174,20 +176,20 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
 
 def _require_special_apart(tokenizer: Any, folder: str) -> None:
     """Raises ModelError for a tokenizer whose special tokens occur in plain text: they are not sanitized."""
-    for number in {*tokenizer.all_special_ids, *_special(tokenizer)}:
-        token = tokenizer.convert_ids_to_tokens(number)
-        for text in {str(token), tokenizer.decode([number]), " " + tokenizer.decode([number]).strip()}:
+    for token_id in {*tokenizer.all_special_ids, *_special(tokenizer)}:
+        token = tokenizer.convert_ids_to_tokens(token_id)
+        for text in {str(token), tokenizer.decode([token_id]), " " + tokenizer.decode([token_id]).strip()}:
             ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            if number in ids:
+            if token_id in ids:
                 raise ModelError(
-                    f"the tokenizer in {folder} calls an ordinary word special (token {number}): it would not be "
+                    f"the tokenizer in {folder} calls an ordinary word special (token {token_id}): it would not be "
                     "sanitized",
                     "don't use this provider",
                 )
 
 
 def _special(tokenizer: Any) -> list[int]:
-    return [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
+    return [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
 def _parts(component: Any, name: str) -> Iterator[Part]:
@@ -204,22 +206,22 @@ def _flat(part: Part, name: str) -> Iterator[Part]:
         yield from _flat(inner, name)
 
 
-def _normalizer_fault(part: Part, provider: bool) -> str:
+def _normalizer_fault(part: Part, from_provider: bool) -> str:
     kind = part["type"]
-    if kind in (PLAIN_NORMALIZERS if provider else OWN_NORMALIZERS):
+    if kind in (PLAIN_NORMALIZERS if from_provider else OWN_NORMALIZERS):
         return ""
     if kind == "Prepend" and part["prepend"] == "▁":
         return ""
     if kind == "Replace":
         [(pattern_kind, pattern)] = part["pattern"].items()
-        published = (pattern, part["content"]) in PUBLISHED_REPLACEMENTS
-        if published and (pattern_kind == "Regex" or pattern not in PATTERNS):
+        is_published = (pattern, part["content"]) in PUBLISHED_REPLACEMENTS
+        if is_published and (pattern_kind == "Regex" or pattern not in REGEX_ONLY):
             return ""
         return "it replaces a part of a text by another, and it is not a published one"
     return "it is not on the list of those whose effect on a text is known"
 
 
-def _cut_fault(part: Part, provider: bool) -> str:
+def _pre_tokenizer_fault(part: Part, from_provider: bool) -> str:
     kind = part["type"]
     if kind in PLAIN_CUTS:
         return _fixed_fault(part)
@@ -227,16 +229,16 @@ def _cut_fault(part: Part, provider: bool) -> str:
         return "" if part["behavior"] != "Removed" else "it leaves parts of a text out"
     if kind == "Split":
         [(pattern_kind, pattern)] = part["pattern"].items()
-        published = pattern_kind == "Regex" and pattern in PUBLISHED_SPLITS  # each of them takes every letter
-        if part["behavior"] == "Removed" and not (published and part["invert"]):
+        is_published = pattern_kind == "Regex" and pattern in PUBLISHED_SPLITS  # each of them takes every letter
+        if part["behavior"] == "Removed" and not (is_published and part["invert"]):
             return "it leaves parts of a text out"
-        if provider and not published and (pattern_kind, pattern) != ("String", " "):
+        if from_provider and not is_published and (pattern_kind, pattern) != ("String", " "):
             return "its regular expression is not a published one"
         return ""
     return "it is not on the list of those whose effect on a text is known"
 
 
-def _end_fault(part: Part) -> str:
+def _post_processor_fault(part: Part) -> str:
     if part["type"] in END_PROCESSORS:
         return ""
     if part["type"] == "TemplateProcessing":
@@ -245,10 +247,10 @@ def _end_fault(part: Part) -> str:
         if orders != [["A"], ["A", "B"]]:
             return "it repeats a text or leaves one out"
         ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
-        added = max(
+        added_count = max(
             sum(ids.get(step["SpecialToken"]["id"], 0) for step in form if "SpecialToken" in step) for form in forms
         )
-        return f"it puts {added} tokens around a text" if added > MOST_ADDED else ""
+        return f"it puts {added_count} tokens around a text" if added_count > MAX_ADDED_TOKENS else ""
     return "it is not on the list of those whose effect on a text is known"
 
 

@@ -32,7 +32,7 @@ DEPTH_NAMES = ("num_hidden_layers", "n_layers", "n_layer")
 
 
 class SkipInitialisation(TorchFunctionMode):
-    """Skips random initialisation while a model is made whose weights are all read afterwards, because it takes longer.
+    """Skips random initialisation while a model is made whose weights are all read afterwards: it takes longer.
 
     It holds in this thread only. Nothing else may be done inside: no noise is drawn there.
     """
@@ -44,15 +44,15 @@ class SkipInitialisation(TorchFunctionMode):
         return func(*args, **options)
 
 
-def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
-    """Returns the whole model with a head of `classes`. Raises CorruptCheckpoint if more than that is missing.
+def classifier(base: Checkpoint, class_count: int, attention: str | None = None) -> Any:
+    """Returns the whole model with a head of `class_count`. Raises CorruptCheckpoint if more than that is missing.
 
     `attention` is transformers' `attn_implementation`, here and below. None: transformers chooses.
     """
     from transformers import AutoModelForSequenceClassification
 
     config = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
-    return _build(AutoModelForSequenceClassification, base, config | {"num_labels": classes}, attention)
+    return _build(AutoModelForSequenceClassification, base, config | {"num_labels": class_count}, attention)
 
 
 def language_model(base: Checkpoint, attention: str | None = None) -> Any:
@@ -87,18 +87,18 @@ def _build(model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], 
         with nullcontext() if draws_head else SkipInitialisation():
             model = model_class.from_config(config, dtype=torch.float32, **options)
         parameters, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory, not a copy
-        filled = set()
+        filled_names = set()
         for name, header in headers.items():
             for target in {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}:
                 if target in parameters and tuple(header.shape) == tuple(parameters[target].shape):
                     parameters[target].copy_(base.mapped(name))
-                    filled.add(target)
+                    filled_names.add(target)
         model.tie_weights()
-        for name in parameters.keys() - filled:
+        for name in parameters.keys() - filled_names:
             if "pooler" in name and not draws_head:
                 parameters[name].zero_()
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-    missing = [n for n in parameters if n not in filled | tied and "pooler" not in n]
+    missing = [n for n in parameters if n not in filled_names | tied and "pooler" not in n]
     if draws_head:
         missing = [n for n in missing if n.startswith(f"{prefix}.")]
     if missing:
@@ -120,8 +120,8 @@ def attention_input_projections(layer: nn.Module, run: Callable[[], object]) -> 
     def note_call(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         calls.append((module, args[0]))
 
-    matrices = [one for one in layer.modules() if isinstance(one, nn.Linear | Conv1D)]
-    handles = [one.register_forward_pre_hook(note_call) for one in matrices]
+    matrices = [module for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
+    handles = [module.register_forward_pre_hook(note_call) for module in matrices]
     try:
         run()
     finally:
@@ -130,4 +130,4 @@ def attention_input_projections(layer: nn.Module, run: Callable[[], object]) -> 
     if not calls:
         return []
     inputs = calls[0][1]
-    return [one for one, x in calls if x.shape == inputs.shape and x.data_ptr() == inputs.data_ptr()]
+    return [module for module, x in calls if x.shape == inputs.shape and x.data_ptr() == inputs.data_ptr()]

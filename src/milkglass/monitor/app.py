@@ -52,12 +52,12 @@ class OneTimeCode:
     Attributes:
         code: opens the page next, once.
         key: the page's key, until the command ends.
-        renewed: receives each new code after the last one was used.
+        report_code: receives each new code after the last one was used.
     """
 
     code: str = field(default_factory=_draw_code, repr=False)
     key: str = field(default_factory=_draw_code, repr=False)
-    renewed: Log = field(default=no_log, repr=False)
+    report_code: Log = field(default=no_log, repr=False)
 
     def exchange(self, code: str) -> str:
         """Returns the page's key. Raises Unauthorized for a code that is wrong, or was used."""
@@ -65,7 +65,7 @@ class OneTimeCode:
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
         self.code = _draw_code()
-        self.renewed(self.code)
+        self.report_code(self.code)
         return self.key
 
 
@@ -74,7 +74,7 @@ class MonitorPage:
     """The page, as `proxy.run.run` takes it.
 
     Attributes:
-        attacker: None: nothing is attacked.
+        attacker: attacks while the page is open. None: nothing is attacked.
         opening: lets a browser in.
     """
 

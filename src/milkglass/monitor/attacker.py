@@ -36,12 +36,12 @@ from milkglass.threat.observations import Tokens
 
 State = Literal["working", "done", "failed"]
 IDS_A_TEXT = 64  # ids of a text that sends the whole vocabulary once
-DECIPHERED = "decipherment"
+DECIPHER_ATTACK = "decipherment"
 MIN_TOKENS = 50  # tokens that must be sent before they are deciphered
 MIN_GROWTH = 1.1  # growth of the tokens before they are deciphered again
 PAUSE_SECONDS = 1.0  # seconds between two checks
-WHOLE_VOCABULARY = 0.999  # the share of the vocabulary from which on all of it counts as read
-DECIPHER_SECONDS = 30.0  # seconds of the processor for one decipherment
+WHOLE_VOCABULARY = 0.999  # from this share on the whole vocabulary counts as read
+DECIPHER_SECONDS = 30.0  # CPU seconds for one decipherment
 T = TypeVar("T")
 THREAD = "attack"  # the name of each thread in which something is attacked
 
@@ -88,7 +88,7 @@ class LiveAttacker:
     """An attacker with the public model, who attacks while the page is open.
 
     Attributes:
-        budget: processor seconds for the attacks on the model.
+        budget: CPU seconds for the attacks on the model.
         reason: why these failed.
         trouble: why what is sent cannot be deciphered at present, or "".
         running: the budget of the attacks on the model, once they began.
@@ -153,8 +153,8 @@ class LiveAttacker:
         self.key.require_model(self.base.digest())
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
         sent_ids = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
-        nowhere = np.zeros(len(ids), np.bool_)
-        texts = PrivateTexts(sent_ids, sent_ids.mapped(self.codec.inverse), nowhere, nowhere)
+        no_marks = np.zeros(len(ids), np.bool_)
+        texts = PrivateTexts(sent_ids, sent_ids.mapped(self.codec.inverse), no_marks, no_marks)
         return assemble(self.key, self.codec, self.base, texts, {})
 
     def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
@@ -175,7 +175,7 @@ class LiveAttacker:
     def _decipher(
         self, scene: Scene, candidates: Candidates | None, texts: Sequence[Sequence[int]], corpus: Sequences
     ) -> None:
-        attack, observed = ATTACKS[DECIPHERED], scene.transcript.observations
+        attack, observed = ATTACKS[DECIPHER_ATTACK], scene.transcript.observations
         observations = tuple(observation for observation in observed if not isinstance(observation, Tokens))
         transcript = replace(scene.transcript, observations=(*observations, Tokens(Sequences.of(texts))))
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
@@ -192,7 +192,7 @@ class LiveAttacker:
 
     # --- for the page -------------------------------------------------------------------------------------------------
     def left(self) -> float:
-        """Returns the most processor seconds that the attacks on the model still take."""
+        """Returns the most CPU seconds that the attacks on the model still take."""
         if self.state != "working":
             return 0.0
         return self.budget if self.running is None else self.running.left()

@@ -141,12 +141,12 @@ class TextViews:
         marked_tokens = [self._marked_token(*run) for run in zip(*columns, strict=True)]
         return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked_tokens, key=itemgetter(0))]
 
-    def _marked_token(self, true_id: int, guessed_id: int, is_visible: bool) -> tuple[Mark, str]:
+    def _marked_token(self, true_id: int, read_id: int, is_visible: bool) -> tuple[Mark, str]:
         if not is_visible:
             return "special", self.names[true_id]
-        if guessed_id == NO_BELIEF:
+        if read_id == NO_BELIEF:
             return "unread", UNREAD_SIGN
-        return ("right" if guessed_id == true_id else "wrong"), self.names[guessed_id]
+        return ("right" if read_id == true_id else "wrong"), self.names[read_id]
 
 
 CountedExchanges = list[tuple[Exchange, tuple[ShownText, ...]]]

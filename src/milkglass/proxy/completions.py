@@ -17,7 +17,7 @@ from milkglass.proxy.backend import Backend
 from milkglass.proxy.bodies import ChatBody, CompletionBody, EmbeddingBody
 from milkglass.proxy.reply import Piece, Reply, TokenLogprobs, gather_pieces, merge_pieces
 from milkglass.proxy.text.calls import demanded_tool
-from milkglass.rows.messages import normalized, tools_of
+from milkglass.rows.messages import normalize_messages, tools_of
 from milkglass.server.random_ids import new_id
 
 MAX_PROMPTS = 128  # most answers of one request, all prompts together
@@ -35,7 +35,7 @@ class ChatExchange:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(tool["function"]["name"] for tool in tools)
         request = backend.chat_request(
-            body.model, normalized(body.messages), tools, demanded_tool(body.tool_choice, names),
+            body.model, normalize_messages(body.messages), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.template_fields(), max_tokens=body.max_answer_tokens, stops=body.stops,
             logit_bias=body.logit_bias, single=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.sampling(),

@@ -14,7 +14,7 @@ from milkglass.proxy.bodies import ResponseBody
 from milkglass.proxy.completions import logprob_documents
 from milkglass.proxy.reply import Piece, Reply, TokenLogprobs, gather_pieces, merge_pieces
 from milkglass.proxy.text.calls import ToolCall, demanded_tool
-from milkglass.rows.messages import normalized, tools_of
+from milkglass.rows.messages import normalize_messages, tools_of
 from milkglass.server.random_ids import new_id
 
 MODEL_ITEM_TYPES = ("reasoning",)  # items of earlier answers that templates do not take
@@ -63,7 +63,7 @@ class ResponseExchange:
         tools = [] if body.tool_choice == "none" else tools_of(body.tools)
         names = frozenset(tool["function"]["name"] for tool in tools)
         request = backend.chat_request(
-            body.model, normalized(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
+            body.model, normalize_messages(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.template_fields(), max_tokens=body.max_output_tokens, logit_bias=body.logit_bias,
             logprobs=body.logprobs,
             single=body.parallel_tool_calls is False, **body.sampling(),

@@ -20,7 +20,7 @@ from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import ALL_TEXTS, KNOWN
 from milkglass.rows.encoding import raw_lines
 from milkglass.rows.lines import BYTE_ORDER_MARK
-from milkglass.rows.place import Place, missing, no_text, require_columns, shown_name, text_of
+from milkglass.rows.place import Place, missing, no_text_error, require_columns, shown_name, text_of
 from milkglass.rows.tables import (
     delimiter_of,
     is_json_list,
@@ -42,7 +42,7 @@ Slot = tuple[Any, Any]  # a container and the key or index of a text in it
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of a file.
+    """Consecutive rows of a file.
 
     Attributes:
         number: from 0.
@@ -71,7 +71,7 @@ class FileShape:
         instruction: the beginning of a text that is left unchanged.
         delimiter: of CSV.
         noun: what messages call a row.
-        marked: whether a table begins with a byte order mark, by which Excel knows UTF-8.
+        has_mark: whether a table begins with a byte order mark, by which Excel knows UTF-8.
     """
 
     kind: Kind
@@ -82,12 +82,12 @@ class FileShape:
     instruction: str = ""
     delimiter: str = ","
     noun: str = "line"
-    marked: bool = False
+    has_mark: bool = False
 
     def place(self, line: int) -> Place:
         return Place(self.file, line, self.noun)
 
-    def divided(self, text: str) -> tuple[str, str]:
+    def split_instruction(self, text: str) -> tuple[str, str]:
         """Returns the instruction if the text begins with it, and the part that is sanitized."""
         start = len(self.instruction) if text.startswith(self.instruction) else 0
         return text[:start], text[start:]
@@ -116,7 +116,7 @@ class FileShape:
 
     def head(self) -> str:
         """Returns what is written before the rows: a table's header, and its mark."""
-        return (BYTE_ORDER_MARK if self.marked else "") + self.write([self.header]) if self.header else ""
+        return (BYTE_ORDER_MARK if self.has_mark else "") + self.write([self.header]) if self.header else ""
 
     def write(self, rows: Sequence[Any]) -> str:
         if self.kind == "lines":
@@ -148,17 +148,20 @@ class FileShape:
             else:
                 text_of(place, row, name)  # raises
         if not slots and not has_empty:
-            raise no_text(place, row)
+            raise no_text_error(place, row)
         return slots
 
 
 def shape_of(
-    path: Path, extra: frozenset[str] = frozenset(), kept: frozenset[str] = frozenset(), delimiter: str | None = None
+    path: Path,
+    extra_names: frozenset[str] = frozenset(),
+    kept_names: frozenset[str] = frozenset(),
+    delimiter: str | None = None,
 ) -> FileShape:
     """Returns the format of a file.
 
     Args:
-        extra, kept: fields that are texts besides the known names, and known names that are not texts.
+        extra_names, kept_names: fields that are texts besides the known names, and known names that are not texts.
         delimiter: of a table. None: detected.
 
     Raises:
@@ -172,8 +175,8 @@ def shape_of(
             f"milkglass data {path.name} --out NEW.jsonl makes it lines",
         )
     kind = KINDS.get(path.suffix.lower(), "lines")
-    column_names = sorted(extra | kept)
-    texts = [name for name in (*ALL_TEXTS, *sorted(extra)) if name not in kept]
+    column_names = sorted(extra_names | kept_names)
+    texts = [name for name in (*ALL_TEXTS, *sorted(extra_names)) if name not in kept_names]
     if kind == "lines" and column_names:
         raise UsageError(f"{path.name} has a text a line and no columns", "leave out --text-column and --keep-column")
     if kind in ("lines", "json"):
@@ -188,8 +191,8 @@ def shape_of(
     header = tuple(next(lines)[1])
     require_columns(path.name, header, column_names, texts, rows_below(lines))
     with path.open("rb") as file:
-        marked = file.read(3) == BYTE_ORDER_MARK.encode()
-    return FileShape(kind, frozenset(texts), header, path.name, delimiter=found_delimiter, marked=marked)
+        has_mark = file.read(3) == BYTE_ORDER_MARK.encode()
+    return FileShape(kind, frozenset(texts), header, path.name, delimiter=found_delimiter, has_mark=has_mark)
 
 
 def _require_names(path: Path, absent_names: set[str]) -> None:
@@ -214,7 +217,7 @@ def require_rows(path: Path, shape: FileShape) -> None:
     is_found = not shape.instruction
     for block in blocks_of(path, shape):
         _, slots, _ = shape.parse(block)
-        is_found = is_found or any(shape.divided(container[key])[0] for container, key in slots)
+        is_found = is_found or any(shape.split_instruction(container[key])[0] for container, key in slots)
     if is_found:
         return
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
@@ -226,7 +229,7 @@ def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
     Raises EmptyText if it has no rows, CodecError with file and line if it is unreadable.
     """
     number, lines, raw, size = 0, list[int](), list[Any](), 0
-    for line, row in _raw(path, shape):
+    for line, row in _raw_rows(path, shape):
         lines.append(line)
         raw.append(row)
         size += _size(row)
@@ -239,7 +242,7 @@ def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
         raise EmptyText(f"{path.name} has no rows", "give at least one")
 
 
-def _raw(path: Path, shape: FileShape) -> Iterator[tuple[int, Any]]:
+def _raw_rows(path: Path, shape: FileShape) -> Iterator[tuple[int, Any]]:
     if shape.noun == "entry":
         return ((place.number, json.dumps(entry)) for place, entry in json_list(path))
     if shape.kind in ("lines", "json"):
@@ -254,18 +257,20 @@ def _size(row: Any) -> int:
 
 def _messages(place: Place, messages: Any, unchanged_names: set[str], roles: frozenset[str]) -> list[Slot]:
     """Returns the places of texts in the messages of these roles, or of all roles if none is named."""
-    if not isinstance(messages, list) or not all(isinstance(one, dict) and _has_content(one) for one in messages):
+    if not isinstance(messages, list) or not all(
+        isinstance(message, dict) and _has_content(message) for message in messages
+    ):
         raise CodecError(f"{place} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
     other_fields = {name for message in messages for name in message} - {"role", "content"}
     unchanged_names |= {f"messages.{name}" for name in other_fields}
     if roles and not all(isinstance(message.get("role"), str) for message in messages):
         raise CodecError(f"{place} has a message without a role", "leave out --role, or give each message one")
-    sanitized = [message for message in messages if not roles or message["role"] in roles]
-    if messages and not sanitized:
+    sanitized_messages = [message for message in messages if not roles or message["role"] in roles]
+    if messages and not sanitized_messages:
         raise CodecError(f"{place} has no message of the roles {', '.join(sorted(roles))}", "check --role")
     kept_roles = {message["role"] for message in messages} - roles if roles else set()
     unchanged_names |= {f"messages.{_role(role)}" for role in kept_roles}
-    return [slot for message in sanitized for slot in _contents(message)]
+    return [slot for message in sanitized_messages for slot in _contents(message)]
 
 
 def _role(name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from milkglass.errors import EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, Row, Rows, no_text, shown_name
+from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, Row, Rows, no_text_error, shown_name
 from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_text, table, text_lines
 
 TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
@@ -132,7 +132,7 @@ class DataFile:
         """
         column = self.text or self._usual_text(row) or self._usual_text(header)
         if column is None:
-            raise no_text(place, row, self.named_columns)
+            raise no_text_error(place, row, self.named_columns)
         return column
 
     def _usual_text(self, row: Collection[str]) -> str | None:
@@ -170,8 +170,8 @@ class DataFile:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
         if self.text is None and (chat := matching_name(row, CHATS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
-        if answered := self.question_columns(row):
-            return {"text": answered[0], "label": None, "text_pair": None}, list(row)
+        if question_columns := self.question_columns(row):
+            return {"text": question_columns[0], "label": None, "text_pair": None}, list(row)
         text = self.text_column(place, row)
         return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
 
@@ -179,32 +179,36 @@ class DataFile:
         """Returns the columns that are read, by their role. Raises EmptyText for a file without rows, CodecError."""
         return self._first_columns()[0]
 
-    def columns_read(self, labels: bool = True, identifier: str | None = None) -> str:
+    def columns_read(self, reads_labels: bool = True, identifier: str | None = None) -> str:
         """Returns which columns are read: "text from Question, label from Topic; not read: Id"; "" for lines of text.
 
         Args:
-            labels: whether labels are read.
+            reads_labels: whether labels are read.
             identifier: the column of ids that is read.
         """
         if self.kind == ".txt":
             return ""
         columns_by_role, columns = self._first_columns()
-        if answered := self.question_columns(columns):
-            read_columns = [*answered[:2]]
-            description = f"messages from {answered[0]} and {answered[1]}"
+        if question_columns := self.question_columns(columns):
+            read_columns = [*question_columns[:2]]
+            description = f"messages from {question_columns[0]} and {question_columns[1]}"
         elif self.text is None and (chat := columns_by_role["text"]) in CHATS:
-            instructed = chat == "instruction"
-            read_columns = [*INSTRUCTED_COLUMNS[:3]] if instructed else [CHATS[0], "tools"]
-            description = "messages from " + ("instruction, input (if any) and output" if instructed else CHATS[0])
+            is_instruction = chat == "instruction"
+            read_columns = [*INSTRUCTED_COLUMNS[:3]] if is_instruction else [CHATS[0], "tools"]
+            description = "messages from " + ("instruction, input (if any) and output" if is_instruction else CHATS[0])
         else:
-            roles = {**columns_by_role, "label": columns_by_role["label"] if labels else None, "id": identifier}
+            roles = {**columns_by_role, "label": columns_by_role["label"] if reads_labels else None, "id": identifier}
             read_columns = [name for name in roles.values() if name is not None]
             name_of_role = {role: shown_name(name) for role, name in roles.items() if name is not None}
             description = ", ".join(f"{role} from {name}" for role, name in name_of_role.items())
-            description += "; no labels (--label-column)" if labels and columns_by_role["label"] is None else ""
-        unread = [shown_name(name) for name in columns if name not in read_columns and name.strip()]
-        remark = f" and {len(unread) - MAX_COLUMNS_SHOWN} more" if len(unread) > MAX_COLUMNS_SHOWN else ""
-        return description + (f"; not read: {', '.join(unread[:MAX_COLUMNS_SHOWN])}{remark}" if unread else "")
+            description += "; no labels (--label-column)" if reads_labels and columns_by_role["label"] is None else ""
+        unread_columns = [shown_name(name) for name in columns if name not in read_columns and name.strip()]
+        remark = (
+            f" and {len(unread_columns) - MAX_COLUMNS_SHOWN} more" if len(unread_columns) > MAX_COLUMNS_SHOWN else ""
+        )
+        return description + (
+            f"; not read: {', '.join(unread_columns[:MAX_COLUMNS_SHOWN])}{remark}" if unread_columns else ""
+        )
 
 
 Source = Path | DataFile

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from milkglass.errors import CodecError
 
-UTF8 = "utf-8-sig"  # a byte order mark is no part of the text
+UTF8 = "utf-8-sig"  # a byte order mark is not part of the text
 MAX_LINE_LETTERS = 1 << 24  # characters of a line or of a cell
 HEAD_BYTES = 4096  # bytes in which a binary file has a zero
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -50,13 +50,13 @@ def not_utf8(path: Path) -> CodecError:
 
     It names the first line that is not, the encoding that its bytes look like, and the command that converts it.
     """
-    number, byte = _first(path)
+    number, byte = _first_invalid_line(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if (name := _MARKS.get(head[:2])) is None:
         if b"\0" in head:
             return CodecError(f"{path.name} is not a text file", "give text in UTF-8")
-        name = _table(byte)
+        name = _likely_encoding(byte)
     likely = f"{_NAMES[name]} by its first bytes" if name == "UTF-16" else f"line {number} looks like {_NAMES[name]}"
     new_name = path.with_name(f"{path.stem}.utf8{path.suffix}").name
     return CodecError(
@@ -65,7 +65,8 @@ def not_utf8(path: Path) -> CodecError:
     )
 
 
-def _first(path: Path) -> tuple[int, bytes]:
+def _first_invalid_line(path: Path) -> tuple[int, bytes]:
+    """Returns the number and the bytes of the first line that is not UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -75,7 +76,7 @@ def _first(path: Path) -> tuple[int, bytes]:
     return 1, b""  # cut in the middle of a character that a reader met: the caller knows that it is not UTF-8
 
 
-def _table(line: bytes) -> str:
+def _likely_encoding(line: bytes) -> str:
     """Returns the likely encoding. Latin-1 has no quotes, dashes or euro sign where Windows-1252 has them."""
     byte_values = set(line)
     return "WINDOWS-1252" if byte_values & set(range(0x80, 0xA0)) and not byte_values & _UNUSED else "ISO-8859-1"

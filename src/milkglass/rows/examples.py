@@ -40,7 +40,7 @@ AS_MESSAGES = 'write {"messages": [{"role": "user", "content": ...}, {"role": "a
 MIN_ROWS_TO_JUDGE = 20  # rows from which on labels that mostly occur once are taken for ids
 MIN_HELD_OUT = 40  # rows that a comparison asks about at least, and as many that it trains with
 ID = "id"  # the column with the names of a table's rows
-WHAT: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
+ROW_NOUNS: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of a file.
+    """What a file holds: its kind of rows, how many there are, and their labels.
 
     Attributes:
         kind: the shape of its rows.
         rows: how many rows it has.
-        pairs: whether rows have a second text.
+        has_pairs: whether rows have a second text.
         labels: the label names, in order (numbers by value).
         scale: the scale of a regression's scores, which has no labels.
         blank: how many blank lines were skipped.
@@ -85,7 +85,7 @@ class Summary:
 
     kind: Kind
     rows: int
-    pairs: bool
+    has_pairs: bool
     labels: tuple[str, ...]
     scale: Scale | None = None
     blank: int = 0
@@ -100,12 +100,12 @@ class Summary:
 
 
 def read_examples(
-    source: Source, scores: bool = False, blank: Progress = no_progress, empty: Progress = no_progress
+    source: Source, are_scores: bool = False, blank: Progress = no_progress, empty: Progress = no_progress
 ) -> Iterator[Example]:
     """Yields the rows of a file, checked.
 
     Args:
-        scores: whether labels are the numbers of a regression.
+        are_scores: whether labels are the numbers of a regression.
         blank: receives a 1 for each blank line that is skipped.
         empty: receives a 1 for each row that the file's `skip_empty` leaves out.
 
@@ -115,7 +115,7 @@ def read_examples(
         UsageError: files of this kind are not read.
     """
     file = DataFile.of(source)
-    header, cells = _survey(file, scores)
+    header, cells = _survey(file, are_scores)
     first_example: Example | None = None
     for place, example in _filled_examples(
         file, lambda place, row: _example(file, place, row, header, cells), blank, empty
@@ -145,7 +145,7 @@ def read_texts(
         empty: receives a 1 for each row that the file's `skip_empty` leaves out.
     """
     file = DataFile.of(source)
-    header = _survey(file, scores=True)[0]
+    header = _survey(file, are_scores=True)[0]
 
     def example(place: Place, row: Row) -> Example:
         column = file.pair_column(row)
@@ -180,7 +180,7 @@ def _filled_examples(
     raise EmptyText(f"{file.name} has no rows but those that --skip-empty leaves out: {skipped}", "fill some")
 
 
-def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
+def _survey(file: DataFile, are_scores: bool) -> tuple[tuple[str, ...], LabelCells]:
     """Returns all columns of the rows, and how the cells of labels are read.
 
     It ends at a row that cannot be read, which whoever reads the rows reports.
@@ -192,7 +192,7 @@ def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
             for _, row in file.rows():
                 names.update(dict.fromkeys(row))
                 column = file.label_column(names)
-                if file.kind not in JSON and (column is None or scores):
+                if file.kind not in JSON and (column is None or are_scores):
                     return  # all rows have the same columns
                 yield None if column is None else row.get(column)
 
@@ -200,35 +200,35 @@ def _survey(file: DataFile, scores: bool) -> tuple[tuple[str, ...], LabelCells]:
     summary = LabelCells.of(label_cells)
     if file.kind in JSON:
         deque(label_cells, maxlen=0)  # each row may have columns of its own
-    return tuple(names), LabelCells(scores=True) if scores else summary
+    return tuple(names), LabelCells(are_scores=True) if are_scores else summary
 
 
-def summarise(source: Source, scores: bool = False) -> Summary:
+def summarise(source: Source, are_scores: bool = False) -> Summary:
     """Reads and checks the whole file once. Raises what `read_examples` raises.
 
     Args:
-        scores: whether labels are the numbers of a regression.
+        are_scores: whether labels are the numbers of a regression.
     """
     blank, empty = list[int](), list[int]()
     rows, example = 0, None
 
     def examples() -> Iterator[Example]:
         nonlocal rows, example
-        for example in read_examples(source, scores, blank.append, empty.append):
-            if scores and example.label is None:
+        for example in read_examples(source, are_scores, blank.append, empty.append):
+            if are_scores and example.label is None:
                 raise CodecError(f"{example.place(source)} has no label", "a regression needs a number in every row")
             rows += 1
             yield example
 
-    scale = Scale.of(float(str(one.label)) for one in examples()) if scores else None
+    scale = Scale.of(float(str(one.label)) for one in examples()) if are_scores else None
     labels = Counter(one.label for one in examples() if one.label is not None) if scale is None else Counter[str]()
     assert example is not None  # read_examples refuses an empty file
-    names = (*in_order(labels),)
+    names = (*sort_labels(labels),)
     counts = tuple(labels[name] for name in names)
     return Summary(example.kind, rows, example.pair is not None, names, scale, len(blank), len(empty), counts)
 
 
-def in_order(labels: Collection[str]) -> list[str]:
+def sort_labels(labels: Collection[str]) -> list[str]:
     """Returns labels in order: whole numbers by value, of any length, and names by alphabet."""
     numeric = all(name.isascii() and name.isdigit() for name in labels)
     return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
@@ -244,10 +244,10 @@ def require_classes(source: Source, summary: Summary) -> None:
     column = _column_of_labels(source)
     if count < 2:
         raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
-    alone = sum(rows == 1 for rows in summary.counts)
-    if count == summary.rows > 2 or (summary.rows >= MIN_ROWS_TO_JUDGE and 2 * alone > summary.rows):
+    single_count = sum(rows == 1 for rows in summary.counts)
+    if count == summary.rows > 2 or (summary.rows >= MIN_ROWS_TO_JUDGE and 2 * single_count > summary.rows):
         raise CodecError(
-            f"{column} has {count:,} labels in {summary.rows:,} rows, and {alone:,} of them are in one row only",
+            f"{column} has {count:,} labels in {summary.rows:,} rows, and {single_count:,} of them are in one row only",
             "does it hold ids? --label-column NAME takes another column",
         )
 
@@ -266,13 +266,13 @@ def _column_of_labels(source: Source) -> str:
     return f"the column {DataFile.of(source).label or 'label'} of {source.name}"
 
 
-def unlabelled(source: Source, summary: Summary) -> CodecError:
+def no_labels_error(source: Source, summary: Summary) -> CodecError:
     """Returns the error for data without the labels that are needed. It names the columns."""
     hint = 'give rows with a "text" and a "label"'
     if summary.kind == "text" and DataFile.of(source).kind != ".txt":
         _, row = next(DataFile.of(source).rows())
         hint = f"{columns_there(row, DataFile.of(source).named_columns)}; --label-column names the column of labels"
-    return CodecError(f"{source.name} has no labels: its rows are {WHAT[summary.kind]}", hint)
+    return CodecError(f"{source.name} has no labels: its rows are {ROW_NOUNS[summary.kind]}", hint)
 
 
 def checked_summary(source: Source, task: str | None) -> Summary:
@@ -282,9 +282,9 @@ def checked_summary(source: Source, task: str | None) -> Summary:
         UsageError: there is no such file.
         CodecError: a row cannot be read, or the data are for another task.
     """
-    summary = summarise(source, scores=task == "regression")
+    summary = summarise(source, are_scores=task == "regression")
     if task == "classification" and summary.task != task:
-        raise unlabelled(source, summary)
+        raise no_labels_error(source, summary)
     if task is not None and task != summary.task:
         raise CodecError(f"{source.name} is data for {summary.task}, not for {task}", "see `milkglass finetune --help`")
     if summary.task == "classification" and task is None:
@@ -322,7 +322,7 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
     if labels not in header:
         raise CodecError(f"{place} has no {labels}", columns_there(row, (labels,)))
     if labels not in row:
-        raise _lacking(file, place, row, labels)
+        raise _missing_column_error(file, place, row, labels)
     return Example(place.number, "labelled", text, pair, cells.read(place, labels, row[labels]), noun=place.noun)
 
 
@@ -345,11 +345,11 @@ def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
     """Returns a row's text. Raises EmptyText if it is empty, or if the row lacks a column that others have."""
     column = file.text_column(place, row, header)
     if column not in row and column in header:
-        raise _lacking(file, place, row, column)
+        raise _missing_column_error(file, place, row, column)
     return text_of(place, row, column)
 
 
-def _lacking(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
+def _missing_column_error(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
     hint = f"give it one ({columns_there(row, (column, *file.named_columns))})"
     return EmptyText(f"{place} has no {column}", hint)
 
@@ -368,7 +368,7 @@ def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
 
 
 def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
-    """Returns a conversation, or None if the row is none. Raises CodecError, EmptyText."""
+    """Returns a conversation, or None if the row is not one. Raises CodecError or EmptyText for an unfit one."""
     is_named = file.text is not None and isinstance(row.get(file.text), list)
     if is_named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
         column = file.text if is_named and file.text is not None else CHATS[0]
@@ -388,11 +388,13 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
 
 
 def conversation_at(
-    place: Place, row: Row, column: str = CHATS[0], alone: bool = False, trained: bool = True
+    place: Place, row: Row, column: str = CHATS[0], ignores_other_columns: bool = False, is_trained: bool = True
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
     """Returns what `conversation_of` returns. Raises CodecError or EmptyText, which names the place."""
     try:
-        return conversation_of(_without_gaps(row) if place.noun == "row" else row, column, alone, trained)
+        return conversation_of(
+            _without_gaps(row) if place.noun == "row" else row, column, ignores_other_columns, is_trained
+        )
     except EmptyText as error:
         raise EmptyText(f"{place} has {error.message}", error.hint) from None
     except UsageError as error:

@@ -41,40 +41,40 @@ class LabelCells:
     """How the cells of one column of labels are read.
 
     Attributes:
-        numbers: whether each cell is a whole number, or missing.
-        fractions: whether each cell is a number, or missing, and some have a fraction.
-        scores: whether the cells are the numbers of a regression.
+        are_whole: whether each cell is a whole number, or missing.
+        have_fractions: whether each cell is a number, or missing, and some have a fraction.
+        are_scores: whether the cells are the numbers of a regression.
     """
 
-    numbers: bool = False
-    fractions: bool = False
-    scores: bool = False
+    are_whole: bool = False
+    have_fractions: bool = False
+    are_scores: bool = False
 
     @classmethod
     def of(cls, cells: Iterable[Any]) -> LabelCells:
         """Decides how cells are read from all cells of the column."""
-        has_cells = fractions = False
+        has_cells = have_fractions = False
         for cell in cells:
             if missing(cell) or _is_gap(cell):
                 continue
             if has_fraction(cell):
-                fractions = True
+                have_fractions = True
             elif isinstance(cell, bool) or (_whole(cell) is None and not _is_digits(cell)):
                 return cls()
             has_cells = True
-        return cls(numbers=has_cells and not fractions, fractions=fractions)
+        return cls(are_whole=has_cells and not have_fractions, have_fractions=have_fractions)
 
     def read(self, place: Place, column: str, cell: Any) -> str:
         """Returns the label's name, or a regression's score as text. Raises EmptyText if it is missing, CodecError."""
-        if missing(cell) or ((self.numbers or self.fractions or self.scores) and _is_gap(cell)):
+        if missing(cell) or ((self.are_whole or self.have_fractions or self.are_scores) and _is_gap(cell)):
             raise EmptyText(f"{place} has an empty {column}", "fill it")
-        if self.scores:
+        if self.are_scores:
             return repr(score_of(str(place), cell))
         if isinstance(cell, bool) or (isinstance(cell, str) and cell.strip().lower() in ("true", "false")):
             return str(cell).strip().lower()
         number = _whole(cell)
         if isinstance(cell, str):
-            return cell.strip() if number is None or not self.numbers else str(number)
+            return cell.strip() if number is None or not self.are_whole else str(number)
         if isinstance(cell, int):
             return str(cell)
         if number is None and not has_fraction(cell):
@@ -82,7 +82,7 @@ class LabelCells:
                 f"{place} has a {column} that is neither a name nor a number",
                 "give a name such as billing, or a whole number",
             )
-        return str(number) if self.numbers else str(float(cell))
+        return str(number) if self.are_whole else str(float(cell))
 
 
 def _whole(cell: Any) -> int | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CodecError, EmptyText, UsageError, naming
 from milkglass.rows.encoding import lines
-from milkglass.rows.place import Place, missing, repeated, text_of
+from milkglass.rows.place import Place, missing, repeated_key_error, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class InputRow:
 
     Attributes:
         name: the row's name in messages, such as "text 2" or "line 7 of in.txt".
-        output_id: the row's name in the answer: the id or number of a table's row. "": it has none.
+        output_id: the row's name in the answer: the id or number of a table's row, or "".
     """
 
     name: str
@@ -58,7 +58,7 @@ def input_row(place: Place, line: str) -> InputRow:
     if "messages" in row:
         from milkglass.rows.examples import conversation_at
 
-        messages, tools = conversation_at(place, row, trained=False)
+        messages, tools = conversation_at(place, row, is_trained=False)
         return InputRow(name, messages=messages, tools=tools)
     return InputRow(name, _text(place, row, "text") or "", _text(place, row, "text_pair"))
 
@@ -78,7 +78,7 @@ def _object(place: Place, line: str) -> dict[str, Any] | None:
             return None
         return dict(json.loads(line, object_pairs_hook=unique_keys))
     except RepeatedKey as error:
-        raise repeated(place, error) from None
+        raise repeated_key_error(place, error) from None
     except (ValueError, RecursionError):
         return None
 
@@ -100,7 +100,7 @@ def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
     return pairs or None
 
 
-def paired(rows: Sequence[InputRow], option_pairs: Sequence[str] | None) -> list[str] | None:
+def second_texts(rows: Sequence[InputRow], option_pairs: Sequence[str] | None) -> list[str] | None:
     """Returns the second texts: the rows' own, or else what the options give.
 
     Raises:

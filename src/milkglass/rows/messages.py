@@ -36,7 +36,7 @@ MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {
 SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
 
 
-def normalized(originals: Sequence[Mapping[str, Any]]) -> list[Message]:
+def normalize_messages(originals: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Returns messages as a template reads them.
 
     Raises:
@@ -44,7 +44,7 @@ def normalized(originals: Sequence[Mapping[str, Any]]) -> list[Message]:
     """
     messages = [_message(number, original) for number, original in enumerate(originals, 1)]
     for number, (original, message) in enumerate(zip(originals, messages, strict=True), 1):
-        _require_known(_stated(original), MESSAGE_FIELDS[message["role"]], f"message {number}")
+        _require_known(_meaningful_fields(original), MESSAGE_FIELDS[message["role"]], f"message {number}")
     return messages
 
 
@@ -107,7 +107,7 @@ def _call(number: int, call: Any) -> dict[str, Any]:
         raw_arguments = function.get("arguments")
         raw = {} if raw_arguments in (None, "") else raw_arguments
         arguments = raw if isinstance(raw, Mapping) else json.loads(raw)
-        json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is no text
+        json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is not text
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
     if not isinstance(arguments, Mapping):
@@ -119,16 +119,16 @@ def _call(number: int, call: Any) -> dict[str, Any]:
     return {"id": "" if call_id is None else str(call_id), "type": "function", "function": called}
 
 
-def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True) -> list[dict[str, Any]]:
+def tools_of(requested: Sequence[Mapping[str, Any]] | None, allows_strict: bool = True) -> list[dict[str, Any]]:
     """Returns functions as chat templates take them: {"type": "function", "function": {...}}.
 
     Args:
         requested: functions in OpenAI's formats.
-        strict: whether `strict` may be true, which asks an engine to follow the schema. It is dropped, because no
-            engine here receives the schema.
+        allows_strict: whether `strict` may be true, which asks an engine to follow the schema. It is dropped, because
+            no engine here receives the schema.
 
     Raises:
-        UsageError: an entry is no function, or has a field that would be ignored.
+        UsageError: an entry is not a function, or has a field that would be ignored.
     """
     tools = []
     for tool in requested or ():
@@ -136,8 +136,10 @@ def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True)
         function = nested if isinstance(nested, Mapping) else tool
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise UsageError("a tool is not a function with a name", "only functions of the application are offered")
-        allowed = [*FUNCTION_FIELDS, "strict"] if strict else [*FUNCTION_FIELDS]
-        _require_known(_stated(function), [*allowed, "type"] if function is tool else allowed, "a tool's function")
+        allowed = [*FUNCTION_FIELDS, "strict"] if allows_strict else [*FUNCTION_FIELDS]
+        _require_known(
+            _meaningful_fields(function), [*allowed, "type"] if function is tool else allowed, "a tool's function"
+        )
         if function is not tool:
             _require_known({*_nonempty(tool)} - SAYS_NOTHING, ("type", "function"), "a tool")
         fields = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
@@ -151,22 +153,22 @@ def tools_of(requested: Sequence[Mapping[str, Any]] | None, strict: bool = True)
 
 # --- training rows ----------------------------------------------------------------------------------------------------
 def conversation_of(
-    row: Mapping[str, Any], column: str = "messages", ignore_other_columns: bool = False, trained: bool = True
+    row: Mapping[str, Any], column: str = "messages", ignores_other_columns: bool = False, is_trained: bool = True
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
     """Returns the messages and tools of a row in OpenAI's format.
 
     Args:
         row: empty cells count as missing fields. Messages and tools may be JSON text, as in a table.
         column: the column of the messages.
-        ignore_other_columns: whether only this column is read.
-        trained: whether its answers are learnt. Only then a message may have a `weight`, and an answer is needed.
+        ignores_other_columns: whether only this column is read.
+        is_trained: whether its answers are learnt. Only then a message may have a `weight`, and an answer is needed.
 
     Raises:
         UsageError: the row has something that cannot be honoured, which the message names.
         EmptyText: a message has no content.
     """
     row = {name: cell for name, cell in row.items() if not missing(cell)}
-    if ignore_other_columns:
+    if ignores_other_columns:
         row = {column: row.get(column)}
     allowed = [column if name == "messages" else name for name in ROW_FIELDS]
     _require_known(row, allowed, "the row", f", or read the conversation alone: --text-column {column}")
@@ -174,20 +176,20 @@ def conversation_of(
     if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise UsageError("no list of messages", 'give [{"role": "user", "content": ...}, ...]')
     cleaned = [{name: item for name, item in turn.items() if not missing(item)} for turn in turns]
-    messages = [_turn(number, message, trained) for number, message in enumerate(cleaned, 1)]
-    tools = tools_of(_tools(row.get("tools")), strict=False)
+    messages = [_turn(number, message, is_trained) for number, message in enumerate(cleaned, 1)]
+    tools = tools_of(_tools(row.get("tools")), allows_strict=False)
     if not isinstance(row.get("parallel_tool_calls", True), bool):
         raise UsageError("parallel_tool_calls is neither true nor false", "give one of them, or leave it out")
     if row.get("parallel_tool_calls") is False and any(len(message.get("tool_calls", ())) > 1 for message in messages):
         raise UsageError("an answer has several tool calls and parallel_tool_calls is false", "mend one of them")
-    if trained:
+    if is_trained:
         _require_answer(messages)
     return tuple(messages), tuple(tools)
 
 
-def _turn(number: int, turn: Mapping[str, Any], trained: bool) -> Message:
+def _turn(number: int, turn: Mapping[str, Any], is_trained: bool) -> Message:
     role = ROLES.get(str(turn.get("role")), "")
-    allowed = [name for name in TURN_FIELDS.get(role, turn) if trained or name != "weight"]
+    allowed = [name for name in TURN_FIELDS.get(role, turn) if is_trained or name != "weight"]
     _require_known(turn, allowed, f"message {number}")
     if "refusal" in turn and ("content" in turn or not isinstance(turn["refusal"], str)):
         raise UsageError(
@@ -225,7 +227,7 @@ def _nonempty(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: field for name, field in fields.items() if not missing(field) and field not in ([], {})}
 
 
-def _stated(fields: Mapping[str, Any]) -> list[str]:
+def _meaningful_fields(fields: Mapping[str, Any]) -> list[str]:
     """Returns the names of the fields that tell the model something."""
     return [name for name, field in _nonempty(fields).items() if name not in SAYS_NOTHING and field is not False]
 

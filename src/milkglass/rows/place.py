@@ -32,7 +32,7 @@ _BETWEEN = re.compile(r"[\W_]+")
 _NO_VALUE = "n/?a|nan|null|none|nil|empty|missing|unknown"
 _WORDS = re.compile(rf"(?!(?:{_NO_VALUE})$)[^\W\d](?:[^\d,;]{{0,30}}[^\W\d]|[.#])", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*")
-LEAST_BELOW = 5  # rows of numbers that show that the line above them is a header
+MIN_NUMBER_ROWS = 5  # rows of numbers that show that the line above them is a header
 
 NAMING_HINT = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
 
@@ -59,7 +59,7 @@ Row = Mapping[str, Any]
 Rows = Iterator[tuple[Place, Row]]
 
 
-def listed(places: Sequence[Place]) -> str:
+def places_text(places: Sequence[Place]) -> str:
     """Returns the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
     shown_numbers = [str(item.number) for item in places[:MAX_PLACES_SHOWN]]
     more = len(places) - len(shown_numbers)
@@ -101,7 +101,7 @@ def require_columns(
             raise CodecError(f"the header of {file} {twice}", "rename one of them")
 
 
-def no_text(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
+def no_text_error(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to have the text."""
     return CodecError(
         f"{place} has no text", f"{columns_there(names, expected, _has_names(place.file))}; {NAMING_HINT}"
@@ -115,16 +115,16 @@ def _has_names(file: str) -> bool:
 
 def names_above(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
     """Returns whether a first line has a name in a column in which all of these rows have a number."""
-    below = [row for row in rows if len(row) == len(first)]
-    if len(below) < LEAST_BELOW:
+    full_rows = [row for row in rows if len(row) == len(first)]
+    if len(full_rows) < MIN_NUMBER_ROWS:
         return False
     return any(
-        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(row[index].strip()) for row in below)
+        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(row[index].strip()) for row in full_rows)
         for index, name in enumerate(first)
     )
 
 
-def repeated(place: Place, error: RepeatedKey) -> CodecError:
+def repeated_key_error(place: Place, error: RepeatedKey) -> CodecError:
     """Returns the error for a JSON object with a key twice: readers differ in which of the two they take."""
     return CodecError(f"{place} has the key {shown_name(error.key)} twice", "rename one of them")
 
@@ -135,10 +135,10 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
     Args:
         names: the columns.
         expected: columns that are looked for, besides the USUAL ones.
-        is_header: whether these are known to be names, and no text.
+        is_header: whether these are known to be names, not text.
     """
-    looked_for = {_plain(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
-    shows_all = is_header or any(_plain(name) in looked_for for name in names)
+    looked_for = {_comparable_name(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
+    shows_all = is_header or any(_comparable_name(name) in looked_for for name in names)
     shown_names = [shown_name(name) for name in names if name.strip() and (shows_all or _NAME.fullmatch(name))]
     hidden_count = len(names) - len(shown_names[:MAX_COLUMNS_SHOWN])
     if len(names) == 1 and not shown_names:
@@ -151,7 +151,7 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
     return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
 
 
-def _plain(name: str) -> str:
+def _comparable_name(name: str) -> str:
     """Returns a name for comparison: in small letters, without what is between words."""
     return _BETWEEN.sub("", name).casefold()
 
@@ -170,7 +170,7 @@ def missing(cell: Any) -> bool:
 
 
 def text_of(place: Place, row: Row, column: str) -> str:
-    """Returns a cell that must be text. Raises EmptyText if it is empty, and CodecError if it is no text."""
+    """Returns a cell that must be text. Raises EmptyText if it is empty, and CodecError if it is not text."""
     if column not in row:
         raise CodecError(f"{place} has no {column}", columns_there(row, (column,)))
     cell = row[column]

@@ -19,14 +19,14 @@ from typing import Any
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, lines, not_utf8
-from milkglass.rows.place import Place, Rows, repeated, require_columns, text_of
+from milkglass.rows.place import Place, Rows, repeated_key_error, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-FIRST_LETTERS, ROWS = 1 << 16, 20  # characters and rows that show the delimiter
+SAMPLE_LETTERS, SAMPLE_ROWS = 1 << 16, 20  # characters and rows that show the delimiter
 BLOCK_LETTERS = 1 << 20  # characters of a JSON list read at a time
 BATCH = 1024  # rows of Parquet read at a time
-MIN_SENTENCE_WORDS = 5  # the least words of a sentence
+MIN_SENTENCE_WORDS = 5
 END_MARKS = (".", ";", "?", "!")
 _ENDS = re.compile(r"(?<=[.;?!])\s+")
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -67,7 +67,7 @@ def table(
 def rows_below(lines: Iterator[tuple[Place, Sequence[str]]]) -> Iterator[Sequence[str]]:
     """Yields the cells of some rows under a header, up to one that cannot be read."""
     with suppress(CodecError):
-        for _, cells in islice(lines, ROWS):
+        for _, cells in islice(lines, SAMPLE_ROWS):
             yield cells
 
 
@@ -120,7 +120,7 @@ def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[
 # A delimiter gives every first row, the header too, the same number of cells, at least two. If several do, or none does
 # because a row is broken, the header decides, by the names of columns that the caller knows. csv.Sniffer is not used:
 # it counts characters of the text as well, and takes letters for delimiters.
-def delimiter_named(name: str) -> str:
+def parse_delimiter(name: str) -> str:
     """Returns a delimiter, given it or its name. Raises UsageError if it is not one sign."""
     delimiter = DELIMITERS.get(name, "\t" if name == "\\t" else name)
     if len(delimiter) != 1 or delimiter in '"\r\n' or delimiter.isalnum():
@@ -138,33 +138,35 @@ def delimiter_of(path: Path, column_names: Collection[str]) -> str:
     Args:
         column_names: names of columns that the caller looks for.
     """
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
-    signs = [usual, *(sign for sign in DELIMITERS.values() if sign != usual)]
+    usual_sign = "\t" if path.suffix.lower() == ".tsv" else ","
+    signs = [usual_sign, *(sign for sign in DELIMITERS.values() if sign != usual_sign)]
     rows = {sign: _first_rows(path, sign) for sign in signs}
-    regular = [sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1]
+    consistent_signs = [
+        sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1
+    ]
 
-    def named(sign: str) -> int:
+    def known_columns(sign: str) -> int:
         """Returns how many known columns the header has with this delimiter."""
         return len({cell.strip() for cell in rows[sign][0]} & set(column_names)) if rows[sign] else 0
 
-    return max(regular or signs, key=named)  # the first of equals: the file's own
+    return max(consistent_signs or signs, key=known_columns)  # the first of equals: the file's own
 
 
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
     """Returns complete first rows, or none if the quotes do not fit this delimiter."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
-        head = file.read(FIRST_LETTERS)
+        head = file.read(SAMPLE_LETTERS)
         is_cut = bool(file.read(1))
     rows: list[list[str]] = []
     text = io.StringIO(head, newline="")
     without_quotes = quotes_are_text(path, sign)
     reader = csv.reader(text, delimiter=sign, quoting=csv.QUOTE_NONE if without_quotes else csv.QUOTE_MINIMAL)
     try:
-        for cells in islice(reader, ROWS + 1):
+        for cells in islice(reader, SAMPLE_ROWS + 1):
             rows += [cells] if cells else []
     except csv.Error:
-        return rows[:ROWS]
-    return rows[:-1][:ROWS] if is_cut and len(rows) > 1 else rows[:ROWS]  # the last one may be half a row
+        return rows[:SAMPLE_ROWS]
+    return rows[:-1][:SAMPLE_ROWS] if is_cut and len(rows) > 1 else rows[:SAMPLE_ROWS]  # the last one may be half a row
 
 
 def quotes_are_text(path: Path, sign: str) -> bool:
@@ -183,11 +185,11 @@ def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
 
 
 def json_object(place: Place, text: str) -> dict[str, Any]:
-    """Returns the JSON object of a line. Raises CodecError if it is none, or has a key twice."""
+    """Returns the JSON object of a line. Raises CodecError if it is not one, or has a key twice."""
     try:
         parsed = json.loads(text, object_pairs_hook=unique_keys)
     except RepeatedKey as error:
-        raise repeated(place, error) from None
+        raise repeated_key_error(place, error) from None
     except (ValueError, RecursionError):  # the decoder's own error carries the text
         raise CodecError(f"{place} is not JSON", "write one JSON object a line, or one list of them") from None
     return _object(place, parsed)
@@ -242,27 +244,27 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
             buffer = file.read(BLOCK_LETTERS)
             while buffer.isspace():
                 buffer = file.read(BLOCK_LETTERS)
-            at = _skip(buffer, 0)
-            if buffer[at : at + 1] != "[":
+            position = _skip(buffer, 0)
+            if buffer[position : position + 1] != "[":
                 raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
-            at, number, block_size, line = _skip(buffer, at + 1), 1, BLOCK_LETTERS, 1
+            position, number, block_size, line = _skip(buffer, position + 1), 1, BLOCK_LETTERS, 1
             while True:
                 place = Place(path.name, number, "entry")
                 try:
-                    entry = _entry(buffer, at)
+                    entry = _entry(buffer, position)
                 except RepeatedKey as error:
-                    raise repeated(place, error) from None
-                if entry is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
-                    ahead = file.read(block_size)
-                    if not ahead:
-                        line += buffer.count("\n", 0, _break_in(buffer, at))
+                    raise repeated_key_error(place, error) from None
+                if entry is None:  # the block ends inside the entry, or this is not JSON: only more text can tell
+                    more_text = file.read(block_size)
+                    if not more_text:
+                        line += buffer.count("\n", 0, _break_in(buffer, position))
                         hint = f"it is cut off or broken at line {line}: mend it there, or save the list again"
                         raise CodecError(f"{place} is not JSON", hint)
-                    line += buffer.count("\n", 0, at)
-                    buffer, block_size = buffer[at:] + ahead, block_size * 2
-                    at = _skip(buffer, 0)
+                    line += buffer.count("\n", 0, position)
+                    buffer, block_size = buffer[position:] + more_text, block_size * 2
+                    position = _skip(buffer, 0)
                     continue
-                element, at, is_last = entry
+                element, position, is_last = entry
                 if element is not _END:
                     yield place, element
                 if is_last:
@@ -276,12 +278,12 @@ _END = object()
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
-def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
-    """Returns the entry at `at`, where the next one begins, and whether it is the last. None: it is not complete."""
-    if buffer[at : at + 1] == "]":
-        return _END, at + 1, True
+def _entry(buffer: str, position: int) -> tuple[Any, int, bool] | None:
+    """Returns the entry at a position, where the next begins, and whether it is the last; None if it is incomplete."""
+    if buffer[position : position + 1] == "]":
+        return _END, position + 1, True
     try:
-        element, end = _DECODER.raw_decode(buffer, at)
+        element, end = _DECODER.raw_decode(buffer, position)
     except RepeatedKey:
         raise
     except (ValueError, RecursionError):
@@ -291,18 +293,18 @@ def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
     return (element, _skip(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
 
 
-def _break_in(buffer: str, at: int) -> int:
-    """Returns where an entry that begins at `at` is no JSON."""
+def _break_in(buffer: str, position: int) -> int:
+    """Returns where the entry at a position stops being JSON."""
     try:
-        return _skip(buffer, _DECODER.raw_decode(buffer, at)[1])  # another mark than "," or "]" follows
+        return _skip(buffer, _DECODER.raw_decode(buffer, position)[1])  # another mark than "," or "]" follows
     except json.JSONDecodeError as error:
         return error.pos
     except RecursionError:
-        return at
+        return position
 
 
-def _skip(buffer: str, at: int) -> int:
-    match = _SPACE.match(buffer, at)
+def _skip(buffer: str, position: int) -> int:
+    match = _SPACE.match(buffer, position)
     assert match is not None  # it matches nothing as well
     return match.end()
 

@@ -22,11 +22,11 @@ def json_line(row: Mapping[str, Any]) -> str:
     return line + "\n"
 
 
-def as_row(example: Example, score: bool = False) -> dict[str, Any]:
+def as_row(example: Example, is_score: bool = False) -> dict[str, Any]:
     """Returns a row in the format that `finetune`, `audit` and recipes read.
 
     Args:
-        score: whether the label is the number of a regression, and is written as one for `finetune --task regression`.
+        is_score: whether the label is the number of a regression, and is written as one.
     """
     if example.kind == "chat":
         tools = {"tools": [dict(tool) for tool in example.tools]} if example.tools else {}
@@ -34,15 +34,15 @@ def as_row(example: Example, score: bool = False) -> dict[str, Any]:
     pair = {} if example.pair is None else {"text_pair": example.pair}
     if example.kind == "text":
         return {"text": example.text, **pair}
-    label = float(example.label or "nan") if score else example.label
+    label = float(example.label or "nan") if is_score else example.label
     return {"text": example.text, **pair, "label": label}
 
 
-def write(examples: Iterable[Example], out: Path, score: bool = False, most: int | None = None) -> int:
+def write(examples: Iterable[Example], out: Path, are_scores: bool = False, max_count: int | None = None) -> int:
     """Writes examples, and returns how many. `out` appears when it is complete; only its owner can read it."""
     count = 0
     with atomic_write(out, newline="\n") as file:
-        for example in islice(examples, most):
-            file.write(json_line(as_row(example, score)))
+        for example in islice(examples, max_count):
+            file.write(json_line(as_row(example, are_scores)))
             count += 1
     return count

@@ -37,14 +37,14 @@ from milkglass.sanitizers.table import Ids, Vectors, WordVectors
 
 @dataclass(frozen=True, eq=False)
 class WordGroups:
-    """Words in groups, with the score of each other word of the group. Words are numbered among the candidates."""
+    """Words in groups, with the scores of the words of each one's group. Words are numbered among the candidates."""
 
-    group: Ids  # (m,) the number of a word's group
-    members: Ids = field(repr=False)  # (g, width), -1 beyond a group's end
+    group: Ids  # (m,) the number of each word's group
+    members: Ids = field(repr=False)  # (groups, width), -1 beyond a group's end
     scores: NDArray[np.float64] = field(repr=False)  # (m, width) in [0, 1], -inf beyond the end
 
     @classmethod
-    def cached(
+    def from_cache(
         cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
     ) -> tuple[WordGroups, bool]:
         """Returns the groups of a table's words, taken in the table's order, and whether they were in the cache."""
@@ -58,7 +58,7 @@ class WordGroups:
             return fits and bool(np.array_equal(np.sort(groups.members[groups.members >= 0]), order))
 
         arrays = cache(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
-        return cls(**arrays), cache.reused
+        return cls(**arrays), cache.is_reused
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:
@@ -68,9 +68,9 @@ class WordGroups:
         group, members = np.empty(len(vectors), np.int64), np.full((len(rows_by_group), width), -1, np.int64)
         scores = np.full((len(vectors), width), -np.inf)
         rows = directions(vectors) if metric == "cosine" else vectors
-        for number, row in enumerate(rows_by_group):
-            group[row], members[number, : len(row)] = number, row
-            scores[row, : len(row)] = normalised(_similarities(rows[row].astype(np.float64), metric))
+        for group_number, row in enumerate(rows_by_group):
+            group[row], members[group_number, : len(row)] = group_number, row
+            scores[row, : len(row)] = scale_rows(_similarities(rows[row].astype(np.float64), metric))
         return cls(group, members, scores)
 
     @property
@@ -79,13 +79,13 @@ class WordGroups:
 
 
 def _similarities(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
-    """Returns (k, k) similarities. Each word has the greatest similarity to itself, even without a direction."""
+    """Returns (k, k) similarities of k words. Each is most similar to itself, even if its vector has no direction."""
     similarities = np.minimum(rows @ rows.T, 1) if metric == "cosine" else -np.linalg.norm(rows[:, None] - rows, axis=2)
     np.fill_diagonal(similarities, 1.0 if metric == "cosine" else 0.0)
     return similarities
 
 
-def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
+def scale_rows(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
     """Returns each row scaled to 0 to 1, or 0 if its values differ by rounding errors only."""
     similarity = similarity.astype(np.float64)
     low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
@@ -95,7 +95,7 @@ def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class CusText(Sanitizer):
-    """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
+    """CUSTEXT over a table. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
@@ -132,7 +132,7 @@ class CusText(Sanitizer):
         if self.counts is not None:  # the user's own: nothing of them is kept
             order = self.order(self.counts)
             return replace(self, given_lists=WordGroups.of(self.vectors, order, self.k, self.metric, progress)), False
-        lists, reused = WordGroups.cached(self.vectors, self.k, self.metric, progress, folder)
+        lists, reused = WordGroups.from_cache(self.vectors, self.k, self.metric, progress, folder)
         return replace(self, given_lists=lists), reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:

@@ -1,7 +1,7 @@
 """Sanitizes a whole file in blocks, each with its own randomness, and writes a report beside the output.
 
 Block b draws from a ChaCha20 stream of the seed, b and the block's texts. So the result depends on the file and the
-seed, and not on the number of workers (with 0 this process works, which may round differently). Anyone with the seed
+seed, not on the number of workers (with 0 this process works, which may round differently). Anyone with the seed
 and the texts can repeat the draws. Without a given seed, 256 secret bits of the system are used and written nowhere.
 """
 
@@ -70,7 +70,7 @@ FileSanitizer = TextSanitizer | TokenTextSanitizer
 def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
     """Returns (n,) how often each row of the reader's table, a word or a token, occurs in the texts of a file."""
     counts = np.zeros(len(reader.table), np.int64)
-    for block, block_counts in in_order(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
+    for block, block_counts in map_blocks(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
         counts += block_counts
         progress(block.size)
     return counts
@@ -78,7 +78,7 @@ def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progr
 
 @dataclass
 class FileReport:
-    """What a run did.
+    """What became of the rows of a file.
 
     Attributes:
         rows: how many rows were written.
@@ -119,7 +119,7 @@ def sanitize_file(
     totals = FileReport()
     with new_file(out) as file:
         file.write(shape.head())
-        for block, (text, tally, unchanged_fields) in in_order(sanitize_block, blocks_of(source, shape), workers):
+        for block, (text, tally, unchanged_fields) in map_blocks(sanitize_block, blocks_of(source, shape), workers):
             file.write(text)
             totals.rows += len(block.raw)
             totals.tally.add(tally)
@@ -181,7 +181,7 @@ class _BlockSanitizer:
         tally = WordTally()
         instructions, private_texts = [], []
         for container, key in slots:
-            instruction, private_text = self.shape.divided(container[key])
+            instruction, private_text = self.shape.split_instruction(container[key])
             instructions.append(instruction)
             private_texts.append(private_text)
         stream = stream_of(self.seed, block.number, json.dumps(private_texts))
@@ -193,7 +193,7 @@ class _BlockSanitizer:
 
 def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
     _, slots, _ = shape.parse(block)
-    return reader.counts(shape.divided(container[key])[1] for container, key in slots)
+    return reader.counts(shape.split_instruction(container[key])[1] for container, key in slots)
 
 
 @contextmanager
@@ -214,7 +214,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 _WORK: list[Callable[[Block], Any]] = []  # in a worker process: the one function that it calls on its blocks
 
 
-def in_order(work: Callable[[Block], Result], blocks: Iterable[Block], workers: int) -> Iterator[tuple[Block, Result]]:
+def map_blocks(
+    work: Callable[[Block], Result], blocks: Iterable[Block], workers: int
+) -> Iterator[tuple[Block, Result]]:
     """Yields each block with work(block), in order. `work` is copied to each worker once.
 
     With 0 workers it works in this process. One worker is also a process: all workers compute with equally many

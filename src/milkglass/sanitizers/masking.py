@@ -46,7 +46,7 @@ def analyzer() -> Any:
 
 @cache
 def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ...]:
-    """Returns the start, end and type of each entity, in order. Of entities that overlap the surer and longer one wins.
+    """Returns the start, end and type of each entity, in order. Of overlapping ones the one of higher score is kept.
 
     Raises:
         UsageError: the text is too long.
@@ -79,7 +79,7 @@ def mask_file(
     """Masks every text of a file, writes OUT and OUT.report.json, and returns the report.
 
     Args:
-        min_score: the least score of an entity that is masked.
+        min_score: the lowest score of an entity that is masked.
         progress: receives the size of each block of rows.
 
     Raises:
@@ -87,22 +87,22 @@ def mask_file(
     """
     require_free(out)
     analyzer()  # a missing library is an error before anything is written
-    counts, texts, masked_count = Counter[str](), 0, 0
+    counts, text_count, masked_count = Counter[str](), 0, 0
     with new_file(out) as file:
         file.write(shape.head())
         for block in blocks_of(source, shape):
             rows, slots, _ = shape.parse(block)
             for container, key in slots:
-                head, text = shape.divided(container[key])
+                head, text = shape.split_instruction(container[key])
                 original, masked_texts = masked_parts(text, min_score)
                 container[key] = head + "".join(masked_texts)
                 masks = [mask for word, mask in zip(original, masked_texts, strict=True) if word != mask]
                 counts.update(masks)
-                texts, masked_count = texts + 1, masked_count + bool(masks)
+                text_count, masked_count = text_count + 1, masked_count + bool(masks)
             file.write(shape.write(rows))
             progress(block.size)
     report = {
-        "method": "mask", "least": min_score, "texts": texts, "texts with a mask": masked_count,
+        "method": "mask", "least": min_score, "texts": text_count, "texts with a mask": masked_count,
         "masks": dict(counts.most_common()),
     }  # fmt: skip
     files.write(report_path(out), json.dumps(report, indent=1) + "\n")

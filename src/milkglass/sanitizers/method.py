@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.parameters import limited, parameters_of, require
-from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared, sensitive_words
+from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, SparingRule, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import Splitting, TextSanitizer, TokenReader, TokenTextSanitizer, WordReader
 
@@ -21,14 +21,14 @@ TEXT_PARAMETERS = ("keep_stopwords", "allow")  # those of `TextSanitizer`, not o
 
 @dataclass(frozen=True)
 class SanitizerMethod(abc.ABC):
-    """The base of all sanitizers. Subclasses are frozen dataclasses whose fields are the parameters.
+    """The base of all sanitizers by name. Subclasses are frozen dataclasses whose fields are the parameters.
 
     Attributes:
         epsilon: the privacy budget of a word, or of a token.
         keep_stopwords: whether STOPWORDS cross unchanged.
         allow: further words that cross unchanged.
         needs_counts: whether a corpus must be counted first. Other methods use counts if there are any.
-        by_tokens: whether the paper replaces tokens of the model and not words.
+        by_tokens: whether the paper replaces tokens of the model, not words.
         has_lists: whether lists of words are made before the first word is drawn, which takes time.
     """
 
@@ -50,7 +50,7 @@ class SanitizerMethod(abc.ABC):
 
         Args:
             table: the words, and their vectors.
-            counts: (n,) how often each word occurs. None: that was not counted.
+            counts: (n,) how often each word occurs. None: not counted.
         """
 
     @property
@@ -102,10 +102,10 @@ class SparingMethod(SanitizerMethod):
 
     needs_counts: ClassVar[bool] = True
 
-    def spared(self, counts: NDArray[np.int64] | None) -> Spared:
-        """Returns which words are replaced only sometimes, by how often each occurs. Raises UsageError for None."""
+    def sparing_rule(self, counts: NDArray[np.int64] | None) -> SparingRule:
+        """Returns which words are always replaced, by how often each occurs. Raises UsageError without counts."""
         if counts is None:
             raise UsageError(
                 f"{self.name} must know how often words occur, to spare common ones", "give a corpus with --corpus"
             )
-        return Spared(sensitive_words(counts, self.sensitive), self.p)
+        return SparingRule(sensitive_words(counts, self.sensitive), self.p)

@@ -38,9 +38,9 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.custext import WordGroups, normalised
+from milkglass.sanitizers.custext import WordGroups, scale_rows
 from milkglass.sanitizers.method import SparingMethod
-from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, SparingRule
 from milkglass.sanitizers.table import Ids, Mask, WordVectors
 
 Guarantee = Literal["paper", "strict"]
@@ -48,21 +48,22 @@ Guarantee = Literal["paper", "strict"]
 
 @dataclass(frozen=True, eq=False)
 class Rnm(Sanitizer):
-    """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
+    """RNM over a table. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
-        spared: which words are replaced only sometimes. None: every word is always replaced.
+        guarantee_kind: the paper's mechanism, or the one with a guarantee.
+        sparing: which words are replaced only sometimes. None: every word is always replaced.
         counts: as for CUSTEXT, for strict lists.
         given_lists: earlier `nearest_lists` of the same table and k.
-        given_shared: earlier `lists` of the same table, k and counts.
+        given_groups: earlier `lists` of the same table, k and counts.
     """
 
     k: int = 30
-    guaranteed: Guarantee = "paper"
-    spared: Spared | None = None
+    guarantee_kind: Guarantee = "paper"
+    sparing: SparingRule | None = None
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
     given_lists: tuple[NDArray[np.int32], NDArray[np.float64]] | None = field(default=None, repr=False)
-    given_shared: WordGroups | None = field(default=None, repr=False)
+    given_groups: WordGroups | None = field(default=None, repr=False)
 
     paper: ClassVar[Paper] = papers.CMIF.but(
         "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
@@ -75,17 +76,17 @@ class Rnm(Sanitizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.guaranteed not in ("paper", "strict"):
-            raise UsageError(f"the guarantee is {self.guaranteed!r}", "paper or strict")
-        if self.spared is not None:
-            self.spared.check(self.table)
-        require_k(self.k, len(self.table.candidates) - (self.guaranteed == "paper"))
+        if self.guarantee_kind not in ("paper", "strict"):
+            raise UsageError(f"the guarantee is {self.guarantee_kind!r}", "paper or strict")
+        if self.sparing is not None:
+            self.sparing.check(self.table)
+        require_k(self.k, len(self.table.candidates) - (self.guarantee_kind == "paper"))
 
     @property
     def guarantee(self) -> str | None:
-        if self.guaranteed == "paper":
+        if self.guarantee_kind == "paper":
             return None
-        p = 1.0 if self.spared is None else self.spared.p
+        p = 1.0 if self.sparing is None else self.sparing.p
         if p == 0:
             return f"{upward(self.epsilon)}-DP between sensitive words of one list, for one word; other words have none"
         bound = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
@@ -98,35 +99,35 @@ class Rnm(Sanitizer):
     @property
     def scale(self) -> float:
         """Returns the scale of the Laplace noise, for scores of sensitivity 1."""
-        return (1 if self.guaranteed == "paper" else 2) / self.epsilon
+        return (1 if self.guarantee_kind == "paper" else 2) / self.epsilon
 
     def is_due(self, ids: Ids, stream: Stream) -> Mask:
-        return super().is_due(ids, stream) if self.spared is None else self.spared.is_due(ids, stream)
+        return super().is_due(ids, stream) if self.sparing is None else self.sparing.is_due(ids, stream)
 
     def sensitivity(self) -> Mask | None:
-        return None if self.spared is None else self.spared.sensitive
+        return None if self.sparing is None else self.sparing.sensitive
 
     def prepare(self) -> None:
         self._scores  # noqa: B018
 
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
-        if self.guaranteed == "strict":
+        if self.guarantee_kind == "strict":
             if self.counts is not None:  # the user's own: nothing of them is kept
-                return replace(self, given_shared=self._shared_groups(progress)), False
-            lists, reused = WordGroups.cached(self.vectors, self.k, "cosine", progress, folder)
-            return replace(self, given_shared=lists), reused
+                return replace(self, given_groups=self._shared_groups(progress)), False
+            lists, reused = WordGroups.from_cache(self.vectors, self.k, "cosine", progress, folder)
+            return replace(self, given_groups=lists), reused
         cache = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
         vectors, shape = self.vectors, (len(self.vectors), self.k)
 
         def make() -> Arrays:
-            return dict(zip(("near", "scores"), self.computed_lists(progress), strict=True))
+            return dict(zip(("near", "scores"), self.compute_lists(progress), strict=True))
 
         def is_valid(arrays: Arrays) -> bool:
             near, scores = arrays["near"], arrays["scores"]
             return bool(near.shape == scores.shape == shape and near.min() >= 0 and near.max() < len(vectors))
 
         arrays = cache(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, is_valid)
-        return replace(self, given_lists=(arrays["near"], arrays["scores"])), cache.reused
+        return replace(self, given_lists=(arrays["near"], arrays["scores"])), cache.is_reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         rows = np.maximum(places, 0)
@@ -135,15 +136,15 @@ class Rnm(Sanitizer):
         return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), substitutes)
 
     def candidates(self, places: Ids) -> Ids:
-        """Returns (t, width) the lists of some words, by place; -1 beyond the end of a list."""
-        if self.guaranteed == "strict":
+        """Returns (words, width) the lists of some words, by place; -1 beyond the end of a list."""
+        if self.guarantee_kind == "strict":
             return self.lists.members[self.lists.group[places]]
         return self.nearest_lists[0][places].astype(np.int64)
 
     @cached_property
     def lists(self) -> WordGroups:
         """Returns the shared lists of `strict`."""
-        return self._shared_groups(no_progress) if self.given_shared is None else self.given_shared
+        return self._shared_groups(no_progress) if self.given_groups is None else self.given_groups
 
     def _shared_groups(self, progress: Progress) -> WordGroups:
         return WordGroups.of(self.vectors, self.order(self.counts), self.k, "cosine", progress)
@@ -151,16 +152,16 @@ class Rnm(Sanitizer):
     @cached_property
     def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Returns (m, k) the lists of `paper`, by place, and their normalised cosines (equation 3)."""
-        return self.computed_lists(no_progress) if self.given_lists is None else self.given_lists
+        return self.compute_lists(no_progress) if self.given_lists is None else self.given_lists
 
-    def computed_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def compute_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Computes `nearest_lists`. `progress` counts m words."""
         ids, cosines = nearest(self.vectors, self.k, progress)
-        return ids, normalised(cosines)
+        return ids, scale_rows(cosines)
 
     @property
     def _scores(self) -> NDArray[np.float64]:
-        return self.lists.scores if self.guaranteed == "strict" else self.nearest_lists[1]
+        return self.lists.scores if self.guarantee_kind == "strict" else self.nearest_lists[1]
 
 
 @dataclass(frozen=True)
@@ -175,4 +176,4 @@ class RnmMethod(SparingMethod):
     has_lists: ClassVar[bool] = True
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Rnm:
-        return Rnm(table, self.epsilon, self.k, self.guarantee, self.spared(counts))
+        return Rnm(table, self.epsilon, self.k, self.guarantee, self.sparing_rule(counts))

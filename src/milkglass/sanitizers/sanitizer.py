@@ -29,7 +29,7 @@ WORDS_AT_A_TIME = 8192  # words drawn at a time, which bounds memory
 
 @dataclass(frozen=True, eq=False)
 class Sanitizer(abc.ABC):
-    """A mechanism over a table of words.
+    """Replaces words of a table, each by a draw of its own.
 
     An unknown word, id UNKNOWN, is always replaced, by one law for all unknown words. What is sent shows that there was
     one, and nothing else about it.
@@ -49,7 +49,7 @@ class Sanitizer(abc.ABC):
     @property
     @abc.abstractmethod
     def guarantee(self) -> str | None:
-        """Returns what is proved for one word with these parameters. None: nothing is."""
+        """Returns what is proved for one word with these parameters, or None if nothing is."""
 
     @abc.abstractmethod
     def draw(self, places: Ids, stream: Stream) -> Ids:
@@ -60,12 +60,12 @@ class Sanitizer(abc.ABC):
         return np.ones(len(ids), np.bool_)
 
     def sensitivity(self) -> Mask | None:
-        """Returns (n,) the words that the variant always replaces. None: it makes no difference between words."""
+        """Returns (n,) the words that the variant always replaces; None if it treats all words alike."""
         return None
 
     @property
-    def drawn_from(self) -> int | None:
-        """Returns how many words of the corpus substitutes are drawn from. None: they are from the whole table."""
+    def substitute_count(self) -> int | None:
+        """Returns from how many words of the corpus substitutes are drawn; None if they are from the whole table."""
         return None
 
     def prepare(self) -> None:  # noqa: B027
@@ -127,8 +127,8 @@ class Sanitizer(abc.ABC):
 
 
 @dataclass(frozen=True)
-class Spared:
-    """Replaces words that are not `sensitive` (n,) only with probability p."""
+class SparingRule:
+    """Says which words are replaced: the sensitive ones (n,) always, all others with probability p."""
 
     sensitive: Mask = field(repr=False)
     p: float
@@ -153,7 +153,7 @@ def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
     `share` is of the words that occur. Words as rare as the last of them are sensitive too.
     """
     SHARE.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
-    ordered = np.sort(counts[counts > 0])
-    count = round(share * len(ordered))
-    bound = ordered[count - 1] if count else 0
-    return counts <= bound
+    occurring_counts = np.sort(counts[counts > 0])
+    count = round(share * len(occurring_counts))
+    max_count = occurring_counts[count - 1] if count else 0
+    return counts <= max_count

@@ -24,19 +24,19 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sanitizers.method import SanitizerMethod, SparingMethod
-from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, SparingRule
 from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
 
 HEAD_WORDS = 64
 SAMPLE_WORDS = 256  # words that g is the mean distance to
-WORDS_AT_A_TIME = 64  # prepared
+WORDS_AT_A_TIME = 64  # words prepared at a time
 TRIALS_AT_A_TIME = 8192
 MAX_TRIALS = 256  # trials for one word, after which its tail is drawn from in full
 ENVELOPE_SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
 
 class Heads:
-    """Draws exactly, and without a row of the whole vocabulary for each word.
+    """Draws substitutes exactly, and without a row of the whole vocabulary for each word.
 
     The nearest HEAD_WORDS are drawn by their own probabilities. The rest, the tail, is drawn by rejection from q(y) ~
     exp(-eps/2 g(y)), with g(y) the mean distance of y to a sample, accepted with exp(-eps/2 (|x - y| - g(y) + c_x)),
@@ -46,27 +46,28 @@ class Heads:
 
     Attributes:
         vectors: (m, d) the words that are replaced, relative to their mean.
-        outputs: (s,) the places that may be drawn; rows of `near` and `targets` have these numbers.
+        outputs: (outputs,) the places that may be drawn; `near` holds indices into it, and `targets` its vectors.
     """
 
     def __init__(self, vectors: Vectors, epsilon: float, outputs: Ids | None = None) -> None:
-        self.half = epsilon / 2
+        self.half_epsilon = epsilon / 2
         self.vectors = vectors - vectors.mean(0)  # distances stay, and are rounded less; the mean is the origin
         self.outputs = np.arange(len(vectors)) if outputs is None else outputs
         self.targets = targets = self.vectors[self.outputs]
-        self.output_number = np.full(len(vectors), -1)  # by place: its number among the outputs
-        self.output_number[self.outputs] = np.arange(len(targets))
+        self.output_index = np.full(len(vectors), -1)  # by place: its index among the outputs
+        self.output_index[self.outputs] = np.arange(len(targets))
         m, k = len(vectors), min(HEAD_WORDS, len(targets))
         self.squares = (targets * targets).sum(1)
-        self.longest = np.sqrt((self.vectors * self.vectors).sum(1).max())  # of the rows: what rounding goes by
+        # The largest norm of a row, to which rounding errors are in proportion
+        self.max_norm = np.sqrt((self.vectors * self.vectors).sum(1).max())
         self.targets_by_column = np.ascontiguousarray(targets.T)
         self.near = np.empty((m + 1, k), np.int32)  # a page of these is only there once it was written to
         self.cumulative = np.empty((m + 1, k))
         self.slack = np.empty(m + 1)
-        self.ready = np.zeros(m + 1, np.bool_)
+        self.is_ready = np.zeros(m + 1, np.bool_)
         sample = np.linspace(0, m - 1, min(SAMPLE_WORDS, m)).astype(np.int64)
         self.mean_distance = self._distances(self.vectors[sample]).mean(0, dtype=np.float64)  # g
-        proposal = np.exp(-self.half * (self.mean_distance - self.mean_distance.min()))
+        proposal = np.exp(-self.half_epsilon * (self.mean_distance - self.mean_distance.min()))
         self.proposal = np.cumsum(proposal / proposal.sum())
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
@@ -86,7 +87,7 @@ class Heads:
         return rows
 
     def _distances(self, rows: Vectors) -> NDArray[np.float32]:
-        """Returns (b, s) distances by one matrix product, good to about 1e-3 of the rows' norms for close rows."""
+        """Returns (rows, outputs) distances by one matrix product, good to about 1e-3 of the norms for close rows."""
         distances = rows @ self.targets_by_column
         distances *= -2
         distances += self.squares
@@ -100,13 +101,13 @@ class Heads:
         words.
         """
         new_places = np.unique(places)
-        new_places = new_places[~self.ready[new_places]]
+        new_places = new_places[~self.is_ready[new_places]]
         slots = new_places % WORDS_AT_A_TIME
         by_slot = np.argsort(slots, kind="stable")
         turns = np.empty(len(new_places), np.int64)  # its number among those of its slot
         turns[by_slot] = np.arange(len(new_places)) - np.searchsorted(slots[by_slot], slots[by_slot])
-        for number in range(int(turns.max(initial=-1)) + 1):
-            block_places = new_places[turns == number]
+        for turn in range(int(turns.max(initial=-1)) + 1):
+            block_places = new_places[turns == turn]
             block = np.full(WORDS_AT_A_TIME, block_places[0])
             block[block_places % WORDS_AT_A_TIME] = block_places
             self._store_heads(block, block_places % WORDS_AT_A_TIME)
@@ -116,62 +117,62 @@ class Heads:
         rows = self._vectors_of(places)
         distance = self._distances(rows)
         known_rows = np.flatnonzero(places < len(self.vectors))
-        known_rows = known_rows[self.output_number[places[known_rows]] >= 0]
-        distance[known_rows, self.output_number[places[known_rows]]] = 0
+        known_rows = known_rows[self.output_index[places[known_rows]] >= 0]
+        distance[known_rows, self.output_index[places[known_rows]]] = 0
         nearest = best(-distance, self.near.shape[1])[0]
         exact = np.linalg.norm(self.targets[nearest].astype(np.float64) - rows[:, None], axis=2)
         lowest = exact.min(1, keepdims=True)
-        weight = np.exp(-self.half * (exact - lowest))
+        head_weights = np.exp(-self.half_epsilon * (exact - lowest))
         np.put_along_axis(distance, nearest, np.inf, 1)  # the tail is left
-        weights = np.exp(np.float32(-self.half) * (distance - lowest.astype(np.float32)))
-        tail = weights.astype(np.float64).sum(1)  # a sum that casts as it goes would depend on the rows beside it
-        cumulative = np.cumsum(weight, 1)
-        cumulative /= (cumulative[:, -1] + tail)[:, None]
+        tail_weights = np.exp(np.float32(-self.half_epsilon) * (distance - lowest.astype(np.float32)))
+        # Cast first: a sum that casts as it goes would depend on the rows beside it
+        tail_mass = tail_weights.astype(np.float64).sum(1)
+        cumulative = np.cumsum(head_weights, 1)
+        cumulative /= (cumulative[:, -1] + tail_mass)[:, None]
         if nearest.shape[1] == len(self.targets):
             cumulative[:, -1] = 1
-        slack = (self.mean_distance - distance).max(1) + ENVELOPE_SLACK * self.longest
+        slack = (self.mean_distance - distance).max(1) + ENVELOPE_SLACK * self.max_norm
         kept_places = places[slots]
         self.near[kept_places], self.cumulative[kept_places], self.slack[kept_places] = (
             nearest[slots],
             cumulative[slots],
             slack[slots],
         )
-        self.ready[kept_places] = True
+        self.is_ready[kept_places] = True
 
     def _draw_tail(self, places: Ids, stream: Stream) -> Ids:
         """Returns a word outside the head for each place, by rejection."""
         outputs, missing, trials = np.empty(len(places), np.int64), np.arange(len(places)), 0
         while len(missing) and trials < MAX_TRIALS:
             trial_count = min(MAX_TRIALS, max(1, TRIALS_AT_A_TIME // len(missing)))
-            guess, accepted = self._trials(places[missing], trial_count, stream)
-            has_accepted, first_accepted = accepted.any(1), accepted.argmax(1)
-            outputs[missing[has_accepted]] = guess[has_accepted, first_accepted[has_accepted]]
+            proposed, is_accepted = self._trials(places[missing], trial_count, stream)
+            has_accepted, first_accepted = is_accepted.any(1), is_accepted.argmax(1)
+            outputs[missing[has_accepted]] = proposed[has_accepted, first_accepted[has_accepted]]
             missing, trials = missing[~has_accepted], trials + trial_count
-        for start in range(
-            0, len(missing), WORDS_AT_A_TIME
-        ):  # rejections leave no trace in the law of what is drawn at last
+        # What is drawn for the rest has the same law: rejections leave no trace in it
+        for start in range(0, len(missing), WORDS_AT_A_TIME):
             block = missing[start : start + WORDS_AT_A_TIME]
             outputs[block] = self._draw_full_tail(places[block], stream)
         return outputs
 
     def _trials(self, places: Ids, trial_count: int, stream: Stream) -> tuple[Ids, Mask]:
-        """Returns (t, times) words from q, and which of them are accepted."""
+        """Returns (places, trial_count) words drawn from q, and which of them are accepted."""
         shape = (len(places), trial_count)
-        guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.targets) - 1)
+        proposed = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.targets) - 1)
         rows = self._vectors_of(places)
-        product = np.einsum("td,tsd->ts", rows, self.targets[guess])
-        squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
-        excess = np.sqrt(np.maximum(squares, 0)) - self.mean_distance[guess] + self.slack[places][:, None]
-        accepted = stream.random(shape) < np.exp(-self.half * excess)
-        row, column = np.nonzero(accepted)
-        accepted[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
-        return guess, accepted
+        product = np.einsum("td,tsd->ts", rows, self.targets[proposed])
+        squares = self.squares[proposed] + (rows * rows).sum(1)[:, None] - 2 * product
+        excess = np.sqrt(np.maximum(squares, 0)) - self.mean_distance[proposed] + self.slack[places][:, None]
+        is_accepted = stream.random(shape) < np.exp(-self.half_epsilon * excess)
+        row, column = np.nonzero(is_accepted)
+        is_accepted[row, column] = ~(self.near[places[row]] == proposed[row, column][:, None]).any(1)
+        return proposed, is_accepted
 
     def _draw_full_tail(self, places: Ids, stream: Stream) -> Ids:
         """Returns a word outside the head for each place from the whole tail, for at most WORDS_AT_A_TIME words."""
         distance = self._distances(self._vectors_of(places)).astype(np.float64)
         np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
-        weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)
+        weight = np.cumsum(np.exp(-self.half_epsilon * (distance - distance.min(1, keepdims=True))), 1)
         levels = stream.random(len(places)) * weight[:, -1]
         pairs = zip(weight, levels, strict=True)
         return np.array([np.searchsorted(row, level, "right") for row, level in pairs], np.int64)
@@ -179,7 +180,7 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class SanText(Sanitizer):
-    """The mechanism. Epsilon is per unit of distance. An unknown word is treated as if it lay at the table's mean."""
+    """SANTEXT over a table. Epsilon is per unit of distance. An unknown word is treated as if at the table's mean."""
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
         "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are not candidates.",
@@ -196,7 +197,7 @@ class SanText(Sanitizer):
         return self.heads.draw(places, stream)
 
     def outputs(self) -> Ids:
-        """Returns (s,) the places that may be drawn."""
+        """Returns (outputs,) the places that may be drawn."""
         return np.arange(len(self.vectors))
 
     @cached_property
@@ -206,7 +207,7 @@ class SanText(Sanitizer):
 
 @dataclass(frozen=True, eq=False)
 class SanTextPlus(SanText):
-    """The mechanism that replaces words that are not sensitive only with probability p.
+    """SANTEXT+ over a table: words that are not sensitive are replaced only with probability p.
 
     Attributes:
         occurring: (n,) the words of the corpus. The sensitive ones among them are the substitutes: V_S of Algorithm 2.
@@ -219,12 +220,12 @@ class SanTextPlus(SanText):
         "Published workers share a random state and draw equally; ours are independent.",
     )
 
-    spared: Spared = field(kw_only=True)
+    sparing: SparingRule = field(kw_only=True)
     occurring: Mask = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.spared.check(self.table)
+        self.sparing.check(self.table)
         if self.occurring.shape != (len(self.table),):
             raise UsageError(
                 f"the corpus's words have shape {self.occurring.shape}", f"give a mask of {len(self.table)}"
@@ -236,11 +237,11 @@ class SanTextPlus(SanText):
             )
 
     @property
-    def drawn_from(self) -> int:
+    def substitute_count(self) -> int:
         return len(self.outputs())
 
     def outputs(self) -> Ids:
-        return np.flatnonzero((self.spared.sensitive & self.occurring)[self.table.candidates])
+        return np.flatnonzero((self.sparing.sensitive & self.occurring)[self.table.candidates])
 
     @property
     def guarantee(self) -> str | None:
@@ -250,10 +251,10 @@ class SanTextPlus(SanText):
         )
 
     def is_due(self, ids: Ids, stream: Stream) -> Mask:
-        return self.spared.is_due(ids, stream)
+        return self.sparing.is_due(ids, stream)
 
     def sensitivity(self) -> Mask | None:
-        return self.spared.sensitive
+        return self.sparing.sensitive
 
 
 def halfway_epsilon(table: WordVectors) -> float:
@@ -270,6 +271,8 @@ def halfway_epsilon(table: WordVectors) -> float:
 
 @dataclass(frozen=True)
 class SanTextMethod(SanitizerMethod):
+    """SANTEXT, whose one parameter is epsilon."""
+
     name: ClassVar[str] = "santext"
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanText:
@@ -289,6 +292,6 @@ class SanTextPlusMethod(SparingMethod):
         return {**super().document(), "substitutes": "sensitive words of the corpus"}
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanTextPlus:
-        spared = self.spared(counts)
-        assert counts is not None  # `spared` refuses that
-        return SanTextPlus(table, self.epsilon, spared=spared, occurring=counts > 0)
+        sparing = self.sparing_rule(counts)
+        assert counts is not None  # `sparing_rule` refuses that
+        return SanTextPlus(table, self.epsilon, sparing=sparing, occurring=counts > 0)

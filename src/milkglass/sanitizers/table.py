@@ -1,11 +1,11 @@
 """An embedding table, the words that a sanitizer knows with a vector for each, from a GloVe file or from a model.
 
 Of a model's own embeddings, a table for texts has the tokens that are a word by themselves, spelled as in a text, so
-that a sanitized word is one token again. Pieces of words ("##ing") are no words and replace none. A table for token ids
-has every row, with special ones marked.
+that a sanitized word is one token again. Pieces of words ("##ing") are not words and replace none. A table for token
+ids has every row, with special ones marked.
 
 A GloVe text file has a line a word, `word float float ...`, separated by single blanks. Words keep the file's order, by
-frequency in the published files. Left out are entries that our splitting cannot find in a text (punctuation, "new
+frequency in the published files. Left out are entries that words.py cannot find in a text (punctuation, "new
 york", "<unk>") and second entries of a word. A first line of two integers (word2vec's) is skipped.
 """
 
@@ -38,7 +38,7 @@ RESERVED = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|mad
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words with their vectors.
+    """The words that a sanitizer knows, with a vector for each.
 
     Attributes:
         words: (n,), each once.
@@ -182,12 +182,12 @@ def open_table(folder: Path) -> tuple[Any, NDArray[np.float32]]:
     return load_tokenizer(folder), np.ascontiguousarray(Model.open(folder).table.numpy(), np.float32)
 
 
-def special_rows(tokenizer: Any, rows: int) -> NDArray[np.bool_]:
-    """Returns (rows,) which rows are special or added tokens, [unusedN] and the like, or beyond the vocabulary."""
-    is_special = np.ones(rows, np.bool_)
-    count = min(len(tokenizer), rows)
+def special_rows(tokenizer: Any, row_count: int) -> NDArray[np.bool_]:
+    """Returns (row_count,) which rows are special or added tokens, [unusedN] and the like, or beyond the vocabulary."""
+    is_special = np.ones(row_count, np.bool_)
+    count = min(len(tokenizer), row_count)
     tokens = tokenizer.convert_ids_to_tokens(range(count))
     is_special[:count] = [token is None or bool(RESERVED.fullmatch(token)) for token in tokens]
-    special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
-    is_special[[i for i in {*tokenizer.all_special_ids, *special} if i < rows]] = True
+    special_added = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
+    is_special[[i for i in {*tokenizer.all_special_ids, *special_added} if i < row_count]] = True
     return is_special

@@ -134,7 +134,7 @@ class WordReader:
     @cached_property
     def lookup(self) -> Lookup:
         """Returns what maps a word of a text to its row or its code."""
-        kept_indices = {word: number for number, word in enumerate(self.kept)}
+        kept_indices = {word: index for index, word in enumerate(self.kept)}
         if self.splitting == "whole":
             return Lookup(self.row_of_word, kept_indices, stem)
         return Lookup(self.row_of_word, kept_indices)
@@ -171,7 +171,7 @@ class TextSanitizer:
 
     def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
         """Returns each text sanitized, in order. The words of all texts are drawn together, and added to the tally."""
-        return ["".join(after) for _, after in self.parts(texts, stream, tally)]
+        return ["".join(new_parts) for _, new_parts in self.parts(texts, stream, tally)]
 
     def parts(
         self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
@@ -180,23 +180,23 @@ class TextSanitizer:
         parts_of_texts = [self.reader.split(text) for text in texts]
         original_words = [word for parts in parts_of_texts for word in parts[1::2]]
         codes = self.reader.codes(original_words)
-        is_free = codes > KEPT
+        is_replaceable = codes > KEPT
         is_drawn = np.zeros(len(codes), np.bool_)
         new_codes = codes.copy()
-        free_codes = np.maximum(codes[is_free], UNKNOWN)
-        new_codes[is_free], is_drawn[is_free] = self.sanitizer.sanitize_checked(free_codes, stream)
+        replaceable_codes = np.maximum(codes[is_replaceable], UNKNOWN)
+        new_codes[is_replaceable], is_drawn[is_replaceable] = self.sanitizer.sanitize_checked(replaceable_codes, stream)
         table_words, kept = self.sanitizer.table.words, self.reader.kept
         new_words = [table_words[code] if code >= 0 else kept[KEPT - code] for code in new_codes.tolist()]
         if tally is not None:
             tally.texts += len(texts)
             is_changed = self._changed_mask(codes, new_codes, is_drawn, original_words, new_words)
             self._count(tally, codes, is_drawn, is_changed)
-        unread_words = iter(new_words)
-        return [(parts, _replace_words(parts, unread_words)) for parts in parts_of_texts]
+        substitutes = iter(new_words)
+        return [(parts, _replace_words(parts, substitutes)) for parts in parts_of_texts]
 
     @property
     def guarantee(self) -> str | None:
-        """Returns the mechanism's guarantee. None: nothing is promised for any word."""
+        """Returns the mechanism's guarantee, or None if nothing is promised for any word."""
         guarantee = self.sanitizer.guarantee
         return f"{guarantee}; words that are kept have none" if guarantee and self.reader.kept else guarantee
 
@@ -251,13 +251,13 @@ class TextSanitizer:
         return classes
 
 
-def _replace_words(parts: list[str], unread_words: Iterator[str]) -> list[str]:
-    """Returns the parts with the next of `unread_words` at odd places, and plain space between them."""
+def _replace_words(parts: list[str], substitutes: Iterator[str]) -> list[str]:
+    """Returns the parts with the next of `substitutes` at odd places, and plain space between them."""
     new_parts = [words.plain_space(parts[0])]
-    last = len(parts) - 2
+    last_word_place = len(parts) - 2
     for place in range(1, len(parts), 2):
-        new_parts.append(next(unread_words))
-        new_parts.append(words.plain_space(parts[place + 1]) if parts[place + 1] or place == last else " ")
+        new_parts.append(next(substitutes))
+        new_parts.append(words.plain_space(parts[place + 1]) if parts[place + 1] or place == last_word_place else " ")
     return new_parts
 
 

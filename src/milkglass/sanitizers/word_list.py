@@ -53,62 +53,64 @@ def english_frequencies() -> dict[str, float]:
 
 
 def token_counts(
-    tokenizer: Any, rows: int, progress: Progress = no_progress, folder: Path | None = None
+    tokenizer: Any, row_count: int, progress: Progress = no_progress, folder: Path | None = None
 ) -> NDArray[np.int64]:
-    """Returns (rows,) how often each token occurs in 10^12 running words of English, from a cache or computed.
+    """Returns (row_count,) how often each token occurs in 10^12 running words of English, from a cache or computed.
 
     Args:
-        rows: the number of rows of the model's table.
+        row_count: of the model's table.
         folder: where the cache lies. None: where all caches lie.
 
-    Raises CorruptCheckpoint for a damaged cache.
+    Raises:
+        CorruptCheckpoint: the cache is damaged.
     """
     cache = ArrayCache("word_list", {"counts": np.int64}, folder)
-    inputs = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL_SHARE, START_SHARE, rows]
+    inputs = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL_SHARE, START_SHARE, row_count]
     digest = digest_of([*inputs, tokenizer.backend_tokenizer.to_str()])
 
     def is_valid(arrays: Arrays) -> bool:
-        return bool(arrays["counts"].shape == (rows,) and arrays["counts"].min() >= 0)
+        return bool(arrays["counts"].shape == (row_count,) and arrays["counts"].min() >= 0)
 
-    return cache(digest, lambda: {"counts": _count(tokenizer, rows, progress)}, is_valid)["counts"]
+    return cache(digest, lambda: {"counts": _count(tokenizer, row_count, progress)}, is_valid)["counts"]
 
 
-def _count(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
-    frequencies = np.zeros(rows)
-    all_words, share_of = list(english_frequencies()), np.array(list(english_frequencies().values()))
+def _count(tokenizer: Any, row_count: int, progress: Progress) -> NDArray[np.int64]:
+    frequencies = np.zeros(row_count)
+    all_words, all_shares = list(english_frequencies()), np.array(list(english_frequencies().values()))
     for start in range(0, len(all_words), WORDS_AT_A_TIME):
-        words, shares = all_words[start : start + WORDS_AT_A_TIME], share_of[start : start + WORDS_AT_A_TIME]
+        words, shares = all_words[start : start + WORDS_AT_A_TIME], all_shares[start : start + WORDS_AT_A_TIME]
         for ids, weight in _spellings(tokenizer, words):
             mass = np.repeat(shares * weight, ids.lengths)
-            frequencies += np.bincount(ids.ids, mass, minlength=rows)[:rows]
+            frequencies += np.bincount(ids.ids, mass, minlength=row_count)[:row_count]
         progress(len(words))
-    size = min(len(tokenizer), rows)
+    size = min(len(tokenizer), row_count)
     tokens = tokenizer.convert_ids_to_tokens(range(size))
-    blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
-    frequencies[:size][[token is None or is_spelling_piece(token, blanks) for token in tokens]] = 0
+    marks_blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
+    frequencies[:size][[token is None or is_spelling_piece(token, marks_blanks) for token in tokens]] = 0
     return np.ceil(frequencies * RUNNING_WORDS).astype(np.int64)
 
 
-def is_spelling_piece(token: str, blanks: bool) -> bool:
-    """Returns whether a token is one byte, or one character that is no word of the list.
+def is_spelling_piece(token: str, marks_blanks: bool) -> bool:
+    """Returns whether a token is one byte, or one character that is not a word of the list.
 
-    `blanks`: the tokenizer marks a token that begins a word with a blank; otherwise one that continues a word, with ##.
+    `marks_blanks`: the tokenizer marks a token that begins a word, with a blank. If not, it marks one that continues a
+    word, with ##.
     """
     if BYTE_TOKEN.fullmatch(token):
         return True
     letters = token.removeprefix(CONTINUATION).lstrip(BLANKS)
-    begins_word = token[:1] in BLANKS if blanks else not token.startswith(CONTINUATION)
+    begins_word = token[:1] in BLANKS if marks_blanks else not token.startswith(CONTINUATION)
     return len(letters) == 1 and not (begins_word and letters.lower() in english_frequencies())
 
 
 def _spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
     """Yields the tokens of each word in each of the four ways, with the way's share."""
     (context,) = _ids(tokenizer, [CONTEXT_WORD])
-    for capital, share in ((False, 1 - CAPITAL_SHARE), (True, CAPITAL_SHARE)):
-        spelled = [word.capitalize() for word in words] if capital else words
-        yield Sequences.of(_ids(tokenizer, spelled)), share * START_SHARE
+    for is_capitalised, share in ((False, 1 - CAPITAL_SHARE), (True, CAPITAL_SHARE)):
+        spellings = [word.capitalize() for word in words] if is_capitalised else words
+        yield Sequences.of(_ids(tokenizer, spellings)), share * START_SHARE
         # After another word, not after a bare blank: some tokenizers put a blank of their own before a text
-        in_context = _ids(tokenizer, [f"{CONTEXT_WORD} {word}" for word in spelled])
+        in_context = _ids(tokenizer, [f"{CONTEXT_WORD} {word}" for word in spellings])
         tokens = [ids[len(context) :] if ids[: len(context)] == context else ids for ids in in_context]
         yield Sequences.of(tokens), share * (1 - START_SHARE)
 

@@ -24,10 +24,10 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
-UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words that have no row; kept words have KEPT and all below
+UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words without a row; the i-th kept word has KEPT - i
 ASCII = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 SPACES = " \t\n\r"
-REMEMBERED_WORDS = 1 << 18  # distinct
+REMEMBERED_WORDS = 1 << 18  # distinct words that a `Lookup` remembers
 MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
 TICKS = "'\u2019"
 ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
@@ -56,13 +56,13 @@ def kept_characters() -> str:
 
 
 @cache
-def pattern(contractions: bool) -> re.Pattern[str]:
+def pattern(splits_contractions: bool) -> re.Pattern[str]:
     """Returns a pattern whose `split` gives what is between words at even places and words at odd ones.
 
-    With `contractions`, "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
+    With `splits_contractions`, "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
     """
     letter = f"[^{kept_characters()}]"
-    if not contractions:
+    if not splits_contractions:
         return re.compile(f"({letter}+)")
     end, tick = f"(?!{letter})", "['\u2019]"
     parts = (f"{letter}+?(?=n{tick}t{end})", f"n{tick}t{end}", f"(?<={letter}){tick}(?:s|re|ve|ll|d|m){end}")
@@ -103,21 +103,21 @@ def spellings(word: str) -> Iterable[str]:
     """Yields how a table may spell a word, in turn: unchanged, in lower case, without accents."""
     word = word.replace("\u2019", "'")
     yield word
-    small = word.lower()
-    yield small
-    yield "".join(c for c in unicodedata.normalize("NFD", small) if unicodedata.category(c) != "Mn")
+    lower = word.lower()
+    yield lower
+    yield "".join(c for c in unicodedata.normalize("NFD", lower) if unicodedata.category(c) != "Mn")
 
 
 def stem(word: str) -> str | None:
-    """Returns the word before a contraction's ending, in lower case: "do" for "don't". None: it has no such ending."""
-    small = word.lower().replace("\u2019", "'")
-    if small in ODD_STEMS:
-        return ODD_STEMS[small]
+    """Returns the word before a contraction's ending, in lower case: "do" for "don't"; None without such an ending."""
+    lower = word.lower().replace("\u2019", "'")
+    if lower in ODD_STEMS:
+        return ODD_STEMS[lower]
     return next(
         (
-            small.removesuffix(contraction)
+            lower.removesuffix(contraction)
             for contraction in CONTRACTIONS
-            if small.endswith(contraction) and small != contraction
+            if lower.endswith(contraction) and lower != contraction
         ),
         None,
     )
@@ -148,7 +148,7 @@ class Lookup(dict[str, int]):
                 return KEPT - self.kept[spelling]
         if is_number(word):
             return NUMBER
-        row = next((self.rows[spelled] for spelled in spellings(word) if spelled in self.rows), None)
+        row = next((self.rows[spelling] for spelling in spellings(word) if spelling in self.rows), None)
         if row is None and (shorter := self.stem(word)) is not None:
-            row = next((self.rows[spelled] for spelled in spellings(shorter) if spelled in self.rows), None)
+            row = next((self.rows[spelling] for spelling in spellings(shorter) if spelling in self.rows), None)
         return UNKNOWN if row is None else row

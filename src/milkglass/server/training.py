@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from milkglass import device, files
-from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, SaveFailed, lacking
+from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, SaveFailed, missing_words
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
@@ -74,7 +74,7 @@ def load_model(folder: str, hyperparameters: Hyperparameters) -> PreTrainedModel
     required = f"{model.base_model_prefix}." if has_new_head else ""
     missing = [name for name in sorted(report["missing_keys"]) if name.startswith(required) and ".pooler." not in name]
     if missing:
-        raise BadUpload(lacking("weight", missing), "upload the whole model again")
+        raise BadUpload(missing_words("weight", missing), "upload the whole model again")
     if report["mismatched_keys"]:
         fault = f"the shapes of {len(report['mismatched_keys'])} weights do not match the config"
         raise BadUpload(fault, "upload the model with its own config")
@@ -184,7 +184,7 @@ def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     home = job.parents[1] if spec.quota is not None else job
     reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE)
     require_disk(estimate, hyperparameters, free_bytes(home, spec.quota) + reusable_bytes)
-    free = device.memory_bytes(free=True) if device.on_gpu() else memory_bytes(available=True)
+    free = device.memory_bytes(only_free=True) if device.on_gpu() else memory_bytes(only_available=True)
     require_memory(estimate, hyperparameters, free)
     reserve = Reserve(job, estimate(hyperparameters).reserve)
     reserve.take()

@@ -28,7 +28,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET_BYTES
 from milkglass.progress import Progress
 from milkglass.rows.data_file import Source
-from milkglass.rows.examples import Example, number_labels, read_examples, require_classes, summarise, unlabelled
+from milkglass.rows.examples import Example, no_labels_error, number_labels, read_examples, require_classes, summarise
 from milkglass.split import folders
 from milkglass.split.client import ClientHalf, is_short_enough
 from milkglass.split.server import ServerHalf
@@ -59,11 +59,11 @@ def read_training_texts(source: Source) -> TrainingTexts:
     """Reads texts and the names of their classes. Raises CodecError if nothing can be learnt from them."""
     summary = summarise(source)
     if summary.task != "classification":
-        raise unlabelled(source, summary)
+        raise no_labels_error(source, summary)
     require_classes(source, summary)
     labels = number_labels(in_fresh_order(summary.labels), None)  # kept in the client's split.json
     examples = list(read_examples(source))
-    corpus = _labelled_texts(examples, labels, summary.pairs)
+    corpus = _labelled_texts(examples, labels, summary.has_pairs)
     return TrainingTexts(corpus, labels, [str(example.place(source)) for example in examples])
 
 

@@ -101,7 +101,7 @@ def test_what_is_exported_reads_back(
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
-        again = list(read_examples(out, scores=True))
+        again = list(read_examples(out, are_scores=True))
         assert [float(a.label or "nan") for a in again] == [float(b.label or "nan") for b in before]
         if all(float(b.label or "nan").is_integer() for b in before):
             assert [a.label for a in read_examples(out)] == [f"{float(b.label or 'nan'):.0f}" for b in before]
@@ -116,7 +116,7 @@ def test_what_is_exported_reads_back(
 
 def test_an_export_may_be_of_the_first_rows_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\nc\t7\n")
-    assert write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", most=2) == 2
+    assert write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", max_count=2) == 2
     with pytest.raises(CodecError, match=r"line 4 of train\.tsv"):
         write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.tsv", "two.jsonl"]

@@ -166,7 +166,7 @@ class InvBert(Attack):
         states, read = self.states(
             own_model, corpus, batches_within(corpus, budget, first, LEFT_AFTER_PUBLIC * seconds), budget
         )
-        is_read = torch.from_numpy(read[corpus.owner])
+        is_read = torch.from_numpy(read[corpus.sequence_indices])
         corpus = public.chosen(np.flatnonzero(read))
         sent_groups = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
         sent_states, reached = self.client_states(transcript, sent_groups, budget)

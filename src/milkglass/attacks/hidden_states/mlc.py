@@ -87,7 +87,9 @@ class LinearWords(Attack):
         layer = device.moved(torch.nn.Linear(vectors.shape[1], len(vocabulary)))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(vocabulary, public.ids)
-        present = csr_array((np.ones(len(column), np.float32), (public.owner, column)), (len(public), len(vocabulary)))
+        present = csr_array(
+            (np.ones(len(column), np.float32), (public.sequence_indices, column)), (len(public), len(vocabulary))
+        )
         present.sum_duplicates()
         present.data[:] = 1.0
         share = torch.from_numpy(present.sum(axis=0) / len(public)).float().clamp(1e-4, 1 - 1e-4)

@@ -20,7 +20,7 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearse_corpus, replacement_counts, write_guesses
-from milkglass.sequences import Ids, Sequences, looked_up
+from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -80,7 +80,7 @@ class ShadowDecoding(Attack):
         likelihood[:, 0] = 1.0
         for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
             for row, of_row in zip(group.rows.tolist(), log_likelihood, strict=True):
-                hits = looked_up(keys, counts, row * size + group.members)
+                hits = look_up(keys, counts, row * size + group.members)
                 of_members = (hits + self.prior * np.exp(of_row)) / (token_counts[group.members] + self.prior)
                 best = np.argsort(-of_members * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
                 originals[row], likelihood[row] = NO_BELIEF, 0.0

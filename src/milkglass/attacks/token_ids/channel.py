@@ -22,7 +22,7 @@ import numpy as np
 from milkglass import papers
 from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalise, sum_by_index
-from milkglass.sequences import Ids, Sequences, looked_up
+from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -98,7 +98,7 @@ class Neighbours:
         if not len(self.keys):
             return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
         requested_keys = left_ids[:, None] * len(self.share) + right_ids[None, :]
-        pair_counts = looked_up(self.keys, self.count, requested_keys)
+        pair_counts = look_up(self.keys, self.count, requested_keys)
         observed = pair_counts / np.maximum(self.left_counts[left_ids], 1.0)[:, None]
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 

@@ -250,7 +250,7 @@ class LanguageReader:
         for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
             if budget.left() <= 0:
                 break
-            places = np.flatnonzero(np.isin(texts.owner, text_numbers))
+            places = np.flatnonzero(np.isin(texts.sequence_indices, text_numbers))
             options = PlaceOptions(listed.tokens[places], listed.chances[places])
             lengths = texts.lengths[np.sort(text_numbers)]
             best = self.best(Sequences(texts.ids[places], lengths), options)

@@ -33,13 +33,15 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, ROW_PIXELS * len(labels) + 64)
         for place, row in enumerate(rows.values()):
-            alone = math.isnan(row.low)
+            has_no_interval = math.isnan(row.low)
             axes.barh(place, 100 * row.value, 0.55, color=BAR)
-            if not alone:
+            if not has_no_interval:
                 ends = [[100 * max(0.0, row.value - row.low)], [100 * max(0.0, row.high - row.value)]]
                 for width, colour in ((5, "white"), (2, INK)):
                     axes.errorbar(100 * row.value, place, xerr=ends, color=colour, elinewidth=width, capsize=5)
-            _write_share(axes, row.value, row.value if alone else max(row.value, row.high), place, alone)
+            _write_share(
+                axes, row.value, row.value if has_no_interval else max(row.value, row.high), place, has_no_interval
+            )
         for place, value in enumerate(lines.values(), len(rows)):
             axes.barh(place, 100 * value, 0.15, color=GREY)
             _write_share(axes, value, value, place)
@@ -49,10 +51,10 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
         return svg(figure, title)
 
 
-def _write_share(axes: Any, value: float, end: float, place: int, least: bool = False) -> None:
+def _write_share(axes: Any, value: float, end: float, place: int, is_lower_bound: bool = False) -> None:
     """Writes a share beside the end of its bar."""
     percentage = f"{100 * value:.1f}" if value >= 0.001 or value == 0 else f"{100 * value:.1g}"
-    label = f"{'≥ ' if least else ''}{percentage} %"
+    label = f"{'≥ ' if is_lower_bound else ''}{percentage} %"
     axes.annotate(label, (100 * end, place), (8, 0), textcoords="offset points", va="center")
 
 
@@ -68,19 +70,19 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
         return ""
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, 380)
-        for number, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
+        for index, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
             adversary_points = sorted((max(1, p.tokens), 100 * p.content) for p in points if p.adversary == adversary)
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
             axes.plot(*zip(*adversary_points, strict=True), label=adversary, linewidth=2.5, clip_on=False, **style)
         axes.set(xscale="log", ylim=(0, 100), xlabel=axes_titles[0], ylabel=axes_titles[1], yticks=range(0, 101, 25))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(_sizes_apart(sorted({max(1, point.tokens) for point in points})))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, place: short(round(tokens))))
+        axes.set_xticks(_labelled_sizes(sorted({max(1, point.tokens) for point in points})))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, place: short_number(round(tokens))))
         figure.legend(loc="outside lower left", alignment="left")
         return svg(figure, title)
 
 
-def _sizes_apart(sizes: Sequence[int]) -> list[int]:
+def _labelled_sizes(sizes: Sequence[int]) -> list[int]:
     """Returns the sizes whose labels do not overlap on the logarithmic axis, the last one among them."""
     min_ratio = (sizes[-1] / sizes[0]) ** (1 / 14)
     labelled_sizes: list[int] = []
@@ -90,7 +92,7 @@ def _sizes_apart(sizes: Sequence[int]) -> list[int]:
     return labelled_sizes
 
 
-def short(count: int) -> str:
+def short_number(count: int) -> str:
     """Returns a number in short form: `1200` as `1.2k`."""
     for size, letter in ((1_000_000, "M"), (1000, "k")):
         if count >= size:

@@ -14,35 +14,40 @@ import numpy as np
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report.result import Finding, IdRate
-from milkglass.audit.report.texts import TEXTS, filled
+from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import DefenceWords, Scene
 from milkglass.client.obfuscate.symbol_rate import bits_in, most_bits
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.observations import Activations, Tokens, Weights
 
-Spent = Mapping[str, Mapping[str, int]]  # for each adversary, the tokens after which each share is read
+TokensToReach = Mapping[str, Mapping[str, int]]  # of each adversary, the tokens after which each share is read
 Values = Mapping[str, Any] | None
 NO_ATTACKS: Mapping[str, Attack] = {}
 
 
 def warnings(
-    scene: Scene, cells: tuple[AttackResult, ...], spent: Spent, attacks: Mapping[str, Attack] = NO_ATTACKS
+    scene: Scene,
+    cells: tuple[AttackResult, ...],
+    tokens_to_reach: TokensToReach,
+    attacks: Mapping[str, Attack] = NO_ATTACKS,
 ) -> tuple[Finding, ...]:
     """Returns all findings that apply, the gravest first, and then those that attacks bring.
 
     Args:
         scene: what was attacked.
         cells: the result of each attack.
-        spent: how much was read of how many tokens.
+        tokens_to_reach: after how many tokens each attacker reads each share.
         attacks: those that may bring a finding of their own, by name.
     """
-    budget_texts = {"spent": curve_in_words(spent), "at_once": _is_read_at_once(spent)}
+    budget_texts = {"spent": curve_in_words(tokens_to_reach), "at_once": _is_read_at_once(tokens_to_reach)}
     words = words_of(scene)
-    texts_of_read = {part: filled(getattr(words, part), scene=scene, **budget_texts) for part in ("why", "change")}
+    texts_of_read = {
+        part: fill_template(getattr(words, part), scene=scene, **budget_texts) for part in ("why", "change")
+    }
     best = strongest(cells, "content top-1")
     is_read = best is not None and best.value("content top-1") >= 0.1
-    best_naming = named_best(cells) if scene.of_states else None
+    best_naming = best_naming_attack(cells) if scene.sends_states else None
     states = scene.transcript.all(Activations)
     rate = id_rate(scene)
     incomplete = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
@@ -60,7 +65,7 @@ def warnings(
         "small": {} if scene.promise.below_k else None,
         "repetition": _repetition(scene),
         "special_symbols" if scene.symbols is not None else "special": {} if scene.promise.verbatim else None,
-        "lengths": {} if scene.of_states and not all(state.pooled for state in states) else None,
+        "lengths": {} if scene.sends_states and not all(state.pooled for state in states) else None,
         "limits": {"left": incomplete} if incomplete else None,
     }
     findings = [
@@ -69,21 +74,24 @@ def warnings(
         if values is not None
     ]
     own_findings = {name: attack.finding for name, attack in attacks.items() if attack.finding is not None}
-    reading = [cell for cell in cells if cell.attack in own_findings and cell.value("content top-1") >= 0.1]
-    return (*findings, *(_finding(own_findings[cell.attack], {"scene": scene, "result": cell}) for cell in reading))
+    reading_cells = [cell for cell in cells if cell.attack in own_findings and cell.value("content top-1") >= 0.1]
+    return (
+        *findings,
+        *(_finding(own_findings[cell.attack], {"scene": scene, "result": cell}) for cell in reading_cells),
+    )
 
 
 def _finding(texts: Mapping[str, str], values: Mapping[str, Any]) -> Finding:
-    return Finding(**{part: filled(text, **values) for part, text in texts.items()})
+    return Finding(**{part: fill_template(text, **values) for part, text in texts.items()})
 
 
 def words_of(scene: Scene) -> DefenceWords:
     """Returns what the report says about the scene's defence: its own words, or those for what it sends."""
     if scene.words is not None:
         return scene.words
-    if scene.of_states:
-        mixed = any(states.mixed is not None for states in scene.transcript.all(Activations))
-        return DefenceWords(**TEXTS["defence"]["mixed" if mixed else "states"])
+    if scene.sends_states:
+        is_mixed = any(states.mixed is not None for states in scene.transcript.all(Activations))
+        return DefenceWords(**TEXTS["defence"]["mixed" if is_mixed else "states"])
     kind = "symbols" if scene.symbols is not None else "clusters" if scene.promise.shared else "tokens"
     kind = "aliases" if kind == "tokens" and scene.promise.aliases > 1 else kind
     return DefenceWords(**{**TEXTS["defence"]["tokens"], **TEXTS["defence"][kind]})
@@ -101,14 +109,14 @@ def words_of_enclave(proof: str, attested: bool) -> DefenceWords:
     return DefenceWords(**TEXTS["defence"]["enclave"], notice=notice, findings=("answers",))
 
 
-def named_best(cells: tuple[AttackResult, ...]) -> AttackResult | None:
+def best_naming_attack(cells: tuple[AttackResult, ...]) -> AttackResult | None:
     """Returns the best attack that reads words without their order."""
-    done = [cell for cell in cells if not math.isnan(cell.value("bag f1"))]
-    return max(done, key=lambda cell: cell.value("bag f1"), default=None)
+    naming_cells = [cell for cell in cells if not math.isnan(cell.value("bag f1"))]
+    return max(naming_cells, key=lambda cell: cell.value("bag f1"), default=None)
 
 
 def id_rate(scene: Scene) -> IdRate | None:
-    """Returns the bits of a token that an id can reveal, whatever the reader knows. None: it stands for one token."""
+    """Returns the bits that an id can reveal of its token, whatever is known; None if it stands for one token."""
     if scene.symbols is None:
         return None
     sent, size = scene.truth.tokens.ids, scene.transcript.size
@@ -118,18 +126,18 @@ def id_rate(scene: Scene) -> IdRate | None:
     return IdRate(size, most_bits(size, responses), bits_in(occurrences, responses), epsilon)
 
 
-def curve_in_words(spent: Spent) -> str:
+def curve_in_words(tokens_to_reach: TokensToReach) -> str:
     """Returns the numbers of tokens after which each share is read, in words."""
     sentences = []
-    for who, shares in spent.items():
+    for who, shares in tokens_to_reach.items():
         best = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
         sentences += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in best.items()]
     return "; ".join(sentences)
 
 
-def _is_read_at_once(spent: Spent) -> bool:
+def _is_read_at_once(tokens_to_reach: TokensToReach) -> bool:
     """Returns whether half of the content is already read at the first point where 10 % is."""
-    return any(shares.get("50 %") == shares.get("10 %") is not None for shares in spent.values())
+    return any(shares.get("50 %") == shares.get("10 %") is not None for shares in tokens_to_reach.values())
 
 
 def _exposed_classes(best: AttackResult) -> str:
@@ -159,26 +167,28 @@ def _understated(scene: Scene, cells: tuple[AttackResult, ...]) -> Values:
 
 
 def _hidden(cells: tuple[AttackResult, ...]) -> Values:
-    stated = [cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))]
-    if not stated:
+    cells_with_bits = [
+        cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))
+    ]
+    if not cells_with_bits:
         return None
-    least = min(stated, key=lambda cell: cell.value("content hidden bits"))
-    return {"least": least, "bits": least.measures["content hidden bits"]}
+    least_hidden = min(cells_with_bits, key=lambda cell: cell.value("content hidden bits"))
+    return {"least": least_hidden, "bits": least_hidden.measures["content hidden bits"]}
 
 
 def _members(scene: Scene) -> Values:
-    """Returns what the trained rows tell about membership. None: nothing."""
-    moved = TunedRows.members_of(scene.transcript)
-    trained = [tokens.ids for tokens in scene.transcript.all(Tokens) if tokens.purpose == "train"]
-    if moved is None or not trained:
+    """Returns what the trained rows tell about membership, or None if they tell nothing."""
+    has_moved = TunedRows.members_of(scene.transcript)
+    trained_texts = [tokens.ids for tokens in scene.transcript.all(Tokens) if tokens.purpose == "train"]
+    if has_moved is None or not trained_texts:
         return None
-    occurred = Sequences.of(text for texts in trained for text in texts).counts(len(moved)) > 0
+    has_occurred = Sequences.of(text for texts in trained_texts for text in texts).counts(len(has_moved)) > 0
     ordinary = scene.truth.ordinary[scene.truth.inverse]
-    moved, occurred = moved & ordinary, occurred & ordinary
-    hits = int((moved & occurred).sum())
-    if not hits or hits / moved.sum() < 1.2 * occurred.sum() / ordinary.sum():
+    has_moved, has_occurred = has_moved & ordinary, has_occurred & ordinary
+    hits = int((has_moved & has_occurred).sum())
+    if not hits or hits / has_moved.sum() < 1.2 * has_occurred.sum() / ordinary.sum():
         return None  # all rows moved, as under a tied head: that says nothing
-    return {"named": int(moved.sum()), "hits": hits, "occurred": int(occurred.sum())}
+    return {"named": int(has_moved.sum()), "hits": hits, "occurred": int(has_occurred.sum())}
 
 
 def _repetition(scene: Scene) -> Values:
@@ -199,8 +209,8 @@ def distortion(scene: Scene) -> float:
     assert public is not None
     if not any(weights.model.has_table for weights in scene.transcript.all(Weights)):
         return float("nan")  # the table is in the client's half
-    mixed, plain = scene.transcript.table, public.table
-    if mixed.shape[1] != plain.shape[1]:
+    server_table, public_table = scene.transcript.table, public.table
+    if server_table.shape[1] != public_table.shape[1]:
         return float("nan")
     if scene.symbols is not None:
         tokens = np.flatnonzero(scene.truth.ordinary)
@@ -208,5 +218,7 @@ def distortion(scene: Scene) -> float:
     else:
         rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
         tokens = scene.truth.inverse[rows]
-    cosines = torch.nn.functional.cosine_similarity(mixed[torch.from_numpy(rows)], plain[torch.from_numpy(tokens)])
+    cosines = torch.nn.functional.cosine_similarity(
+        server_table[torch.from_numpy(rows)], public_table[torch.from_numpy(tokens)]
+    )
     return float(cosines.mean())

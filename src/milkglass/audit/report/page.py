@@ -17,7 +17,7 @@ from milkglass.audit.report.verdict import LABELS, MOST_SHARE, MUCH_SHARE
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
 
-USUAL = re.compile("[\u0020-\u024f\u0370-\u052f\u1e00-\u1eff\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2122]")
+COMMON_CHARACTERS = re.compile("[\u0020-\u024f\u0370-\u052f\u1e00-\u1eff\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2122]")
 ATTACKERS = {  # in charts
     MODEL_ONLY: "attacker with no text",
     OTHER: "attacker with other public text",
@@ -93,7 +93,9 @@ def visible(text: str, own_letters: frozenset[str]) -> str:
     Line ends and tabs stay.
     """
     return "".join(
-        c if c in "\n\t" or (c.isprintable() and (c in own_letters or USUAL.match(c))) else f"\\u{ord(c):04x}"
+        c
+        if c in "\n\t" or (c.isprintable() and (c in own_letters or COMMON_CHARACTERS.match(c)))
+        else f"\\u{ord(c):04x}"
         for c in text
     )
 

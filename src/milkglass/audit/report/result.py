@@ -15,7 +15,7 @@ Level = Literal["most", "much", "some", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding, as the page shows it.
+    """A rule that applied, in the words of the page.
 
     Attributes:
         raised_if: the rule, with its figure.
@@ -94,9 +94,9 @@ class IdRate:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit.
+    """The result of an audit: what each attack read, the findings, and the verdict.
 
-    If hidden states are sent and no ids, `kept` and `spent` are empty and `metadata` is None.
+    If hidden states are sent, not ids, `kept` and `spent` are empty and `metadata` is None.
 
     Attributes:
         texts, tokens: how many were sent.
@@ -113,7 +113,7 @@ class Audit:
         curve: what the strongest attack reads of growing parts of the text.
         spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
             tokens, as far as it does.
-        distortion: see report/findings.py; nan if the server has no table.
+        distortion: see report/findings.py; nan if the server has no table, or a wider one.
         metadata: what needs no attack; "anyway" in audit.json.
         rate: None if an id stands for one token.
         notice: what a reader must know first; "" for most defences.
@@ -144,16 +144,13 @@ class Audit:
     rate: IdRate | None
     notice: str = ""
 
-    def measured(self, adversary: str) -> int:
+    def max_measured_tokens(self, adversary: str) -> int:
         """Returns the largest number of tokens on the curve of an attacker."""
         return max((point.tokens for point in self.curve if point.adversary == adversary), default=0)
 
     @property
     def nominal_k(self) -> int | None:
-        """Returns k, if the scheme has this parameter and promises that a guess is right once in k.
-
-        None: it does not.
-        """
+        """Returns k if the scheme has this parameter and promises that a guess is right once in k, else None."""
         k = int(self.scheme.get("k") or 0) if self.kept else 0
         return k if k > 1 else None
 

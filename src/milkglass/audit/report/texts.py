@@ -19,6 +19,6 @@ def _template(text: str) -> Template:
     return _ENVIRONMENT.from_string(text)
 
 
-def filled(text: str, **values: Any) -> str:
-    """Returns a template of Jinja with these values."""
+def fill_template(text: str, **values: Any) -> str:
+    """Fills a Jinja template with these values."""
     return _template(text).render(values)

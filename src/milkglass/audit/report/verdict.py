@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.findings import named_best, words_of
+from milkglass.audit.report.findings import best_naming_attack, words_of
 from milkglass.audit.report.result import Level
-from milkglass.audit.report.texts import TEXTS, filled
+from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 
-MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # shares of the content tokens that are read, from which on a level holds
-FEW_TEXTS = 8  # texts with content words: of fewer the share may be luck
+MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # the levels "most" and "much" hold from these shares of content tokens read on
+FEW_TEXTS = 8  # with content words; the share of fewer may be luck
 PRINTED_AS_ALL = 0.9995  # from here on a share is printed as 100.0 %
 LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
@@ -42,8 +42,8 @@ def verdict(
         cells: the result of each attack.
         crosses: what is attacked, if not ids under a key, see `what_crosses`.
     """
-    naming, names = named_best(cells), unfinished(best, cells)
-    bag_sentence = "" if naming is None else filled(SENTENCES["words"], best=naming, who=who[naming.adversary])
+    naming, names = best_naming_attack(cells), unfinished(best, cells)
+    bag_sentence = "" if naming is None else fill_template(SENTENCES["words"], best=naming, who=who[naming.adversary])
     sentences = [bag_sentence or SENTENCES["nothing"]]
     if best is not None:
         sentences = [
@@ -51,7 +51,7 @@ def verdict(
             bag_sentence if _is_without_solvers(cells) else "",
             TEXTS["advice"][level(best, cells)],
         ]
-    sentences.append(filled(SENTENCES["unfinished"], names=names) if names else "")
+    sentences.append(fill_template(SENTENCES["unfinished"], names=names) if names else "")
     return " ".join(filter(None, sentences))
 
 
@@ -100,44 +100,48 @@ def what_crosses(scene: Scene) -> str:
     return words_of(scene).crosses
 
 
-def of_100(share: float, least: bool = False) -> str:
+def percent_text(share: float, is_lower_bound: bool = False) -> str:
     """Formats `0.824` as `82`, without rounding to nothing or to all.
 
     Args:
-        least: whether the share is a lower bound.
+        is_lower_bound: whether more may be read.
     """
-    if 0 < share < 0.01 and not least:
+    if 0 < share < 0.01 and not is_lower_bound:
         return "fewer than 1"
     if 0.995 <= share < PRINTED_AS_ALL:
         return "more than 99"
-    if least and share < PRINTED_AS_ALL:
+    if is_lower_bound and share < PRINTED_AS_ALL:
         return f"at least {math.floor(100 * share + 1e-9)}"
     return f"{100 * share:.0f}"
 
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
     """Returns the sentence on what the strongest attack reads."""
-    least, share = bool(unfinished(best, cells)), _content_share(best, cells)
+    is_lower_bound, share = bool(unfinished(best, cells)), _content_share(best, cells)
     attacker = _attacker(best.adversary, who[best.adversary])
-    return filled(
+    return fill_template(
         SENTENCES["said"],
         crosses=crosses,
         attacker=attacker if crosses else f"{attacker[0].upper()}{attacker[1:]}",
         much="most" if share >= MOST_SHARE else "much" if share >= MUCH_SHARE else "some",
-        tokens=of_100(most_read(best, cells, "tokens top-1"), least),
-        content=of_100(most_read(best, cells, "content top-1"), least) if best.measures["content top-1"].units else "",
+        tokens=percent_text(largest_share(best, cells, "tokens top-1"), is_lower_bound),
+        content=percent_text(largest_share(best, cells, "content top-1"), is_lower_bound)
+        if best.measures["content top-1"].units
+        else "",
         units=best.measures["content top-1"].units,
         few=FEW_TEXTS,
     )
 
 
-def most_read(best: AttackResult, cells: tuple[AttackResult, ...], measure: str) -> float:
+def largest_share(best: AttackResult, cells: tuple[AttackResult, ...], measure: str) -> float:
     """Returns the greatest share by this measure of any attack by the same attacker.
 
     One attack may read most of all words, and another most of the content words.
     """
-    same = [cell for cell in cells if (cell.adversary, cell.state, cell.of_outputs) == (best.adversary, "done", False)]
-    values = [cell.value(measure) for cell in same if measure in cell.measures]
+    comparable_cells = [
+        cell for cell in cells if (cell.adversary, cell.state, cell.of_outputs) == (best.adversary, "done", False)
+    ]
+    values = [cell.value(measure) for cell in comparable_cells if measure in cell.measures]
     return max((value for value in values if not math.isnan(value)), default=best.value(measure))
 
 
@@ -156,10 +160,10 @@ def _is_without_solvers(cells: tuple[AttackResult, ...]) -> bool:
 
 def _named_share(cells: tuple[AttackResult, ...]) -> float:
     """Returns the share of a text's words that are named without their places; nan: places are read too."""
-    naming = named_best(cells)
+    naming = best_naming_attack(cells)
     return naming.value("bag recall") if naming is not None and _is_without_solvers(cells) else math.nan
 
 
 def _content_share(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:
-    content = most_read(best, cells, "content top-1")
-    return most_read(best, cells, "tokens top-1") if math.isnan(content) else content
+    content = largest_share(best, cells, "content top-1")
+    return largest_share(best, cells, "tokens top-1") if math.isnan(content) else content

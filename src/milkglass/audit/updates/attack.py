@@ -62,7 +62,7 @@ def audit_updates(
         UsageError: a name is unknown.
         CorruptCheckpoint: an update is damaged.
     """
-    ghost = site.texts.ghost
+    ghost = site.texts.uses_ghost
     attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, ghost)}
     corpus, public = site.public_text()
     candidates = None
@@ -73,7 +73,7 @@ def audit_updates(
     attack_update = _UpdateAttacker(budget, seed, steps, begin_progress(steps))
     for recorded_round, scene in site.scenes(corpus, candidates):
         if scene is None:
-            refused[recorded_round.number] = recorded_round.refused
+            refused[recorded_round.number] = recorded_round.why_refused
             continue
         attacked.append(recorded_round.number)
         for finished in attack_update(scene, attacks, ghost):
@@ -169,7 +169,7 @@ class _ResultsByRound:
         measures = self._measure(against_trained=False, cut=cut)
         trained_measures = None  # stays so for an attack that reads shadows, not gradients
         if all(guess.texts is not None for guess in self.guesses.values()):
-            trained_measures = self._measure(against_trained=True, cut=cut) if self.site.texts.ghost else measures
+            trained_measures = self._measure(against_trained=True, cut=cut) if self.site.texts.uses_ghost else measures
         return replace(
             blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
             trained=trained_measures,

@@ -35,28 +35,28 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
-TOLERANCES = {"rtol": 1e-4, "atol": 1e-6}  # weights that two machines compute alike; another head or rate is far off
+TOLERANCES = {"rtol": 1e-4, "atol": 1e-6}  # within which two machines compute the same weights; others are far off
 
 
 class SiteTexts:
-    """The texts of a site.
+    """A site's texts, before and after GHOST, and what decides its batches.
 
     Attributes:
         rows: what was trained on.
         originals: ids of the same texts before GHOST.
-        ghost: whether they passed through it.
+        uses_ghost: whether they passed through it.
         secret: from which its batches follow.
-        searched: GHOST's search.
+        search: the settings of GHOST's search.
         selection: how GHOST selected shadows; "" without GHOST.
     """
 
-    def __init__(self, source: Source, folder: Path, model: Path) -> None:
+    def __init__(self, source: Source, folder: Path, model_folder: Path) -> None:
         """Reads a site's texts.
 
         Args:
             source: the site's file.
             folder: its rows, as they were prepared for the run.
-            model: the folder of the run's model.
+            model_folder: of the run's model.
 
         Raises:
             UsageError: the file, the rows and the model do not belong together.
@@ -65,54 +65,57 @@ class SiteTexts:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder} with the site's rows", "give it with --rows FOLDER")
         self.rows, stamp = load(folder), stamp_of(folder)
-        if stamp is not None and stamp.model != Checkpoint.open(model).digest():
+        if stamp is not None and stamp.model != Checkpoint.open(model_folder).digest():
             raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
         examples = list(read_examples(source))
         _require_same(self.rows, examples, source.name)
-        self.originals, ids = Sequences.of(original_ids(model, [example.text for example in examples])), self.rows.ids
-        self.ghost = stamp is not None and stamp.method == GHOST
-        has_same_texts = self.ghost or np.array_equal(self.originals.ids, ids.ids)
+        self.originals, ids = (
+            Sequences.of(original_ids(model_folder, [example.text for example in examples])),
+            self.rows.ids,
+        )
+        self.uses_ghost = stamp is not None and stamp.method == GHOST
+        has_same_texts = self.uses_ghost or np.array_equal(self.originals.ids, ids.ids)
         if (self.originals.lengths != ids.lengths).any() or not has_same_texts:
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
-        self.searched, self.selection = Search(), ""
-        if stamp is not None and self.ghost:
-            self.searched, self.selection = parse_search(stamp.search), str(stamp.selection.get("way"))
+        self.search, self.selection = Search(), ""
+        if stamp is not None and self.uses_ghost:
+            self.search, self.selection = parse_search(stamp.search), str(stamp.selection.get("way"))
         self.secret = secret_of(folder)
 
-    def behind(self, seen: Gradients) -> Ids:
-        """Returns which texts were in the batch of a single step, in its order."""
-        return order_of(self.secret, seen.round, len(self.rows))[: seen.batch_size]
+    def batch_indices(self, gradients: Gradients) -> Ids:
+        """Returns the indices of the texts in the batch of a single step, in its order."""
+        return order_of(self.secret, gradients.round, len(self.rows))[: gradients.batch_size]
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One update.
+    """One round of a run, with the site's update.
 
     Attributes:
         number: of the round, from 0.
         weights: before that round.
-        seen: None if it cannot be attacked.
-        refused: why it cannot.
+        gradients: the update. None: it cannot be attacked.
+        why_refused: why it cannot be attacked; "" if it can.
     """
 
     number: int
     weights: Tensors = field(repr=False)
-    seen: Gradients | None
-    refused: str = ""
+    gradients: Gradients | None
+    why_refused: str = ""
 
 
 class RecordedRun:
-    """A run, as its server has it.
+    """A federated run as its server recorded it, replayed to find the weights of every round.
 
     Attributes:
         run: the record.
-        site: whose updates are read.
-        model: the folder of the public model.
+        site: the name of the site whose updates are read.
+        model_folder: of the public model.
         step: the model with the run's head.
         start: the weights before the first round.
     """
 
-    def __init__(self, folder: Path, site: str, model: Path) -> None:
+    def __init__(self, folder: Path, site: str, model_folder: Path) -> None:
         """Opens and replays a run.
 
         Raises UsageError if the site sent nothing or the updates are not those of the run.
@@ -123,7 +126,8 @@ class RecordedRun:
             raise UsageError(f"{folder} does not say its settings", "repeat the run with this version of Milkglass")
         if not run.done or not list(folder.glob(f"updates/round-*/{site}.json")):
             raise UsageError(f"{folder} holds no update of site {site}", f"its sites: {_site_names(folder)}")
-        self.site, self.model, self.step = site, model, SharedStep.open(model, "classification", classes, seed)
+        self.site, self.model_folder = site, model_folder
+        self.step = SharedStep.open(model_folder, "classification", classes, seed)
         self.start = weights_of(self.step)
         self._verify()
 

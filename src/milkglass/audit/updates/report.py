@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from milkglass.audit.outcome import AttackResult, nan_as_none
-from milkglass.audit.report.texts import TEXTS, filled
+from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.metrics.interval import Interval
 
 KNOWLEDGE_LEAD = "attackers know the model in every round, the labels and the lengths, and have"
@@ -52,11 +52,11 @@ class UpdateResult(AttackResult):
     def document(self) -> dict[str, Any]:
         """Returns the result as an entry of "found" in the report's JSON."""
         is_done = self.state == "done"
-        raw = asdict(self)
+        fields = asdict(self)
         return {
-            **{name: raw[name] for name in ("attack", "state", "reason", "seconds", "cut", "trained")},
+            **{name: fields[name] for name in ("attack", "state", "reason", "seconds", "cut", "trained")},
             "rounds": self.rounds if is_done else (), "left_out": self.left_out if is_done else {},
-            "texts": raw["measures"],
+            "texts": fields["measures"],
         }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ class UpdateAudit:
     @property
     def public_text(self) -> str:
         """Returns the attackers' public text in words."""
-        return filled(TEXTS["updates"]["public"], **self.public)
+        return fill_template(TEXTS["updates"]["public"], **self.public)
 
     def notes(self) -> list[str]:
         """Returns what a reader of the figures has to know, a line each."""
@@ -158,19 +158,19 @@ def named_share(measures: Measures) -> Interval:
 
 def verdict(audit: UpdateAudit) -> str:
     """Returns in a sentence or two how much was read. Texts are never called safe: other attacks may read more."""
-    measured = [result for result in audit.done if result.measures]
-    if not measured:
-        return filled(TEXTS["updates"]["nothing"], why=next(iter(audit.refused.values()), "no attack applies"))
+    graded = [result for result in audit.done if result.measures]
+    if not graded:
+        return fill_template(TEXTS["updates"]["nothing"], why=next(iter(audit.refused.values()), "no attack applies"))
 
     def strongest(measure: Callable[[Measures], Interval]) -> UpdateResult:
-        return max(measured, key=lambda result: (measure(result.measures).value, result.rouge.value))
+        return max(graded, key=lambda result: (measure(result.measures).value, result.rouge.value))
 
     trained = [result.trained for result in audit.results if result.trained]
     read_shadows, known_shadows = (
         max((share(measures).value for measures in trained), default=0.0) for share in (token_share, named_share)
     )
     best, best_named = strongest(token_share), strongest(named_share)
-    return filled(
+    return fill_template(
         TEXTS["updates"]["verdict"],
         of=audit,
         best=best,

@@ -23,7 +23,7 @@ from milkglass.audit.scene import Scene
 from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
 from milkglass.federated.site import load_weights
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
@@ -36,8 +36,7 @@ class PublicSource:
     """Public text that attackers are given.
 
     Attributes:
-        texts: of any length.
-        name: what they are, in words.
+        name: what the texts are, in words.
     """
 
     texts: Sequence[str] = field(default=(), repr=False)
@@ -61,9 +60,13 @@ class AuditedSite:
 
     @cached_property
     def batches(self) -> dict[int, Ids]:
-        """Returns for each round that can be attacked the numbers of the texts behind the update."""
+        """Returns for each round that can be attacked the indices of the texts behind the update."""
         rounds = self.recorded.rounds()
-        return {round_.number: self.texts.behind(round_.seen) for round_ in rounds if round_.seen is not None}
+        return {
+            round_.number: self.texts.batch_indices(round_.gradients)
+            for round_ in rounds
+            if round_.gradients is not None
+        }
 
     def scenes(self, corpus: Sequences, candidates: Candidates | None) -> Iterator[tuple[Round, Scene | None]]:
         """Yields the rounds with their scenes, None if the round cannot be attacked.
@@ -73,50 +76,53 @@ class AuditedSite:
         """
         step = self.defence.before(self.recorded.step)
         common = Knowledge(step=step, candidates=candidates, corpus=corpus)
-        for round in self.recorded.rounds():
-            if round.seen is None:
-                yield round, None
+        for round_ in self.recorded.rounds():
+            if round_.gradients is None:
+                yield round_, None
                 continue
-            load_weights(self.recorded.step, round.weights)
-            numbers = self.batches[round.number]
-            truth, noise = self.truth([numbers]), self.defence.added_noise(round.seen.batch_size)
-            labels, lengths = self.texts.rows.labels[numbers], truth.sent.lengths
+            load_weights(self.recorded.step, round_.weights)
+            indices = self.batches[round_.number]
+            truth, noise = self.truth([indices]), self.defence.added_noise(round_.gradients.batch_size)
+            labels, lengths = self.texts.rows.labels[indices], truth.sent.lengths
             knowledge = replace(common, labels=labels, lengths=lengths, noise=noise)
-            yield round, gradient_scene((round.seen,), knowledge, truth, truth.sent if self.texts.ghost else None)
+            yield (
+                round_,
+                gradient_scene((round_.gradients,), knowledge, truth, truth.sent if self.texts.uses_ghost else None),
+            )
 
     def truth(self, batches: Sequence[Ids]) -> Truth:
-        """Returns the truth about some updates, from the numbers of the texts behind each."""
-        numbers = np.concatenate(batches)
+        """Returns the truth about some updates, from the indices of the texts behind each."""
+        indices = np.concatenate(batches)
         sizes = np.array([len(batch) for batch in batches], np.int64)
-        sent, original = self.texts.rows.ids.chosen(numbers), self.texts.originals.chosen(numbers)
+        sent, original = self.texts.rows.ids.chosen(indices), self.texts.originals.chosen(indices)
         return replace(self._all_texts_truth, sent=sent, original=original, batches=sizes)
 
     @cached_property
     def _all_texts_truth(self) -> Truth:
-        size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
-        return gradient_truth(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
+        size, one_text_each = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
+        return gradient_truth(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, one_text_each)
 
     # --- what attackers have ------------------------------------------------------------------------------------------
     def public_text(self) -> tuple[Sequences, dict[str, Any]]:
         """Returns the attackers' public text in ids, and what it is made of."""
-        attacked = {number for batch in self.batches.values() for number in batch.tolist()}
+        attacked = {index for batch in self.batches.values() for index in batch.tolist()}
         texts = read_texts(self.texts.originals, self.tokenizer)
-        private = [text for number, text in enumerate(texts) if number in attacked]
-        all_texts = [*self.public.texts, *(text for number, text in enumerate(texts) if number not in attacked)]
+        private = [text for index, text in enumerate(texts) if index in attacked]
+        all_texts = [*self.public.texts, *(text for index, text in enumerate(texts) if index not in attacked)]
         public_texts = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
-        kept_numbers = decontaminate(public_texts, private)
-        given_count = int((kept_numbers < len(self.public.texts)).sum())
-        corpus = self._encoded([all_texts[number] for number in kept_numbers])
+        kept_indices = decontaminate(public_texts, private)
+        given_count = int((kept_indices < len(self.public.texts)).sum())
+        corpus = self._encode([all_texts[index] for index in kept_indices])
         counts = {
             "given": given_count,
-            "own": len(kept_numbers) - given_count,
-            "left_out": len(all_texts) - len(kept_numbers),
+            "own": len(kept_indices) - given_count,
+            "left_out": len(all_texts) - len(kept_indices),
         }
         return corpus, {"name": self.public.name, **counts, "tokens": len(corpus.ids)}
 
-    def _encoded(self, texts: list[str]) -> Sequences:
+    def _encode(self, texts: list[str]) -> Sequences:
         """Returns the ids of texts, cut to the model's limit."""
-        limit = longest(self.recorded.model, self.tokenizer)
+        limit = token_limit(self.recorded.model_folder, self.tokenizer)
         cut = {"truncation": True, "max_length": limit}
         ids = self.tokenizer(texts, **cut, split_special_tokens=True)["input_ids"] if texts else []
         return Sequences.of(ids)
@@ -126,7 +132,7 @@ class AuditedSite:
 
         Anyone with the model can search as the site did (Kerckhoffs).
         """
-        searched = Ghost.open(self.recorded.model, self.texts.searched, Selection(way="random")).candidates
+        searched = Ghost.open(self.recorded.model_folder, self.texts.search, Selection(way="random")).candidates
         all_candidates, sent = inverse(searched.ids, searched.starts), set(self.texts.rows.ids.ids.tolist())
         pairs = zip(all_candidates.groups, all_candidates.log_likelihoods, strict=True)
         sent_pairs = [(group, likely) for group, likely in pairs if int(group.rows[0]) in sent]

@@ -58,9 +58,9 @@ class ColumnOptions:
             EmptyText: the file is empty.
         """
         from milkglass.rows.data_file import DataFile
-        from milkglass.rows.tables import delimiter_named
+        from milkglass.rows.tables import parse_delimiter
 
-        delimiter = None if self.delimiter is None else delimiter_named(self.delimiter)
+        delimiter = None if self.delimiter is None else parse_delimiter(self.delimiter)
         data_file = DataFile(path, self.text_column, self.label_column, self.pair_column, delimiter, self.skip_empty)
         data_file.require()
         return data_file
@@ -71,18 +71,18 @@ class ColumnOptions:
 
         file = self.data_file(path)
         summary = checked_summary(file, task)
-        _report_read(file, summary, labels=task != "causal-lm")
+        _report_read(file, summary, reads_labels=task != "causal-lm")
         if summary.labels:
             note(f"{file.name}: {classes_found(summary)}")
         return file, summary
 
-    def read_texts(self, path: Path, labels: bool = False) -> DataFile:
+    def read_texts(self, path: Path, reads_labels: bool = False) -> DataFile:
         """Reads rows of any kind, or lines of text, once. Raises what `summarise` raises.
 
         Args:
-            labels: whether the labels are used.
+            reads_labels: whether the labels are used.
         """
-        return _read(self.data_file(path), labels)
+        return _read(self.data_file(path), reads_labels)
 
     def read_optional(self, path: Path | None) -> DataFile | None:
         """Reads another file of the command, if there is one, as `other_file` does."""
@@ -109,15 +109,15 @@ class ColumnOptions:
         return {name: value for name, value in vars(self).items() if value}
 
 
-def _read(file: DataFile, labels: bool = False) -> DataFile:
+def _read(file: DataFile, reads_labels: bool = False) -> DataFile:
     from milkglass.rows.examples import summarise
 
-    _report_read(file, summarise(file), labels)
+    _report_read(file, summarise(file), reads_labels)
     return file
 
 
-def _report_read(file: DataFile, summary: Summary, labels: bool) -> None:
-    note_columns(file, labels)
+def _report_read(file: DataFile, summary: Summary, reads_labels: bool) -> None:
+    note_columns(file, reads_labels)
     note_skipped(file.name, summary.blank, summary.empty)
 
 
@@ -133,9 +133,9 @@ def classes_found(summary: Summary) -> str:
     return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}: {', '.join(shown)}"
 
 
-def note_columns(file: DataFile, labels: bool = True, identifier: str | None = None) -> None:
+def note_columns(file: DataFile, reads_labels: bool = True, id_column: str | None = None) -> None:
     """Prints which columns of a table are read and which are not."""
-    if description := file.columns_read(labels, identifier):
+    if description := file.columns_read(reads_labels, id_column):
         note(f"{file.name}: {description}")
 
 

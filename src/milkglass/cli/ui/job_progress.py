@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.options import KeyOptions, ServerOptions
-from milkglass.cli.ui.terminal import LINES_APART, at_work, bars, emit, note, watched
+from milkglass.cli.ui.terminal import LINE_INTERVAL, at_work, bars, emit, note, watched
 from milkglass.progress import duration
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def finish(
     server: ServerOptions,
     as_json: bool,
     next_use: tuple[str, KeyOptions] | None = None,
-    largest: Callable[[], int] | None = None,
+    max_bytes: Callable[[], int] | None = None,
     labels: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Follows a job to its end, downloads the model, and prints its name and its figures for each class.
 
-    For messages, `next_use` is the next command and its key, `labels` the known numbers of classes by name. `largest`
+    For messages, `next_use` is the next command and its key, `labels` the known numbers of classes by name. `max_bytes`
     returns the most bytes that the model can have.
     """
     from milkglass.cli.ui import label_report
@@ -58,33 +58,33 @@ def finish(
         _say_interrupted(remote, job_id, server, None if next_use is None else next_use[1])
         raise
     state = remote.result(job_id)
-    tuned = str(state["fine_tuned_model"])
+    model_name = str(state["fine_tuned_model"])
     if fetch is not None:
         with bars(as_json) as stage:
-            remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
+            remote.fetch_model(model_name, fetch, stage, None if max_bytes is None else max_bytes())
     kept_metrics = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
     metrics = {name: value for name, value in {**latest, **kept_metrics}.items() if name in METRIC_NAMES}
-    best = next(
+    best_evaluation = next(
         (evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept_metrics.get("eval_loss")), {}
     )
-    confusion = Confusion.read(best.get("confusion"), {number: name for name, number in labels.items()})
+    confusion = Confusion.read(best_evaluation.get("confusion"), {number: name for name, number in labels.items()})
     document = {
         "job": job_id,
-        "model": tuned,
+        "model": model_name,
         "trained_tokens": state.get("trained_tokens"),
         "steps": latest.get("step"),
         "metrics": metrics,
         **({} if confusion is None else {"classes": label_report.document(confusion)}),
         "fetched": None if fetch is None else str(fetch),
     }
-    lines = [f"fine-tuned model: {tuned}"]
+    lines = [f"fine-tuned model: {model_name}"]
     lines += [f"  steps: {steps_text(latest)}"] if "step" in latest else []
     lines += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
     lines += [] if confusion is None else ["", *label_report.report_lines(confusion), ""]
-    lines += [f"  {CLASSES_HINT}"] if confusion is None and "confusion" in best and not labels else []
+    lines += [f"  {CLASSES_HINT}"] if confusion is None and "confusion" in best_evaluation and not labels else []
     lines += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
     lines += [f"  fetched to {fetch}"] if fetch else []
-    lines += [f"next: milkglass {next_use[0]} {tuned} TEXT {next_use[1]} {server}"] if next_use else []
+    lines += [f"next: milkglass {next_use[0]} {model_name} TEXT {next_use[1]} {server}"] if next_use else []
     emit(as_json, document, "\n".join(lines))
 
 
@@ -136,7 +136,7 @@ class _Lines:
         if progress.get("step") is not None:
             if not (is_last and not self._ended) and time.monotonic() < self._due:
                 return
-            self._due, self._ended = time.monotonic() + LINES_APART, self._ended or is_last
+            self._due, self._ended = time.monotonic() + LINE_INTERVAL, self._ended or is_last
         seconds_left = progress.get("eta_seconds")
         note(event["message"] + (f", about {duration(seconds_left)} left" if seconds_left else ""))
 

@@ -214,7 +214,7 @@ def _from_file(file: Path) -> str:
 
 
 def _require_passphrase(text: str) -> str:
-    """Returns the passphrase. Raises UsageError if it is empty, or is no UTF-8 text."""
+    """Returns the passphrase. Raises UsageError if it is empty or not UTF-8 text."""
     if not text:
         raise UsageError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
     if any("\ud800" <= character <= "\udfff" for character in text):

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
     from milkglass.client.results import Classified
 
-FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
+FIRST_LINE, LINE_INTERVAL = 3.0, 10.0  # seconds until the first line of progress, and between two
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 MAX_CELL_LETTERS = 128  # characters of one field in a table: as many as an id may have
 
 
-_BEATING: list[Heartbeat] = []  # the one of the command that is at work, if it has one
+_HEARTBEATS: list[Heartbeat] = []  # the one of the command that is at work, if it has one
 
 
 @contextmanager
-def at_work(quiet: bool = False, doing: str = "") -> Iterator[None]:
+def at_work(quiet: bool = False, activity: str = "") -> Iterator[None]:
     """Says on stderr that work goes on whenever the command was silent for some seconds; nothing if it is `quiet`.
 
     Inside another one it only names what is being done.
@@ -37,37 +37,38 @@ def at_work(quiet: bool = False, doing: str = "") -> Iterator[None]:
     if quiet:
         yield
         return
-    if _BEATING:
-        previous, _BEATING[0].doing = _BEATING[0].doing, doing or _BEATING[0].doing
+    if _HEARTBEATS:
+        previous, _HEARTBEATS[0].activity = _HEARTBEATS[0].activity, activity or _HEARTBEATS[0].activity
         try:
             yield
         finally:
-            if _BEATING:
-                _BEATING[0].doing = previous
+            if _HEARTBEATS:
+                _HEARTBEATS[0].activity = previous
         return
     beat = Heartbeat(lambda words: print(words, file=sys.stderr, flush=True))
-    beat.doing = doing
-    _BEATING.append(beat)
+    beat.activity = activity
+    _HEARTBEATS.append(beat)
     beat.begin()
     try:
         yield
     finally:
-        _BEATING.remove(beat)
+        _HEARTBEATS.remove(beat)
         beat.end()
 
 
-def _spoke() -> None:
-    for beat in _BEATING:
+def _note_output() -> None:
+    for beat in _HEARTBEATS:
         beat.note_words()
 
 
-def _doing(name: str) -> None:
-    for beat in _BEATING:
-        beat.doing = name
+def _set_activity(name: str) -> None:
+    for beat in _HEARTBEATS:
+        beat.activity = name
 
 
 def say(text: str = "") -> None:
-    _spoke()
+    """Prints a line to stdout."""
+    _note_output()
     print(text, flush=True)
 
 
@@ -110,7 +111,8 @@ def _asked_at_a_terminal() -> bool:
 
 
 def note(text: str) -> None:
-    _spoke()
+    """Prints a line to stderr."""
+    _note_output()
     print(text, file=sys.stderr, flush=True)
 
 
@@ -136,37 +138,38 @@ def report(error: MilkglassError, as_json: bool) -> None:
 
 
 def watched() -> bool:
+    """Returns whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
-Most = Callable[[], float]  # returns the most seconds that can be left
+SecondsLeft = Callable[[], float]  # returns the most seconds that can be left
 
 
 def unbounded() -> float:
     return math.inf
 
 
-def occasional_lines(name: str, total: int, limit: Most = unbounded) -> Progress:
+def occasional_lines(name: str, total: int, limit: SecondsLeft = unbounded) -> Progress:
     """Starts a stage that prints a line with the time left now and then, for a log, and nothing if it ends soon.
 
     Of an unknown size, 0, one line is printed at once. `limit` returns the most seconds that can be left.
     """
     if not total:
         note(f"{name} ...")
-        _doing(name)
+        _set_activity(name)
         return lambda more: None
-    _doing(name)
+    _set_activity(name)
     count, due, time_left = 0, time.monotonic() + FIRST_LINE, TimeLeft(total)
-    time_left.after(0)
+    time_left.estimate(0)
 
     def advance(step: int) -> None:
         nonlocal count, due
         is_first, count = not count, count + step
         now = time.monotonic()
-        seconds = time_left.after(count) if is_first or now >= due else None
+        seconds = time_left.estimate(count) if is_first or now >= due else None
         if now >= due:
             note(f"{name}: {100 * count / max(1, total):.0f} %{_time_left_text(seconds, limit())}")
-            due = now + LINES_APART
+            due = now + LINE_INTERVAL
 
     return advance
 
@@ -178,7 +181,7 @@ def _time_left_text(seconds: float | None, limit: float) -> str:
 
 
 @contextmanager
-def bars(as_json: bool = False, limit: Most = unbounded) -> Iterator[Stage]:
+def bars(as_json: bool = False, limit: SecondsLeft = unbounded) -> Iterator[Stage]:
     """Yields progress bars on stderr, one for each stage; occasional lines without a terminal; nothing with --json."""
     if as_json:
         yield no_stage
@@ -188,7 +191,7 @@ def bars(as_json: bool = False, limit: Most = unbounded) -> Iterator[Stage]:
 
 
 @contextmanager
-def _stages(limit: Most) -> Iterator[Stage]:
+def _stages(limit: SecondsLeft) -> Iterator[Stage]:
     if not watched():
         yield partial(occasional_lines, limit=limit)
         return
@@ -211,10 +214,10 @@ def _stages(limit: Most) -> Iterator[Stage]:
 
         def stage(name: str, total: int) -> Progress:
             task = progress.add_task(name, total=total or None)
-            _doing(name)
+            _set_activity(name)
 
             def advance(step: int) -> None:
-                _spoke()
+                _note_output()
                 if total:
                     progress.advance(task, step)
                 else:
@@ -264,7 +267,7 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
     text = ""
     for piece in pieces:
         text += piece
-        _spoke()
+        _note_output()
         if show:
             sys.stdout.write(shown(piece))
             sys.stdout.flush()

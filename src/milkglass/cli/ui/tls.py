@@ -21,9 +21,9 @@ TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS ce
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")]
 
 
-def require_private(host: str, cert: Path | None, insecure: bool, secrets: str) -> None:
+def require_private(host: str, cert: Path | None, accepts_http: bool, secrets: str) -> None:
     """Raises UsageError for a network address without TLS, unless the user accepted that. `secrets` could be read."""
-    if not is_loopback(host) and cert is None and not insecure:
+    if not is_loopback(host) and cert is None and not accepts_http:
         raise UsageError(
             f"listening on {host} without TLS would let anyone on the way read {secrets}",
             f"give --cert and --tls-key ({CERTIFICATE_HINT}), listen on 127.0.0.1 behind an ssh tunnel, or accept it "
@@ -45,7 +45,7 @@ def require_tls(cert: Path | None, key: Path | None) -> None:
 def _require_pair(cert: Path, key: Path) -> None:
     import ssl
 
-    def locked() -> str:
+    def refuse_passphrase() -> str:
         raise PermissionError  # a key with a passphrase is one: OpenSSL asks for it when the server starts
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -54,7 +54,7 @@ def _require_pair(cert: Path, key: Path) -> None:
     except ssl.SSLError:
         raise UsageError(f"{cert} holds no certificate", "give the server's certificate, as PEM") from None
     try:
-        context.load_cert_chain(cert, key, locked)
+        context.load_cert_chain(cert, key, refuse_passphrase)
     except PermissionError as error:
         if error.errno is not None:
             raise

@@ -38,7 +38,7 @@ from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherMod
 from milkglass.models.checkpoint import read_generation
 from milkglass.models.pieces import TextPiece, special_around
 from milkglass.models.resolve import resolve
-from milkglass.models.tokenizer import Tokenizer, decodes_by_byte, load_tokenizer, longest
+from milkglass.models.tokenizer import Tokenizer, decodes_by_byte, load_tokenizer, token_limit
 from milkglass.rows.messages import Message
 
 
@@ -105,7 +105,7 @@ class Codec:
                 f"{int((alias_choices.counts[special_ids] > 1).sum())} special tokens have several ids under this key",
                 "mark them as special in the model's tokenizer.json and make a new key",
             )
-        limit = longest(folder, tokenizer)
+        limit = token_limit(folder, tokenizer)
         readable = not key.shares
         responses = Responses.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
@@ -440,7 +440,7 @@ class Codec:
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
     """Returns the codec of a key file, with the tokenizer of its model, or of `model` if the original moved there."""
-    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, weights=False))
+    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, uses_weights=False))
 
 
 def _id_array(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

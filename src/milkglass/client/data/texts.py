@@ -45,7 +45,7 @@ class PrivateTexts:
     sources: NDArray[np.int64] | None = None
 
     def chosen(self, rows: NDArray[np.int64]) -> PrivateTexts:
-        keep = np.isin(self.original.owner, rows)
+        keep = np.isin(self.original.sequence_indices, rows)
         order = np.sort(rows)
         return PrivateTexts(
             self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep],

@@ -28,9 +28,9 @@ from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
-from milkglass.rows.examples import Example, Summary, number_labels, read_examples, unlabelled
+from milkglass.rows.examples import Example, Summary, no_labels_error, number_labels, read_examples
 from milkglass.rows.labels import Scale
-from milkglass.rows.place import Place, listed
+from milkglass.rows.place import Place, places_text
 from milkglass.sequences import batched
 
 Encoding = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
@@ -40,7 +40,7 @@ Numbers = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scor
 def require_generator(source: Source, train: Summary, model_kind: object) -> None:
     """Raises CodecError for rows without labels if the `model_kind` is "encoder"."""
     if train.task == "causal-lm" and model_kind == "encoder":
-        error = unlabelled(source, train)
+        error = no_labels_error(source, train)
         raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
 
 
@@ -129,7 +129,7 @@ def write_parquet(
     rows = 0
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
-        examples = read_examples(source, scores=isinstance(labels, Scale))
+        examples = read_examples(source, are_scores=isinstance(labels, Scale))
         for batch in batched(examples if selection is None else compress(examples, selection), BATCH_ROWS):
             columns, too_long, unanswered_rows = _encode_batch(codec, source, batch, labels, limit)
             rows += len(batch)
@@ -167,7 +167,7 @@ def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source,
     longer = f"set --max-length to more than {start} to use them all, or " if start < model_limit else ""
     raise TooLong(
         f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {limit} tokens: "
-        f"{listed([*unanswered])}",
+        f"{places_text([*unanswered])}",
         f"{longer}leave them out with --skip-long",
     )
 
@@ -189,7 +189,7 @@ def _encode_batch(
             labelled = codec.encode_causal([row.text for row in batch], limit, truncate=True)
     except CodecError as error:
         if error.place is not None:
-            raise error.renamed(str(batch[error.place].place(source))) from None
+            raise error.with_name(str(batch[error.place].place(source))) from None
         span = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
         raise type(error)(f"{span}: {error.message}", error.hint) from None
     columns = {**_id_columns(labelled.ids), "labels": _lists(labelled.labels, INT32_LIST)}

@@ -120,8 +120,8 @@ def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[
     Raises:
         UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
     """
-    check_ids(base.config, len(first_ids), negative=True)
-    check_ids(base.generation_config or {}, len(first_ids), GENERATION, negative=True)
+    check_ids(base.config, len(first_ids), allows_negative=True)
+    check_ids(base.generation_config or {}, len(first_ids), GENERATION, allows_negative=True)
 
     def sigma(token: int) -> int:
         if token >= len(first_ids):

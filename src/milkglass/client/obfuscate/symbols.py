@@ -78,7 +78,7 @@ def _cached_vectors(
 ) -> Floats:
     keep = ArrayCache("token_vectors", {"vectors": np.float32})
     arrays = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
-    if keep.reused:
+    if keep.is_reused:
         progress(len(ids))
     return arrays["vectors"]
 
@@ -133,7 +133,7 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, regressio
         )
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     size = len(codec.sigma)
-    examples = list(read_examples(data, scores=regression))
+    examples = list(read_examples(data, are_scores=regression))
     texts = encode_examples(codec, examples).original
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)

@@ -11,12 +11,12 @@ from markupsafe import Markup
 from milkglass import files
 from milkglass.audit.report.page import environment
 from milkglass.compare.report import picture, words
-from milkglass.compare.result import Compared
+from milkglass.compare.result import ComparisonResult
 
 
-def render(result: Compared) -> str:
+def render(result: ComparisonResult) -> str:
     """Returns the page. The template engine escapes every text."""
-    own = "".join(one.reading.example.original for one in result.finished if one.reading and one.reading.example)
+    own = "".join(one.reading.example.original for one in result.finished_ways if one.reading and one.reading.example)
     templates = environment(own)
     templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
     templates.filters["share"] = words.percent
@@ -34,7 +34,7 @@ def _breakable_parts(figure: str) -> Markup:
     return Markup(" ").join(Markup("<span>{}</span>").format(part) for part in parts)
 
 
-def write(result: Compared, out: Path) -> Path:
+def write(result: ComparisonResult, out: Path) -> Path:
     """Writes compare.html, compare.json and compare.svg into `out`, and returns the page. They hold private text."""
     files.private_dir(out)
     files.write(out / "compare.svg", picture.picture_svg(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from milkglass.compare.result import Compared, Group
+from milkglass.compare.result import ComparisonResult, Group
 from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
@@ -17,15 +17,15 @@ MARKERS: dict[Group, str] = {
 AXIS = {"accuracy": "right answers, %", "pearson": "correlation with the true scores", "loss": "loss, nats a token"}
 
 
-def picture_svg(result: Compared) -> str:
+def picture_svg(result: ComparisonResult) -> str:
     """Returns the picture as SVG; "" if no way is done."""
-    points = [one for one in result.finished if not math.isnan(one.percent_read)]
+    points = [one for one in result.finished_ways if not math.isnan(one.share_read)]
     if not points:
         return ""
     scale = 100 if result.measure == "accuracy" else 1
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
-        places = _places([(100 * one.percent_read, scale * one.quality.value) for one in points if one.quality])
+        places = _places([(100 * one.share_read, scale * one.quality.value) for one in points if one.quality])
         for number, (point, (read, value)) in enumerate(zip(points, places, strict=True)):
             assert point.quality is not None
             low, high = scale * point.quality.low, scale * point.quality.high

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import ALL_READ, Compared, WayResult
+from milkglass.compare.result import ALL_READ, ComparisonResult, WayResult
 from milkglass.metrics.interval import Interval
 
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
@@ -26,7 +26,7 @@ def percent(value: Interval | None) -> str:
 
 def read_by_attacks(way: WayResult) -> str:
     """Returns what is read of a way: names and other content words, with a mark where more time may read more."""
-    if way.local:
+    if way.is_local:
         return "0 %"
     if way.reading is None:
         return "-"
@@ -40,16 +40,16 @@ def line(way: WayResult, measure: str) -> str:
     """Returns one way as a line, as soon as it is known."""
     if way.state != "done":
         return f"{way.title}: {way.state}: {way.reason}"
-    more = "nothing is sent" if way.local else f"{read_by_attacks(way)} of names and content words read"
+    more = "nothing is sent" if way.is_local else f"{read_by_attacks(way)} of names and content words read"
     kind = "loss " if measure == "loss" else ""
     return f"{way.title}: {kind}{with_interval(way.quality, measure)}, {more}"
 
 
-def next_line(result: Compared) -> str:
+def next_line(result: ComparisonResult) -> str:
     """Returns the command that uses the kept model, and where the other commands are; "" if no way is done."""
-    kept = next((way for way in result.finished if way.name == result.kept_way and way.command), None)
+    kept = next((way for way in result.finished_ways if way.name == result.kept_way and way.command), None)
     if kept is None:
-        return "the page has the next command for each way" if result.finished else ""
+        return "the page has the next command for each way" if result.finished_ways else ""
     return f"next: {kept.command}   ({kept.title}; the page has a command for each way)"
 
 
@@ -61,7 +61,7 @@ def rouge(way: WayResult) -> str:
     return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
 
-def table(result: Compared) -> list[tuple[str, ...]]:
+def table(result: ComparisonResult) -> list[tuple[str, ...]]:
     """Returns the table, its head first."""
     head = QUALITY_NAMES[result.measure]
     written = result.measure == "loss"
@@ -77,15 +77,15 @@ def table(result: Compared) -> list[tuple[str, ...]]:
         rows.append((
             way.title, with_interval(way.quality, result.measure), *([rouge(way)] if written else []),
             read_by_attacks(way),
-            "0 %" if way.local else percent(seen.names if seen else None),
-            "0 %" if way.local else percent(seen.numbers if seen else None),
+            "0 %" if way.is_local else percent(seen.names if seen else None),
+            "0 %" if way.is_local else percent(seen.numbers if seen else None),
             "-" if seen is None or math.isnan(seen.guess) else f"{100 * seen.guess:.0f} %",
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip
     return rows
 
 
-def notes_of(result: Compared) -> list[str]:
+def notes_of(result: ComparisonResult) -> list[str]:
     """Returns why ways have no figures, and what to know of the others."""
     reasons = [f"{way.title}: {way.state}: {way.reason}" for way in result.ways if way.state != "done"]
     return [*reasons, *(f"{way.title}: {note}" for way in result.ways for note in way.notes)]

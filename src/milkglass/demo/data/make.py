@@ -26,7 +26,7 @@ WORD_RANGE = (8, 40)
 HERE = Path(__file__).parent
 WORDING: dict[str, Any] = json.loads((HERE / "wording.json").read_text("utf-8"))
 DESK: dict[str, str] = WORDING["desk"]  # by label, which desk a message goes to; none takes what is urgent
-WHICH = "Which desk takes this?"
+INSTRUCTION = "Which desk takes this?"
 
 
 def situations() -> dict[str, list[dict[str, str]]]:
@@ -87,11 +87,11 @@ def message(template: str, values: dict[str, str], rng: random.Random) -> str:
     return text.lower().replace(",", "") if style > 0.93 else text
 
 
-def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
+def tickets(is_test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
     """Yields {"text", "label"} of each message of one split, no text twice."""
     texts_seen: set[str] = set()
     for label, group in situations().items():
-        for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
+        for situation in group[-HELD_OUT:] if is_test else group[:-HELD_OUT]:
             count = 0
             while count < MESSAGES_A_SITUATION:
                 values = slots(rng)
@@ -109,17 +109,17 @@ def replies(rows: list[dict[str, str]], count: int, rng: random.Random) -> Itera
     A small model learns this one task in a minute or two. In that time it does not learn what is urgent.
     """
     for row in rng.sample([row for row in rows if row["label"] in DESK], count):
-        yield {"instruction": WHICH, "input": row["text"], "output": DESK[row["label"]]}
+        yield {"instruction": INSTRUCTION, "input": row["text"], "output": DESK[row["label"]]}
 
 
 def main(folder: Path) -> None:
-    for test in (False, True):
-        rng = random.Random(SEED + test)
-        rows = list(tickets(test, rng))
+    for is_test in (False, True):
+        rng = random.Random(SEED + is_test)
+        rows = list(tickets(is_test, rng))
         rng.shuffle(rows)
-        split = "test" if test else "train"
+        split = "test" if is_test else "train"
         write(folder / f"tickets_{split}.jsonl", rows)
-        write(folder / f"replies_{split}.jsonl", list(replies(rows, 60 if test else 240, rng)))
+        write(folder / f"replies_{split}.jsonl", list(replies(rows, 60 if is_test else 240, rng)))
 
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:

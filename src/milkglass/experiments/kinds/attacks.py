@@ -32,7 +32,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
 from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.record import ResultRecord, merged_records, records
+from milkglass.experiments.record import ResultRecord, merge_records, records
 from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -52,7 +52,7 @@ MAX_ROWS = 10**8  # an order of them is drawn before the text is read
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRecipe(Recipe):
-    """A recipe of attacks on scrambled texts.
+    """Runs attacks by several attackers on the texts that a scheme scrambled.
 
     Attributes:
         seed: of the first key, of the split and of the attacks.
@@ -60,7 +60,7 @@ class AttackRecipe(Recipe):
             the range, "least" and "most".
         private: a file, or a named data set (data_refs.py).
         rows: how many of its texts are private; the rest may be public.
-        order: which texts are private.
+        order: whether random texts are private, or the first.
         public: for each attacker files, "rest", or "private 10 %".
         public_rows: the most such texts of an attacker, the first ones. None: all.
         variants: parameters of a scheme, and "observed": the share of the private texts that attackers see, by default
@@ -118,41 +118,41 @@ class AttackRecipe(Recipe):
             observed = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
             texts = private[: observed.rows]
             run.progress(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
-            by_key = []
+            records_by_key = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
-            for number in range(self.keys):
-                fitted = TableDefence(scheme).fit_scheme(base, rows, secret_of(self.seed + number))
-                key = seeded_key(base, self.model, digest, self.seed + number, fitted)
-                work_name = name if self.keys == 1 else f"{name}, key {number + 1}"
-                about = _work_identity(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
+            for index in range(self.keys):
+                fitted = TableDefence(scheme).fit_scheme(base, rows, secret_of(self.seed + index))
+                key = seeded_key(base, self.model, digest, self.seed + index, fitted)
+                work_name = name if self.keys == 1 else f"{name}, key {index + 1}"
+                about = _work_identity(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": index})
                 work = ResumeStore.open(run.out / work_name, about)
-                by_key.append(
-                    observed._measure_under(key, base, texts, public, work, name, _once(work_name, run.progress))
+                records_by_key.append(
+                    observed._measure_with_key(key, base, texts, public, work, name, _log_once(work_name, run.progress))
                 )
-            all_records += merged_records(by_key, np.median, {"least": np.min, "most": np.max}, "keys")
+            all_records += merge_records(records_by_key, np.median, {"least": np.min, "most": np.max}, "keys")
         return all_records
 
     def _rows_of_client(self, data: Path) -> LabelledTexts:
         """Returns all rows of the private file, from which a client finds its map once."""
         examples = data_refs.examples(data, self.private)
-        return data_refs.labelled(examples, data_refs.numbered(examples))
+        return data_refs.labelled(examples, data_refs.numbers_by_label(examples))
 
-    def _measure_under(
+    def _measure_with_key(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
         work: ResumeStore, name: str, progress: Log,
     ) -> list[ResultRecord]:  # fmt: skip
         """Returns the figures of one variant under one key."""
-        shared, codec = leaked_rows_by_attacker(self), seeded_codec(key, base.folder, "attacks")
+        leaked_rows, codec = leaked_rows_by_attacker(self), seeded_codec(key, base.folder, "attacks")
         texts = encode_examples(codec, private)
         corpora = {who: encode_examples(codec, part).original for who, part in public.items()}
-        attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
+        attackers = {who: AttackerText(ids, leaked_rows.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
         finished = attack_scene(self, scene, work, progress)
         seconds = sum(cell.seconds for cell in finished.cells)  # of earlier runs as well
         figures = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
         figures += _figures(finished.cells, name)
-        figures += _unleaked_figures(scene, finished, shared, name)
+        figures += _unleaked_figures(scene, finished, leaked_rows, name)
         if self.curve:
             progress("the key's budget")
             figures += _curve_figures(self, scene, finished, name)
@@ -163,7 +163,7 @@ def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name != OBSERVED}
 
 
-def _once(name: str, progress: Log) -> Log:
+def _log_once(name: str, progress: Log) -> Log:
     """Returns a log that adds the variant's name and reports each line once, since later attacks repeat it."""
     reported: set[str] = set()
 
@@ -194,13 +194,14 @@ def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
         return run_attacks(scene, attacks, work, Budget(), recipe.seed, cell_done, RECIPE)
-    ordered = sorted(attacks.items(), key=lambda entry: not isinstance(entry[1], Solver))  # for the others
+    # Solvers first: the others start from their candidates
+    ordered = sorted(attacks.items(), key=lambda entry: not isinstance(entry[1], Solver))
     for count in range(1, len(ordered) + 1):
         budget = Budget(recipe.seconds)
         part = dict(islice(ordered, count))
-        done = run_attacks(scene, part, work, budget, recipe.seed, cell_done, RECIPE)
-        _require_ended(done.cells)
-    return done
+        finished = run_attacks(scene, part, work, budget, recipe.seed, cell_done, RECIPE)
+        _require_ended(finished.cells)
+    return finished
 
 
 def _require_ended(cells: Sequence[AttackResult]) -> None:
@@ -284,23 +285,25 @@ def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     return figures
 
 
-def _unleaked_figures(scene: Scene, finished: AuditRun, shared: Mapping[str, Ids], variant: str) -> list[ResultRecord]:
+def _unleaked_figures(
+    scene: Scene, finished: AuditRun, leaked_rows: Mapping[str, Ids], variant: str
+) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
-    sent = scene.truth.tokens
+    tokens = scene.truth.tokens
     results = list[ResultRecord]()
     for (who, attack), reading in finished.readings.items():
-        if who in shared:
-            counted = scene.truth.ordinary[sent.ids] & ~np.isin(sent.owner, shared[who])
-            if counted.any():
-                hit_share = float((reading == sent.ids)[counted].mean())
+        if who in leaked_rows:
+            is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[who])
+            if is_counted.any():
+                hit_share = float((reading == tokens.ids)[is_counted].mean())
                 results += records({"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant)
     return results
 
 
-def _curve_figures(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> list[ResultRecord]:
+def _curve_figures(recipe: AttackRecipe, scene: Scene, finished: AuditRun, variant: str) -> list[ResultRecord]:
     """Returns the figures of the strongest attack on growing parts of the text."""
-    best = strongest(done.cells)
-    points = key_budget(scene, attacks_of(recipe.attacks), done, best, Budget(), recipe.seed)
+    best = strongest(finished.cells)
+    points = key_budget(scene, attacks_of(recipe.attacks), finished, best, Budget(), recipe.seed)
     return [
         record
         for point in points

@@ -54,7 +54,7 @@ MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1",
 
 @dataclass(frozen=True, kw_only=True)
 class BiLSTMRecipe(Recipe):
-    """A recipe of a word table and an LSTM.
+    """Trains an LSTM on a word table, plain and scrambled, and attacks the scrambled ones.
 
     Attributes:
         model: a GloVe file under the data folder.
@@ -73,7 +73,7 @@ class BiLSTMRecipe(Recipe):
     evaluation: Mapping[str, int]
 
     @classmethod
-    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
+    def field_values(cls, raw: dict[str, Any]) -> dict[str, Any]:
         return {**raw, "training": from_entries(LSTMTraining, table_of(raw, "training"))}
 
     def check(self) -> None:
@@ -101,17 +101,19 @@ class BiLSTMRecipe(Recipe):
         table = WordTable.read(data_refs.files(run.data, self.model)[0])
         sums = data_refs.sums(run.data, [self.model, *self.data.values()])
         require_same_run(run.out, {**self.about(), "sums": sums})
-        train, held_out, classes = _read_splits(self, table, run.data)
+        train, held_out, class_count = _read_splits(self, table, run.data)
         figures: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             scheme = scheme_of_recipe(parameters) if parameters else None
             key = seeded_key(table, f"milkglass recipe seed {self.seed}", scheme)
             mixture = None if scheme is None else row_map(table, key, scheme)
-            rows = table.rows if mixture is None else scrambled(table, key, mixture)
+            rows = table.rows if mixture is None else scramble_rows(table, key, mixture)
             sigma = key.sigma.astype(np.int64)
-            predicted = _train_and_predict(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
-            run.predictions[f"answer, {name}"] = pack_answers(predicted)
-            accuracy = share(predicted == held_out.labels, np.random.default_rng(self.seed))
+            predictions = _train_and_predict(
+                self, name, rows, sigma, train, held_out, class_count, run.out, run.progress
+            )
+            run.predictions[f"answer, {name}"] = pack_answers(predictions)
+            accuracy = share(predictions == held_out.labels, np.random.default_rng(self.seed))
             figures += records(with_spread({"accuracy": accuracy}), variant=name)
             if scheme is not None and mixture is not None:
                 scene = attack_scene(self, table, rows, key, scheme, mixture, train.texts)
@@ -121,7 +123,7 @@ class BiLSTMRecipe(Recipe):
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """The texts of one split in public ids, and (u,) the number of each label."""
+    """The texts of one split in public ids, and (texts,) the number of each label."""
 
     texts: Sequences
     labels: Labels
@@ -138,18 +140,20 @@ def _accuracy_losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> lis
     ]
 
 
-def _read_splits(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[LabelledRows, LabelledRows, int]:
+def _read_splits(recipe: BiLSTMRecipe, table: WordTable, data_folder: Path) -> tuple[LabelledRows, LabelledRows, int]:
     """Returns both splits and the number of classes. Raises UsageError for rows without labels or with unknown ones."""
-    examples = [data_refs.examples(data, recipe.data[split]) for split in SPLITS]
+    examples = [data_refs.examples(data_folder, recipe.data[split]) for split in SPLITS]
     if any(example.label is None for split in examples for example in split):
         raise UsageError("a row has no label", "give data for classification")
     names = sorted({str(example.label) for example in examples[0]})
     numbers = {name: number for number, name in enumerate(names)}
-    if strange := {str(example.label) for example in examples[1]} - numbers.keys():
-        raise UsageError(f"the validation data has {len(strange)} labels that the training data lacks", "check both")
+    if unknown_labels := {str(example.label) for example in examples[1]} - numbers.keys():
+        raise UsageError(
+            f"the validation data has {len(unknown_labels)} labels that the training data lacks", "check both"
+        )
     train, held_out = (
         LabelledRows(
-            table.encoded(f"{example.text} {example.pair or ''}" for example in split),
+            table.encode(f"{example.text} {example.pair or ''}" for example in split),
             np.array([numbers[str(example.label)] for example in split], np.int64),
         )
         for split in examples
@@ -172,8 +176,8 @@ def row_map(table: WordTable, key: Key, scheme: Scheme) -> RowMap:
     return scheme.row_map(table.rows, order, special, key.stream, lambda done: None, key.slots)
 
 
-def scrambled(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
-    """Returns (n, d), whose row sigma(i) is row i of W E."""
+def scramble_rows(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
+    """Returns the scrambled table (n, d), whose row sigma(i) is row i of W E."""
     return mixture.apply(table.rows, np.argsort(key.sigma).astype(np.int64))
 
 
@@ -184,14 +188,14 @@ def model_view(rows: torch.Tensor) -> Model:
 # --- one variant ------------------------------------------------------------------------------------------------------
 def _train_and_predict(
     recipe: BiLSTMRecipe, name: str, rows: torch.Tensor, sigma: Ids, train: LabelledRows, held_out: LabelledRows,
-    classes: int, out: Path, progress: Log,
+    class_count: int, out: Path, progress: Log,
 ) -> Labels:  # fmt: skip
-    """Returns (u,) the classes that the trained network predicts for the held-out rows."""
+    """Returns (texts,) the classes that the trained network predicts for the held-out rows."""
     path = out / name / "trained.json"
     if not path.is_file() or "answers" not in json.loads(path.read_text("utf-8")):  # of older code
         files.private_dir(path.parent)
         net = lstm.train(
-            rows, train.texts.mapped(sigma), train.labels, classes, recipe.training, recipe.seed,
+            rows, train.texts.mapped(sigma), train.labels, class_count, recipe.training, recipe.seed,
             lambda line: progress(f"{name}: {line}"),
         )  # fmt: skip
         predicted_classes = lstm.predicted_classes(net, held_out.texts.mapped(sigma))
@@ -201,8 +205,8 @@ def _train_and_predict(
 
 def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of all attacks on one variant."""
-    work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
-    finished = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, options=RECIPE)
+    store = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
+    finished = run_attacks(scene, attacks_of(recipe.attacks), store, Budget(), recipe.seed, options=RECIPE)
     figures: list[ResultRecord] = []
     for cell in finished.cells:
         if cell.state not in ("done", "does not apply"):
@@ -226,17 +230,17 @@ def attack_scene(
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         attacker_key = seeded_key(table, f"milkglass attacker {seed}", scheme)
-        rows_of_attacker = scrambled(table, attacker_key, row_map(table, attacker_key, scheme))
-        return model_view(rows_of_attacker), attacker_key.sigma.astype(np.int64)
+        attacker_rows = scramble_rows(table, attacker_key, row_map(table, attacker_key, scheme))
+        return model_view(attacker_rows), attacker_key.sigma.astype(np.int64)
 
     knowledge = Knowledge(public_model=model_view(table.rows), simulate=simulate)
     content = content_tokens(original.counts(size), list(table.words)) & is_word_id(size)
-    nothing = np.zeros(len(sent.ids), bool)
+    no_tokens = np.zeros(len(sent.ids), bool)
     return Scene.of(
         Transcript((Weights(model_view(rows)), Tokens(sent, "train")), size),
         Truth(np.argsort(sigma).astype(np.int64), is_word_id(size), content, table.text, sent),
         Adversary(ATTACKER, "has the public word vectors and no text", knowledge),
-        texts=PrivateTexts(sent, original, nothing, nothing),
+        texts=PrivateTexts(sent, original, no_tokens, no_tokens),
         promise=mixture.promise(scheme.k),
         scheme=scheme.document(),
         model=recipe.model,

@@ -31,7 +31,7 @@ from milkglass.server.storage.training_rows import TrainingRows
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationRecipe(FineTuning):
-    """Fine-tuned classifiers: their accuracy, and what nearest neighbours read of the uploaded table."""
+    """Fine-tunes classifiers: measures their accuracy, and what nearest neighbours read of the uploaded table."""
 
     task = "classification"
 
@@ -40,9 +40,9 @@ class ClassificationRecipe(FineTuning):
     ) -> list[ResultRecord]:
         """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
         data_set = data_refs.parse_ref(self.data["validation"])
-        metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
-        metric_figures = figures_by_metric(variants, metrics, self.training.max_length, self.seed, run.predictions)
-        return recovery_figures(base, variants, statuses) + metric_figures
+        measures = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
+        own_figures = figures_by_measure(variants, measures, self.training.max_length, self.seed, run.predictions)
+        return recovery_figures(base, variants, statuses) + own_figures
 
 
 def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[ResultRecord]:
@@ -50,9 +50,9 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
 
     Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count.
     """
-    accuracy = {v.name: 100 * statuses[v.name].metrics["accuracy"] for v in variants}
+    accuracy = {variant.name: 100 * statuses[variant.name].metrics["accuracy"] for variant in variants}
     figures = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
-    plain = next(v for v in variants if v.plain)
+    plain = next(variant for variant in variants if variant.plain)
     table = base.read(architecture_of(base).table)
     for variant in variants:
         if variant.plain:
@@ -77,7 +77,7 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
 
 
 def running_counts(variant: Variant) -> torch.Tensor:
-    """Returns (n',) how often each scrambled id occurs in the training data, without special tokens."""
+    """Returns (ids,) how often each scrambled id occurs in the training data, without special tokens."""
     ids = TrainingRows.open(variant.job / "train.safetensors").mapped("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))
     special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first))
@@ -89,31 +89,33 @@ TEXTS_A_BATCH = 64
 
 
 @torch.inference_mode()
-def predicted_classes(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns (u,) the class that the model predicts for each row, and (u,) the row's own."""
+def predicted_classes(
+    model_folder: Path, held_out_file: Path, max_length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns (rows,) the class that the model predicts for each row, and (rows,) the row's own."""
     with ONE_LOAD:
-        net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+        net: Any = AutoModelForSequenceClassification.from_pretrained(model_folder, dtype=torch.float32).eval()
     device.moved(net)
-    rows = TrainingDataset(held_out, "classification", max_length)
+    rows = TrainingDataset(held_out_file, "classification", max_length)
     collate = Collate(net.config.pad_token_id or 0)
-    guessed_batches, true_batches = [], []
+    predicted_batches, true_batches = [], []
     for start in range(0, len(rows), TEXTS_A_BATCH):
         batch = collate([rows[i] for i in range(start, min(start + TEXTS_A_BATCH, len(rows)))])
         true_batches.append(batch.pop("labels").numpy())
         logits = net(**{name: device.moved(tensor) for name, tensor in batch.items()}).logits
-        guessed_batches.append(device.array(logits.argmax(-1)))
-    return np.concatenate(guessed_batches), np.concatenate(true_batches)
+        predicted_batches.append(device.array(logits.argmax(-1)))
+    return np.concatenate(predicted_batches), np.concatenate(true_batches)
 
 
-def figures_by_metric(
-    variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, packed_answers: dict[str, str]
+def figures_by_measure(
+    variants: Sequence[Variant], measures: Sequence[str], max_length: int, seed: int, packed_answers: dict[str, str]
 ) -> list[ResultRecord]:
-    """Returns each metric of each variant in percent. `packed_answers` receives each variant's answers."""
+    """Returns each measure of each variant in percent. `packed_answers` receives each variant's answers."""
     figures: list[ResultRecord] = []
     for variant in variants:
-        guess, truth = predicted_classes(variant.job / "result", variant.job / "validation.safetensors", max_length)
-        packed_answers[variant.name] = pack_answers(guess)
-        for name in metrics:
-            value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
+        predicted, truth = predicted_classes(variant.job / "result", variant.job / "validation.safetensors", max_length)
+        packed_answers[variant.name] = pack_answers(predicted)
+        for name in measures:
+            value = MEASURES[name](predicted, truth, np.random.default_rng(seed)).value
             figures.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))
     return figures

@@ -52,7 +52,7 @@ from milkglass.experiments.procedures.trials import (
     with_own_model,
 )
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
-from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, merged_records, records
+from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, merge_records, records
 from milkglass.experiments.runs import RunFolder, commits_of, pack_answers, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -62,7 +62,7 @@ from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 
-Place = tuple[str, str, int]  # data, defence, seed
+Place = tuple[str, str, int]  # of a cell: data, defence, seed
 
 UNLIKE_ORDER = (
     "warning: {}: trained in batches of a random order, the others in batches of like lengths: say "
@@ -72,7 +72,7 @@ UNLIKE_ORDER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Recipe):
-    """A recipe of cells: data x defence x seed.
+    """Trains and attacks cells, one for each data set, defence and seed.
 
     Attributes:
         seeds: of the rows that are drawn and of the trainings.
@@ -117,7 +117,7 @@ class Comparison(Recipe):
     def settings_of(self, data: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Hyperparameters:
         """Returns the settings of a defence on a data set.
 
-        `defaults` are defaults, which the recipe's settings override.
+        `defaults` hold where neither the recipe, the data set nor the defence sets a value.
         """
         data_training = table_of(self.data[data], "training")
         return hyperparameters({**defaults, **self.training, **data_training, **table_of(entry, "training")})
@@ -143,23 +143,24 @@ class Comparison(Recipe):
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         places = self.places
-        ready = Cells.of(self, run.data, places)
-        base, problems = ready.base, ready.problems
-        require_same_run(run.out, {**self.about(), "base": ready.digest})  # nothing is written before all of it can be
+        sources = Cells.of(self, run.data, places)
+        base, problems = sources.base, sources.problems
+        # Nothing is written before all of it can be
+        require_same_run(run.out, {**self.about(), "base": sources.digest})
         halves = [name for name, entry in self.defences.items() if "encoder" in entry]
-        whole_models = (settings for place, settings in ready.settings.items() if place[1] not in halves)
+        whole_models = (settings for place, settings in sources.settings.items() if place[1] not in halves)
         if halves and any(settings.group_by_length for settings in whole_models):
             run.progress(UNLIKE_ORDER.format(", ".join(halves)))
         with ThreadPoolExecutor(run.at_once) as pool:
-            cells = dict(zip(places, pool.map(lambda place: ready.graded(place, run), places), strict=True))
+            cells = dict(zip(places, pool.map(lambda place: sources.grade(place, run), places), strict=True))
         run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.made))
         run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
         own_models = {place: fit_own_model(trial) for place, trial in problems.items()}
         for (name, defence, seed), cell in cells.items():
-            if pooled := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
-                results[name, defence, seed] += records(pooled[0])
-                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled[1])
+            if pooled_figures := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
+                results[name, defence, seed] += records(pooled_figures[0])
+                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled_figures[1])
         for place, cell in cells.items() if self.attacks else ():
             assert isinstance(cell, TrainedHalves)
             run.progress(f"{', '.join(map(str, place))}: attacks")
@@ -168,13 +169,14 @@ class Comparison(Recipe):
             about = {"cell": cell.name, "attacked": asdict(attacked)}
             trial = problems[place[0], place[2]]
             results[place] += leakage(self.attacks, attacked, base, trial, cell, about, folder, run.progress)
-        undefended: list[ResultRecord] = []
+        undefended_records: list[ResultRecord] = []
+        first_seed = self.seeds[0]
         for name in self.data:
-            first = name, self.seeds[0]
-            undefended += records(commonest_class_figures(problems[first], first[1]), data=name, variant=COMMONEST)
-            for model, values in client_alone_figures(problems[first], own_models[first], first[1]).items():
-                undefended += records(values, data=name, variant=ALONE, note=model)
-        return _mean_figures(self, results) + undefended
+            trial, models = problems[name, first_seed], own_models[name, first_seed]
+            undefended_records += records(commonest_class_figures(trial, first_seed), data=name, variant=COMMONEST)
+            for model, values in client_alone_figures(trial, models, first_seed).items():
+                undefended_records += records(values, data=name, variant=ALONE, note=model)
+        return _mean_figures(self, results) + undefended_records
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +186,7 @@ class Cells:
     Attributes:
         digest: of the model.
         problems: by data and seed.
-        splits: by defence.
+        defences: by name.
         settings: by cell.
     """
 
@@ -192,43 +194,45 @@ class Cells:
     base: Checkpoint
     digest: str
     problems: Mapping[tuple[str, int], TrialData]
-    splits: Mapping[str, Defence]
+    defences: Mapping[str, Defence]
     settings: Mapping[Place, Hyperparameters]
 
     @classmethod
     def of(cls, recipe: Comparison, data: Path, places: Sequence[Place]) -> Cells:
         """Reads what these cells are trained from. Raises UsageError if something is missing."""
         base = Checkpoint.open(resolve(recipe.model))
-        defences = recipe.defences
-        spare = max(recipe.attacked_of(defence).spare for defence in defences.values()) if recipe.attacks else 0
-        problems = {(name, seed): trial_data(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
-        splits = {
-            name: defence_of(_without_tables(defences[name]), data)
+        entries = recipe.defences
+        spare_rows = max(recipe.attacked_of(entry).spare_rows for entry in entries.values()) if recipe.attacks else 0
+        problems = {
+            (name, seed): trial_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in places
+        }
+        defences = {
+            name: defence_of(_without_tables(entries[name]), data)
             for name in dict.fromkeys(place[1] for place in places)
         }
         settings = {
-            (name, defence, seed): recipe.hyperparameters(problems[name, seed], defences[defence], seed)
+            (name, defence, seed): recipe.hyperparameters(problems[name, seed], entries[defence], seed)
             for name, defence, seed in places
         }
-        return cls(recipe, base, base.digest(), problems, splits, settings)
+        return cls(recipe, base, base.digest(), problems, defences, settings)
 
-    def trained(self, place: Place, run: RunFolder) -> TrainedHalves:
+    def train(self, place: Place, run: RunFolder) -> TrainedHalves:
         """Returns a cell with its model, trained if it is not in the run's cache."""
         name, defence, seed = place
         title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
         log: Log = lambda text: run.progress(f"{title}: {text}")  # noqa: E731
         return train_cell(self.base, *self._identity(place), _folder(run), run.threads, log)
 
-    def graded(self, place: Place, run: RunFolder) -> GradedCell:
+    def grade(self, place: Place, run: RunFolder) -> GradedCell:
         """Returns a cell, trained if the run's cache has no answers of it, or if its model is to be attacked."""
-        known = None if self.recipe.attacks else graded_cell(*self._identity(place), _folder(run))
-        return known or self.trained(place, run)
+        stored_cell = None if self.recipe.attacks else graded_cell(*self._identity(place), _folder(run))
+        return stored_cell or self.train(place, run)
 
     def _identity(self, place: Place) -> tuple[str, TrialData, Defence, Hyperparameters, int]:
         """Returns all that decides a cell, in the order that trials.py takes it."""
         name, defence, seed = place
-        split = with_training(self.splits[defence], self.settings[place])
-        return self.digest, self.problems[name, seed], split, self.settings[place], seed
+        trained_defence = with_training(self.defences[defence], self.settings[place])
+        return self.digest, self.problems[name, seed], trained_defence, self.settings[place], seed
 
 
 def _folder(run: RunFolder) -> Path:
@@ -242,7 +246,7 @@ def _without_tables(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
-    """Returns the defence with training settings if it is trained at its split; a server trains the others."""
+    """Returns the defence, with training settings if its halves are trained together; a server trains the others."""
     return replace(defence, training=halves_training(settings)) if isinstance(defence, HiddenStateDefence) else defence
 
 
@@ -271,36 +275,36 @@ def halves_training(settings: Hyperparameters) -> HalvesTraining:
     )  # fmt: skip
 
 
-def trial_data(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: int = 0) -> TrialData:
+def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int, spare_rows: int = 0) -> TrialData:
     """Returns one data set of the comparison, with training rows in the seed's order.
 
     Args:
-        spare: how many rows are kept out of training, for attackers.
+        spare_rows: how many rows are kept out of training, for attackers.
 
     Raises:
         UsageError: the data has no labels, or too few rows.
     """
     data_set = data_refs.parse_ref(entry["train"])
-    examples = data_refs.examples(data, entry["train"])
+    examples = data_refs.examples(data_folder, entry["train"])
     order = [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))]
-    rows = entry.get("rows", len(examples) - spare)
-    if not 0 < rows <= len(examples) - spare:
+    rows = entry.get("rows", len(examples) - spare_rows)
+    if not 0 < rows <= len(examples) - spare_rows:
         raise UsageError(
             f"{rows} rows are needed, {entry['train']} has {len(examples)}"
-            + (f", of which {spare} are an attacker's" if spare else ""),
+            + (f", of which {spare_rows} are an attacker's" if spare_rows else ""),
             "lower rows",
         )
-    held_out = data_refs.examples(data, entry["held_out"])
-    regression = data_set is not None and data_set[0].task == "regression"
-    numbers = data_set[0].numbers if data_set else data_refs.numbered(examples)
+    held_out = data_refs.examples(data_folder, entry["held_out"])
+    is_regression = data_set is not None and data_set[0].task == "regression"
+    numbers = data_set[0].numbers if data_set else data_refs.numbers_by_label(examples)
     return TrialData(
         name,
-        data_refs.labelled(order[:rows], numbers, regression),
-        data_refs.labelled(held_out, numbers, regression),
-        data_refs.labelled(order[rows:], numbers, regression),
+        data_refs.labelled(order[:rows], numbers, is_regression),
+        data_refs.labelled(held_out, numbers, is_regression),
+        data_refs.labelled(order[rows:], numbers, is_regression),
         data_set[0].metrics if data_set else ("accuracy",),
-        1 if regression else len(numbers),
-        {**data_refs.sums(data, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
+        1 if is_regression else len(numbers),
+        {**data_refs.sums(data_folder, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
     )
 
 
@@ -311,7 +315,7 @@ def _mean_figures(recipe: Comparison, measured: Mapping[Place, Sequence[ResultRe
     """Returns means over the seeds, and each defence's loss beside no defence."""
     figures: dict[tuple[str, str], list[ResultRecord]] = {}
     for data, defence in product(recipe.data, recipe.defences):
-        means = merged_records([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SPREAD, "seeds")
+        means = merge_records([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SPREAD, "seeds")
         figures[data, defence] = [replace(record, data=data, variant=defence) for record in means]
     merged = [record for figure in figures.values() for record in figure]
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)

@@ -43,7 +43,7 @@ from milkglass.server.spec import Hyperparameters, Status, Task
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(Recipe):
-    """A recipe of training. Subclasses write `grade_variants`.
+    """Fine-tunes every variant of a recipe. Subclasses write `grade_variants`.
 
     Attributes:
         seed: of the keys and of the trainings.
@@ -64,7 +64,7 @@ class FineTuning(Recipe):
     reported_fields: ClassVar[tuple[str, ...]] = ("seed", "training", "variants", "evaluation")  # in a result
 
     @classmethod
-    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
+    def field_values(cls, raw: dict[str, Any]) -> dict[str, Any]:
         defaults = {"task": cls.task, "seed": raw.get("seed", 0), **_label_count_setting(table_of(raw, "data"))}
         return {**raw, "training": hyperparameters({**defaults, **table_of(raw, "training")})}
 
@@ -87,7 +87,7 @@ class FineTuning(Recipe):
         """Returns the key that encodes a variant's data and scrambles its model. `digest` is the base model's."""
         return seeded_key(base, self.model, digest, self.seed, self.scheme(parameters))
 
-    def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+    def text_files(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
         """Returns for each variant the file of each split. By default all variants have the same files."""
         paths = {
             split: data_refs.as_file(run.data, self.data[split], run.out / "data", run.progress) for split in SPLITS
@@ -95,7 +95,7 @@ class FineTuning(Recipe):
         return dict.fromkeys(self.variants, paths)
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
-        data_refs.sums(run.data, self.data.values())  # are they there? Before a model is fetched
+        data_refs.sums(run.data, self.data.values())  # missing data are reported before a model is fetched
         base = Checkpoint.open(resolve(self.model))
         variants = self.prepare_variants(base, run)
         return self.grade_variants(run, base, variants, train_variants(variants, run))
@@ -104,7 +104,7 @@ class FineTuning(Recipe):
         """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
         digest, sums = base.digest(), data_refs.sums(run.data, self.data.values())
         require_same_run(run.out, {**self.about(), "base": digest, "data": sums})
-        paths = self.texts(base, run)
+        paths = self.text_files(base, run)
         variants = []
         for name, parameters in self.variants.items():
             key = self.key(base, digest, parameters, run)
@@ -132,33 +132,38 @@ def _label_count_setting(data: Mapping[str, str]) -> dict[str, int]:
 
 
 def write_job(
-    recipe: FineTuning, base: Checkpoint, texts: Mapping[str, Path], variant: Variant, threads: int | None
+    recipe: FineTuning, base: Checkpoint, text_files: Mapping[str, Path], variant: Variant, threads: int | None
 ) -> None:
     """Writes a variant's encoded data and its job's spec.
 
     Args:
         base: whose tokenizer encodes the texts.
-        texts: the file of each split.
+        text_files: the file of each split.
     """
     files.private_dir(variant.job)
-    labelled = recipe.task == "classification"
-    numbers = data_refs.numbers(recipe.data["train"], texts["train"]) if labelled else None
+    has_labels = recipe.task == "classification"
+    numbers = data_refs.label_numbers(recipe.data["train"], text_files["train"]) if has_labels else None
     for split in SPLITS:
         path = variant.job / f"{split}.safetensors"
         if path.is_file():
             continue
         codec = seeded_codec(variant.key, base.folder, split)
-        write_rows(codec, texts[split], path, numbers, recipe.training.max_length)
+        write_rows(codec, text_files[split], path, numbers, recipe.training.max_length)
     write_spec(variant.job, variant.model, recipe.training, threads)
 
 
 def write_rows(
-    codec: Codec, texts: Path, out: Path, numbers: Mapping[str, int] | None, max_length: int, skip_long: bool = False
+    codec: Codec,
+    text_file: Path,
+    out: Path,
+    numbers: Mapping[str, int] | None,
+    max_length: int,
+    skip_long: bool = False,
 ) -> WriteCounts:
     """Writes a file of texts encoded, in the server's format. See `write_parquet`."""
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         rows = Path(scratch) / "rows.parquet"
-        counts = write_parquet(codec, texts, rows, numbers, max_length, skip_long=skip_long)
+        counts = write_parquet(codec, text_file, rows, numbers, max_length, skip_long=skip_long)
         write_tensors(out, parquet_tensors(rows))
     return counts
 
@@ -170,4 +175,4 @@ def train_variants(variants: list[Variant], run: RunFolder) -> dict[str, Status]
         return run_job(variant.job, lambda line: run.progress(f"{variant.name}: {line}"))
 
     with ThreadPoolExecutor(run.at_once) as pool:
-        return dict(zip((trained_variant.name for trained_variant in variants), pool.map(job, variants), strict=True))
+        return dict(zip((variant.name for variant in variants), pool.map(job, variants), strict=True))

@@ -54,8 +54,8 @@ from milkglass.threat.truth import Truth, score
 
 PROMPTS_PER_BATCH, PROMPTS_ON_GPU = 8, 64  # a GPU takes as long for many as for few
 MEASURES = ("rouge-1", "rouge-l")
-Rows = NDArray[np.float64]
-RecordFields = Mapping[str, str]  # variant, when, note
+RowValues = NDArray[np.float64]  # (rows,)
+RecordFields = Mapping[str, str]  # the values of `variant`, `when` and `note` in records
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class GeneratorTuning(FineTuning):
     def answer_figures(
         self,
         run: RunFolder,
-        losses: tuple[Rows, Rows],
+        losses: tuple[RowValues, RowValues],
         texts: Sequence[str],
         references: Sequence[str],
         fields: RecordFields,
@@ -134,7 +134,7 @@ class GeneratorTuning(FineTuning):
         """Returns the mean loss of a token, and ROUGE between answers and references in percent.
 
         Args:
-            losses: (u,) the sum over each row's tokens, and (u,) their number.
+            losses: (rows,) the sum over each row's tokens, and (rows,) their number.
             texts: the answers.
             references: the data set's answers to the same prompts.
             fields: of every record.
@@ -151,7 +151,7 @@ class GeneratorTuning(FineTuning):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRecipe(GeneratorTuning):
-    """Fine-tuned generators."""
+    """Fine-tunes decoders: measures their answers before and after, and what attackers read of the answers."""
 
     rouge = MEASURES
 
@@ -207,16 +207,16 @@ def rule_figures(
         fields: of every record.
         predictions: receives how many instructions of each prompt are followed strictly.
     """
-    followed = ifeval.score(prompts, texts)
-    add_predictions(predictions, {"ifeval strict": followed.strict}, fields)
-    return records(with_spread({f"ifeval {name}": measure for name, measure in followed.measures.items()}), **fields)
+    scores = ifeval.score(prompts, texts)
+    add_predictions(predictions, {"ifeval strict": scores.strict}, fields)
+    return records(with_spread({f"ifeval {name}": measure for name, measure in scores.measures.items()}), **fields)
 
 
 @torch.inference_mode()
 def row_losses(
     model: PreTrainedModel, rows: TrainingDataset | Sequence[dict[str, Any]], batch_size: int = PROMPTS_PER_BATCH
-) -> tuple[Rows, Rows]:
-    """Returns (u,) the sum of the cross-entropies over the tokens that have a label, and (u,) their number."""
+) -> tuple[RowValues, RowValues]:
+    """Returns (rows,) the sum of the cross-entropies over the tokens with a label, and (rows,) their number."""
     collate = Collate(model.config.pad_token_id or 0)
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
     for start in range(0, len(rows), batch_size):
@@ -238,12 +238,12 @@ def add_predictions(predictions: dict[str, str], rows: Mapping[str, NDArray[Any]
 
 
 def loss_figures(
-    losses: tuple[Rows, Rows], seed: int, fields: RecordFields, predictions: dict[str, str]
+    losses: tuple[RowValues, RowValues], seed: int, fields: RecordFields, predictions: dict[str, str]
 ) -> list[ResultRecord]:
     """Returns the mean loss of a token.
 
     Args:
-        losses: (u,) each row's sum, and (u,) its number of tokens.
+        losses: (rows,) each row's sum, and (rows,) its number of tokens.
         fields: of every record.
         predictions: receives the losses.
     """
@@ -252,12 +252,12 @@ def loss_figures(
 
 
 def mean_figures(
-    scores: Mapping[str, Rows], seed: int, fields: RecordFields, predictions: dict[str, str]
+    scores: Mapping[str, RowValues], seed: int, fields: RecordFields, predictions: dict[str, str]
 ) -> list[ResultRecord]:
     """Returns the mean of each measure in percent.
 
     Args:
-        scores: (u,) of each row, from 0 to 1.
+        scores: (rows,) by measure, from 0 to 1.
         fields: of every record.
         predictions: receives the scores.
     """
@@ -294,18 +294,18 @@ def greedy_ids(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) 
             do_sample=False,
             pad_token_id=model.config.pad_token_id,
         )
-        stops = model.generation_config.eos_token_id
+        end_ids = model.generation_config.eos_token_id
         generated += [
-            cut_at_stop(row, [stops] if isinstance(stops, int) else stops or [])
+            cut_at_stop(row, [end_ids] if isinstance(end_ids, int) else end_ids or [])
             for row in device.array(output_ids[:, ids.shape[1] :])
         ]
     return generated
 
 
-def cut_at_stop(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Returns the ids up to the first of `stops`, included. What follows is padding, which no server sends."""
-    stop_places = np.flatnonzero(np.isin(ids, stops))
-    return ids[: stop_places[0] + 1] if len(stop_places) else ids
+def cut_at_stop(ids: np.ndarray[Any, Any], stop_ids: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Returns the ids up to the first of `stop_ids`, included. What follows is padding, which no server sends."""
+    stop_indices = np.flatnonzero(np.isin(ids, stop_ids))
+    return ids[: stop_indices[0] + 1] if len(stop_indices) else ids
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ def attack_figures(
 
 def table_candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
     """Returns the candidates that the table alone reveals: clusters, then the order inside them."""
-    solved = ClusterSolve().learn(transcript, knowledge, Budget(), rng)
-    return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
+    clusters = ClusterSolve().learn(transcript, knowledge, Budget(), rng)
+    return Matching().learn(transcript, replace(knowledge, candidates=clusters), Budget(), rng)
 
 
 def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
@@ -358,5 +358,5 @@ def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np
     likeness = text.mean_similarity([decode_visible(answer_ids) for answer_ids in read_ids], answers.references, rng)
     recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, decode_visible, answers.ids), rng)
     client_measures = ("tokens top-1", "rouge-1", "rouge-l")
-    of_client = {f"{name} of the client's": recovery[name] for name in client_measures}
-    return with_spread({name: likeness[name] for name in MEASURES} | of_client)
+    client_recovery = {f"{name} of the client's": recovery[name] for name in client_measures}
+    return with_spread({name: likeness[name] for name in MEASURES} | client_recovery)

@@ -64,7 +64,7 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class GradientTexts:
-    """The texts that are attacked, and those that attackers have.
+    """How many texts are attacked, which ones, and how many others attackers have.
 
     Attributes:
         texts: how many are attacked.
@@ -73,7 +73,7 @@ class GradientTexts:
         batch: texts in each step.
         public: how many other texts an attacker has.
         reference: the data that these come from; "" means the same data.
-        seconds: processor time of one attack on all texts. None: no limit.
+        seconds: CPU time of one attack on all texts. None: no limit.
     """
 
     texts: int
@@ -91,7 +91,7 @@ class GradientTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientRecipe(SharedStepRecipe):
-    """A recipe of attacks on gradients.
+    """Attacks the gradients that each defence lets a client share.
 
     Attributes:
         texts: fields of `GradientTexts`.
@@ -134,7 +134,7 @@ def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, path: Path, 
     attacks, earlier_results = attacks_of(recipe.attacks), partial_results.done
     records_of_attacks = dict[str, list[ResultRecord]]()
 
-    def ended(result: AttackResult) -> None:
+    def report(result: AttackResult) -> None:
         if result.state == "failed":
             raise UsageError(f"{result.attack} at {name} failed: {result.reason}", "see the recipe")
         if result.state == "does not apply":
@@ -153,45 +153,46 @@ def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, path: Path, 
     for attack_name in attacks:
         if f"{attack_name}, {name}" in earlier_results:
             keep_records(attack_name, earlier_results[f"{attack_name}, {name}"])
-    unfinished = {called: attack for called, attack in attacks.items() if called not in records_of_attacks}
-    run_attacks(scene, unfinished, None, Budget(), recipe.seed, ended, rules)
+    unfinished = {key: attack for key, attack in attacks.items() if key not in records_of_attacks}
+    run_attacks(scene, unfinished, None, Budget(), recipe.seed, report, rules)
     return [record for attack_name in attacks for record in records_of_attacks.get(attack_name, ())]
 
 
 def figures(result: AttackResult) -> dict[str, float]:
-    """Returns MEASURES from 0 to 1, half the width of each 95 % interval, and the processor seconds.
+    """Returns MEASURES from 0 to 1, half the width of each 95 % interval, and the CPU seconds.
 
-    A recipe's `seconds` limits processor time, so other work on the machine hardly changes a result.
+    A recipe's `seconds` limits CPU time, so other work on the machine hardly changes a result.
     """
     return with_spread(result.selected_measures(MEASURES), scale=1) | {"seconds": result.seconds}
 
 
 @dataclass(frozen=True, eq=False)
 class Attackers:
-    """What is attacked in a recipe, and what attackers have.
+    """Makes the scene of each defence: what is attacked, and what attackers have.
 
     Attributes:
-        data: the folder of its data.
+        settings: which texts are attacked.
+        data_folder: the folder of the recipe's data.
         cache: for the shadows.
         progress: receives lines for the user.
     """
 
     recipe: GradientRecipe
     base: Checkpoint
-    expected: GradientTexts
-    data: Path
+    settings: GradientTexts
+    data_folder: Path
     cache: ArtifactCache
     progress: Log
 
     def scene(self, defence: DefenceSpec) -> Scene:
         """Returns the scene of one defence: one step for each batch, all of the same model."""
         tokenizer, (private, public, classes) = self._texts
-        recipe, batch_size = self.recipe, self.expected.batch
+        recipe, batch_size = self.recipe, self.settings.batch
         sent = shadow_rows(self.base, private.ids, defence, recipe.seed, self.cache, self.progress)
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
-        shared = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all()
+        gradients = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all()
         knowledge = Knowledge(
             corpus=public,
             step=defence.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
@@ -206,7 +207,7 @@ class Attackers:
             knowledge = replace(knowledge, candidates=candidates, rehearse=rehearse)
         batches = np.full(len(sent) // batch_size, batch_size, np.int64)
         return gradient_scene(
-            shared, knowledge, gradient_truth(private.ids, sent, tokenizer, len(step.table), batches), sent
+            gradients, knowledge, gradient_truth(private.ids, sent, tokenizer, len(step.table), batches), sent
         )
 
     def _rehearse(self, defence: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
@@ -217,24 +218,25 @@ class Attackers:
     @cached_property
     def _texts(self) -> tuple[Any, tuple[PrivateRows, Sequences | None, int]]:
         tokenizer = load_tokenizer(self.base.folder)
-        return tokenizer, _rows(self.recipe, self.expected, tokenizer, self.data)
+        return tokenizer, _choose_texts(self.recipe, self.settings, tokenizer, self.data_folder)
 
 
-def _rows(
-    recipe: GradientRecipe, expected: GradientTexts, tokenizer: Any, data: Path
+def _choose_texts(
+    recipe: GradientRecipe, settings: GradientTexts, tokenizer: Any, data_folder: Path
 ) -> tuple[PrivateRows, Sequences | None, int]:
     """Returns the private rows, the attacker's texts, and the number of classes."""
-    examples = data_refs.examples(data, recipe.data)
+    examples = data_refs.examples(data_folder, recipe.data)
     numbers = class_numbers_of(recipe.data, examples) if recipe.task == "classification" else None
     rng = np.random.default_rng(recipe.seed)
     order = [examples[i] for i in rng.permutation(len(examples))]
-    requested = RowFilter(expected.texts, expected.least, expected.most)
+    private_filter = RowFilter(settings.texts, settings.least, settings.most)
     middle = len(order) // 2
-    private = choose_rows(tokenizer, order[:middle], numbers, requested, rng)
+    private = choose_rows(tokenizer, order[:middle], numbers, private_filter, rng)
     public = None
-    if expected.public:
-        pool = data_refs.examples(data, expected.reference) if expected.reference else order[middle:]
-        secret = read_texts(private.ids, tokenizer)
-        unrelated = [pool[i] for i in decontaminate(as_read([example.text for example in pool], tokenizer), secret)]
-        public = choose_rows(tokenizer, unrelated, None, RowFilter(expected.public), rng).ids
+    if settings.public:
+        pool = data_refs.examples(data_folder, settings.reference) if settings.reference else order[middle:]
+        private_texts = read_texts(private.ids, tokenizer)
+        pool_texts = as_read([example.text for example in pool], tokenizer)
+        unrelated = [pool[i] for i in decontaminate(pool_texts, private_texts)]
+        public = choose_rows(tokenizer, unrelated, None, RowFilter(settings.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)

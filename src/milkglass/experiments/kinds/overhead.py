@@ -50,7 +50,7 @@ NEEDED = ("repeats", "epochs", "prompts", "new_tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class OverheadRecipe(Recipe):
-    """A recipe of times.
+    """Times the work of the client and of the server.
 
     Attributes:
         seed: of the key and of the training.
@@ -70,9 +70,9 @@ class OverheadRecipe(Recipe):
     digits = 6
 
     @classmethod
-    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        own = {"task": "causal-lm", "seed": raw.get("seed", 0), "logging_steps": 1}
-        return {**raw, "training": hyperparameters({**own, **table_of(raw, "training")})}
+    def field_values(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        defaults = {"task": "causal-lm", "seed": raw.get("seed", 0), "logging_steps": 1}
+        return {**raw, "training": hyperparameters({**defaults, **table_of(raw, "training")})}
 
     def check(self) -> None:
         if missing := [name for name in NEEDED if self.evaluation.get(name, 0) < 1]:
@@ -112,7 +112,7 @@ class OverheadRecipe(Recipe):
         )
 
 
-def timed(work: Callable[[], Any]) -> float:
+def seconds_of(work: Callable[[], Any]) -> float:
     """Returns the seconds of wall clock that the work takes."""
     started = time.perf_counter()
     work()
@@ -123,8 +123,8 @@ def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: P
     """Returns the median seconds of scrambling the model."""
     seconds = []
     for _ in range(recipe.evaluation["repeats"]):
-        shutil.rmtree(out, ignore_errors=True)  # our own, from the repetition before
-        seconds.append(timed(lambda: scramble(base, key, out)))
+        shutil.rmtree(out, ignore_errors=True)  # of the previous repetition
+        seconds.append(seconds_of(lambda: scramble(base, key, out)))
     return {"obfuscation, client": median(seconds)}
 
 
@@ -134,14 +134,14 @@ def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, varia
     out, length = variant.job / "train.parquet", recipe.training.max_length
     rows: list[int] = []
     seconds = [
-        timed(lambda: rows.append(write_parquet(codec, source, out, max_length=length).row_count))
+        seconds_of(lambda: rows.append(write_parquet(codec, source, out, max_length=length).row_count))
         for _ in range(recipe.evaluation["repeats"])
     ]
     write_tensors(variant.job / "train.safetensors", parquet_tensors(out))
     return {"tokenisation, client": median(seconds), "training rows": float(rows[0])}
 
 
-def _time_training(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log) -> dict[str, float]:
+def _time_training(recipe: OverheadRecipe, variant: Variant, row_count: int, progress: Log) -> dict[str, float]:
     """Returns the median seconds of a training step, and the hours of the whole training that follow from them."""
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
         leftover = variant.job / name
@@ -149,7 +149,7 @@ def _time_training(recipe: OverheadRecipe, variant: Variant, rows: int, progress
     write_spec(variant.job, variant.model, recipe.training, None, ("train",))
     run_job(variant.job, lambda words: progress(f"{variant.name}: {words}"))
     step = median(step_seconds((variant.job / "events.jsonl").read_text("utf-8")))
-    steps = math.ceil(rows / recipe.training.batch_size) * recipe.evaluation["epochs"]
+    steps = math.ceil(row_count / recipe.training.batch_size) * recipe.evaluation["epochs"]
     return {"a step of fine-tuning, server": step, "hours of fine-tuning (extrapolated), server": step * steps / 3600}
 
 
@@ -159,7 +159,7 @@ def step_seconds(event_lines: str) -> list[float]:
     times = [event.time for event in events if "loss" in event.data]
     if len(times) < 3:
         raise JobFailed(f"the worker reported {len(times)} steps, 3 are needed", "see its worker.log")
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [end - start for start, end in zip(times, times[1:], strict=False)]
 
 
 @torch.inference_mode()
@@ -170,10 +170,10 @@ def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Pa
     new_tokens = recipe.evaluation["new_tokens"]
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
         prompts: list[Any] = []
-        tokenisation_times.append(timed(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
+        tokenisation_times.append(seconds_of(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
         answers: list[Any] = []
-        answer_times.append(timed(lambda: answers.append(_generated(model, prompts[0], new_tokens))))  # noqa: B023
-        detokenisation_times.append(timed(lambda: codec.decode(answers[0])))  # noqa: B023
+        answer_times.append(seconds_of(lambda: answers.append(_generate(model, prompts[0], new_tokens))))  # noqa: B023
+        detokenisation_times.append(seconds_of(lambda: codec.decode(answers[0])))  # noqa: B023
     return {
         "tokenisation of a prompt, client": median(tokenisation_times),
         "answer, server": median(answer_times),
@@ -181,7 +181,7 @@ def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Pa
     }
 
 
-def _generated(model: PreTrainedModel, prompt: Any, count: int) -> Any:
+def _generate(model: PreTrainedModel, prompt: Any, count: int) -> Any:
     """Returns exactly `count` greedy ids, even if the model would have ended earlier."""
     ids = device.tensor(prompt).long()[None]
     made_ids = model.generate(

@@ -58,7 +58,7 @@ from milkglass.sequences import Ids
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Status
 
-NO_CLASS = -1  # of an answer that names no class, or more than one
+NO_CLASS = -1  # the class number of an answer that names no class, or more than one
 BEFORE, CLEAR, AFTER = "before", "clear", "after"
 
 
@@ -67,21 +67,21 @@ class PromptSet:
     """The prompts of one variant.
 
     Attributes:
-        prompts: (t,) ids each.
+        prompts: (tokens,) ids each.
         references: the data set's own answers.
-        private: (u,) how many tokens of each prompt are the user's.
-        unchanged: (u,) how many of these cross unchanged.
+        private_counts: (prompts,) how many tokens of each prompt are the user's.
+        unchanged_counts: (prompts,) how many of these cross unchanged.
     """
 
     prompts: list[Ids]
     references: list[str]
-    private: Ids
-    unchanged: Ids
+    private_counts: Ids
+    unchanged_counts: Ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class SanitizedGeneration(GeneratorTuning):
-    """Decoders tuned on sanitized text, which answer sanitized prompts.
+    """Fine-tunes decoders on sanitized text, and measures their answers to sanitized prompts.
 
     Attributes:
         rows: how many rows of the training data are used; the seed draws them.
@@ -111,10 +111,11 @@ class SanitizedGeneration(GeneratorTuning):
         return None
 
     @property
-    def kept(self) -> str:
+    def kept_instruction(self) -> str:
+        """Returns the instruction if it is not sanitized, else ""."""
         return self.instruction if self.keep_instruction else ""
 
-    def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+    def text_files(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
         """Returns the rows that were drawn, and for each variant the same rows sanitized."""
         plain = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
         row_counts = {"train": self.rows, "validation": self.evaluation["answers"]}
@@ -144,9 +145,10 @@ class SanitizedGeneration(GeneratorTuning):
         sensitive.
         """
         reader = TokenReader.of_model(base.folder, "the model")
-        counts = sanitized_chats.counted(reader, self._chats(run, "train"), self.kept)
+        counts = sanitized_chats.token_counts(reader, self._chats(run, "train"), self.kept_instruction)
+        kept, seed = self.kept_instruction, self.seed
         return {
-            name: ChatSanitizer.of(method_of(name, entry), reader, counts, self.kept, self.seed) if entry else None
+            name: ChatSanitizer.of(method_of(name, entry), reader, counts, kept, seed) if entry else None
             for name, entry in self.variants.items()
         }
 
@@ -159,12 +161,12 @@ class SanitizedGeneration(GeneratorTuning):
         prompts = {name: self._prompt_set(run, codec, sanitizer) for name, sanitizer in sanitizers.items()}
         figures: list[ResultRecord] = []
         for name in (variant_name for variant_name, sanitizer in sanitizers.items() if sanitizer):
-            counts = prompts[name].unchanged.astype(np.float64), prompts[name].private.astype(np.float64)
+            counts = prompts[name].unchanged_counts.astype(np.float64), prompts[name].private_counts.astype(np.float64)
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
             figures += records(with_spread({"tokens unchanged": unchanged}), variant=name)
-        for folder, questions in self._questions(base, variants):
+        for folder, tasks in self._answer_plan(base, variants):
             model: Any = None
-            for variant, when in questions:
+            for variant, when in tasks:
                 run.progress(f"{variant.name}: answers {when}")
                 path = run.out / "answers" / f"{variant.name}-{when}.json"
                 if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):  # of older code
@@ -176,8 +178,10 @@ class SanitizedGeneration(GeneratorTuning):
                 figures += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
         return figures
 
-    def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
-        """Yields each model, and the variants whose prompts it answers."""
+    def _answer_plan(
+        self, base: Checkpoint, variants: list[Variant]
+    ) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
+        """Yields the folder of each model, and the variants whose prompts it answers, with the figure's last word."""
         plain = next(variant for variant in variants if variant.plain)
         sanitizing = [variant for variant in variants if not variant.plain]
         yield base.folder, [(variant, BEFORE) for variant in variants]
@@ -195,8 +199,9 @@ class SanitizedGeneration(GeneratorTuning):
             lengths = np.array([len(prompt_ids) for prompt_ids in prompts])
             return PromptSet(prompts, references, lengths, lengths)
         sent = [sanitizer.sent_prompt(codec.tokenizer, chat, codec.limit) for chat in conversations]
-        private, unchanged = np.array([(prompt.private, prompt.unchanged) for prompt in sent]).T
-        return PromptSet([prompt.ids for prompt in sent], references, private, unchanged)
+        counts = np.array([(prompt.private_count, prompt.unchanged_count) for prompt in sent])
+        private_counts, unchanged_counts = counts.T
+        return PromptSet([prompt.ids for prompt in sent], references, private_counts, unchanged_counts)
 
     def _answer(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
@@ -238,11 +243,11 @@ class SanitizedGeneration(GeneratorTuning):
         predictions: dict[str, str],
     ) -> list[ResultRecord]:
         """Returns the figures of answers that name a class."""
-        guess = np.array([class_of(text, labels) for text in texts], np.int64)
+        predicted = np.array([class_of(text, labels) for text in texts], np.int64)
         truth = [labels.index(reference) for reference in references]
-        add_predictions(predictions, {"answer": guess}, fields)
-        named_share = share(guess != NO_CLASS, np.random.default_rng(self.seed))
-        quality = quality_figures(guess, truth, ("accuracy",), len(labels), self.seed)
+        add_predictions(predictions, {"answer": predicted}, fields)
+        named_share = share(predicted != NO_CLASS, np.random.default_rng(self.seed))
+        quality = quality_figures(predicted, truth, ("accuracy",), len(labels), self.seed)
         return records(quality | with_spread({"answers that name a class": named_share}), **fields)
 
 
@@ -261,5 +266,5 @@ def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
 def class_of(answer: str, labels: Sequence[str]) -> int:
     """Returns the number of the one label that an answer names as a word, in any case; NO_CLASS if not exactly one."""
     answer_words = set(re.findall(r"\w+", answer.lower()))
-    named_classes = [number for number, label in enumerate(labels) if label.lower() in answer_words]
+    named_classes = [index for index, label in enumerate(labels) if label.lower() in answer_words]
     return named_classes[0] if len(named_classes) == 1 else NO_CLASS

@@ -62,7 +62,7 @@ THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as t
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTraining(SharedStepRecipe):
-    """A recipe of what defences cost.
+    """Trains a site behind each defence, and measures how good its model is.
 
     Attributes:
         training: fields of `LocalTraining`.
@@ -92,17 +92,19 @@ class SharedTraining(SharedStepRecipe):
         sums = data_refs.sums(run.data, [self.data])
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
-        rows_and_classes = _split_rows(self, tokenizer, run.data)
-        site = TrainingSite(base, self, *rows_and_classes, tokenizer, run.out, cache, run.progress)
-        work: dict[str, Callable[[], dict[str, Any]]] = {"untrained": lambda: site.step_figures(site.step())}
+        rows_and_class_count = _split_rows(self, tokenizer, run.data)
+        site = TrainingSite(base, self, *rows_and_class_count, tokenizer, run.out, cache, run.progress)
+        parts_to_measure: dict[str, Callable[[], dict[str, Any]]] = {
+            "untrained": lambda: site.step_figures(site.step())
+        }
         if (labels := site.held_out.labels) is not None:
-            work["one class for all"] = partial(constant_answer_figures, labels, self.seed)
+            parts_to_measure["one class for all"] = partial(constant_answer_figures, labels, self.seed)
         for name, entry in self.defences.items():
-            work[name] = partial(site.figures, name, DefenceSpec.of(name, entry))
+            parts_to_measure[name] = partial(site.figures, name, DefenceSpec.of(name, entry))
         if self.evaluation.get("theory"):
-            work["theory"] = partial(_theory_figures, site)
+            parts_to_measure["theory"] = partial(_theory_figures, site)
         parts, figure_records = PartialResults(run.out / "figures.json"), list[ResultRecord]()
-        for name, measure_part in work.items():
+        for name, measure_part in parts_to_measure.items():
             measured = parts.get(name, measure_part)
             rows = measured.pop(ROWS, {})  # parts that older code measured have none
             run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
@@ -120,9 +122,10 @@ class SharedTraining(SharedStepRecipe):
 
 @dataclass(frozen=True, eq=False)
 class TrainingSite:
-    """A client that trains.
+    """The client whose training is measured.
 
     Attributes:
+        class_count: of the task.
         cache: for the shadows and the trained models.
         progress: receives lines for the user.
     """
@@ -131,7 +134,7 @@ class TrainingSite:
     recipe: SharedTraining
     train: PrivateRows
     held_out: PrivateRows
-    classes: int
+    class_count: int
     tokenizer: Any
     out: Path
     cache: ArtifactCache
@@ -148,7 +151,7 @@ class TrainingSite:
     def step(self) -> SharedStep:
         """Returns the model before training."""
         recipe = self.recipe
-        return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
+        return SharedStep.open(self.base.folder, recipe.task, self.class_count, recipe.seed, recipe.lora)
 
     def defended_rows(self, name: str, defence: DefenceSpec) -> PrivateRows:
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
@@ -174,9 +177,9 @@ class TrainingSite:
         return step
 
     def _digest(self, rows: PrivateRows, shield: GradientDefence) -> str:
-        """Returns the digest of all that decides a trained model except code."""
+        """Returns a digest of all that decides a trained model, except code."""
         recipe = self.recipe
-        identity = [self.base.digest(), self.base.config, recipe.task, recipe.lora, self.classes, recipe.seed]
+        identity = [self.base.digest(), self.base.config, recipe.task, recipe.lora, self.class_count, recipe.seed]
         identity += [asdict(self.training), signature(shield)]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
         for array in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
@@ -215,20 +218,21 @@ def _theory_figures(site: TrainingSite) -> dict[str, float]:
     return findings.figures
 
 
-def _split_rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[PrivateRows, PrivateRows, int]:
+def _split_rows(recipe: SharedTraining, tokenizer: Any, data_folder: Path) -> tuple[PrivateRows, PrivateRows, int]:
     """Returns the training rows, the held-out rows, and the number of classes."""
     training = from_entries(LocalTraining, recipe.training)
-    examples, numbers = data_refs.examples(data, recipe.data), None
+    examples, numbers = data_refs.examples(data_folder, recipe.data), None
     if recipe.task == "classification":
         numbers = class_numbers_of(recipe.data, examples)
     row_filter = RowFilter(training.rows, 1, training.words, training.longest)
     rows = choose_rows(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
-    out = held_out_mask(rows.labels, len(rows), training.share)
-    return (rows.part(np.flatnonzero(~out)), rows.part(np.flatnonzero(out)), 2 if numbers is None else len(numbers))
+    is_held_out = held_out_mask(rows.labels, len(rows), training.share)
+    train, held_out = rows.part(np.flatnonzero(~is_held_out)), rows.part(np.flatnonzero(is_held_out))
+    return train, held_out, (2 if numbers is None else len(numbers))
 
 
 def held_out_mask(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
-    """Returns (count,) which rows are held out: the share of each class by largest remainder, the first rows of it.
+    """Returns (count,) which rows are held out: the share of each class by largest remainder, its first rows.
 
     Rows come in random order. Raises UsageError if a class would have no row held out, or none left.
     """

@@ -2,7 +2,7 @@
 
     data.public                          in which tokens are counted, for the map and the rows of the symbols
     client_layers = [0, 1, 2, 28, 29]    of the model, which the client keeps and tunes on the same rows by itself
-    weights = [0.5, 1.0]                 of the server's word; answers are written with the first of them
+    weights = [0.5, 1.0]                 w of symbol_writer.py; answers are written with the first of them
     [variants.plain]                     the server's model alone, on tokens
     [variants."64 symbols"]              parameters of a coarse vocabulary (schemes/coarse.py)
 
@@ -38,7 +38,7 @@ from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
 from milkglass.experiments.kinds.generation import GeneratorTuning, RecordFields, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
-from milkglass.experiments.procedures.fewer_layers import require_layers, with_layers
+from milkglass.experiments.procedures.fewer_layers import require_layers, write_with_layers
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
@@ -55,7 +55,7 @@ PLAIN, CLIENT, PUBLIC = "plain", "client", "public"
 
 @dataclass(frozen=True, kw_only=True)
 class SymbolGeneration(GeneratorTuning):
-    """Decoders over symbols, and clients that write with them.
+    """Fine-tunes decoders over symbols, and measures clients that write with them.
 
     Attributes:
         client_layers: numbers of layers from 0, ascending.
@@ -77,8 +77,8 @@ class SymbolGeneration(GeneratorTuning):
         require_names(self.evaluation, "evaluation", self.needed)
         if [name for name, entry in self.variants.items() if not entry] != [PLAIN]:
             raise UsageError("a recipe of this kind has one variant without a scheme", "call it plain")
-        if taken := {CLIENT, PUBLIC} & self.variants.keys():
-            raise UsageError(f"a variant is called {min(taken)}", "that is the name of a client: take another")
+        if reserved_names := {CLIENT, PUBLIC} & self.variants.keys():
+            raise UsageError(f"a variant is called {min(reserved_names)}", "that is the name of a client: take another")
         for name, entry in self.variants.items():
             if entry and not isinstance(self.scheme(entry), Coarse):
                 raise UsageError(f"{name} has no symbols", 'say scheme = "coarse"')
@@ -92,10 +92,11 @@ class SymbolGeneration(GeneratorTuning):
         if scheme is None:
             return super().key(base, digest, parameters, run)
         secret = secret_of(self.seed)
-        with_map = find_map(base, scheme, self._counted(base, run), lambda label: Stream(subkey(secret, digest, label)))
+        counted = self._count_public_tokens(base, run)
+        with_map = find_map(base, scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
         return new_key(base, self.model, with_map, digest, secret)
 
-    def _counted(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
+    def _count_public_tokens(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
         """Returns counts of public text alone, since the weights of the symbols' rows can be read from the table."""
         codec = public_codec(base)
         public = data_refs.examples(run.data, self.data[PUBLIC])
@@ -104,7 +105,7 @@ class SymbolGeneration(GeneratorTuning):
         counts[special] = 0
         return CountedTexts(None, counts, counts, special)
 
-    def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+    def text_files(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
         paths = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
         for split, path in paths.items():
             if not path.is_file():
@@ -121,29 +122,30 @@ class SymbolGeneration(GeneratorTuning):
         plain = next(variant for variant in variants if variant.plain)
         client = replace(plain, name=CLIENT, model=run.out / f"{CLIENT}-model", job=run.out / CLIENT)
         if not (client.model / "config.json").is_file():
-            with_layers(base, self.client_layers, client.model)
-        write_job(self, base, self.texts(base, run)[PLAIN], client, run.threads)
+            write_with_layers(base, self.client_layers, client.model)
+        write_job(self, base, self.text_files(base, run)[PLAIN], client, run.threads)
         return [*variants, client]
 
     def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
-        folders = {trained.name: trained.job / "result" for trained in variants} | {PUBLIC: base.folder}
+        folders = {variant.name: variant.job / "result" for variant in variants} | {PUBLIC: base.folder}
         stops = end_ids(base.folder)
         clients = {name: load_model(folders[name], stops) for name in (CLIENT, PUBLIC)}
-        plain = next(trained for trained in variants if trained.name == PLAIN)
+        plain = next(variant for variant in variants if variant.name == PLAIN)
         examples = self._held_out(run)[: self.evaluation["answers"]]
         figures: list[ResultRecord] = []
         for name, model in [*clients.items(), (PLAIN, load_model(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
-            figures += self._alone(run, base, plain, model, examples, name)
+            figures += self._single_figures(run, base, plain, model, examples, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
                 continue
             codec = Codec.open(variant.key, base.folder)
             server = load_model(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
-            figures.append(ResultRecord(measure="bits a token", value=self._bits(run, codec), variant=variant.name))
+            bits = self._id_entropy(run, codec)
+            figures.append(ResultRecord(measure="bits a token", value=bits, variant=variant.name))
             for name, client in clients.items():
                 for weight in self.weights:
                     writer = CombinedDistribution(torch.from_numpy(codec.sigma).long(), weight)
@@ -151,13 +153,13 @@ class SymbolGeneration(GeneratorTuning):
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     fields = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
                     known_fields = {**fields, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
-                    figures += self._together(run, codec.without_scrambling, pair, examples, fields, known_fields)
+                    figures += self._pair_figures(run, codec.without_scrambling, pair, examples, fields, known_fields)
         return figures
 
     def _held_out(self, run: RunFolder) -> list[Example]:
         return list(read_examples(run.out / "data" / "validation.jsonl"))
 
-    def _alone(
+    def _single_figures(
         self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, examples: list[Example], name: str
     ) -> list[ResultRecord]:
         """Returns the figures of one model that answers alone."""
@@ -169,7 +171,7 @@ class SymbolGeneration(GeneratorTuning):
             run, generation.row_losses(model, rows), texts, references(examples), {"variant": name}
         )
 
-    def _together(
+    def _pair_figures(
         self,
         run: RunFolder,
         codec: Codec,
@@ -186,15 +188,15 @@ class SymbolGeneration(GeneratorTuning):
             known_fields: of those of a client that gets the true symbols. None: no answers are written.
         """
         chats = [example.messages for example in self._held_out(run)]
-        losses, losses_with_symbols, tokens = row_losses(pair, codec, chats, self.training.max_length)
+        losses, losses_symbols_known, tokens = row_losses(pair, codec, chats, self.training.max_length)
         if known_fields is None:
             return loss_figures((losses, tokens), self.seed, fields, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(example.messages[:-1])).long() for example in examples]
         texts = [codec.decode(pair.greedy(prompt, self.evaluation["new_tokens"])) for prompt in prompts]
         figures = self.answer_figures(run, (losses, tokens), texts, references(examples), fields)
-        return figures + loss_figures((losses_with_symbols, tokens), self.seed, known_fields, run.predictions)
+        return figures + loss_figures((losses_symbols_known, tokens), self.seed, known_fields, run.predictions)
 
-    def _bits(self, run: RunFolder, codec: Codec) -> float:
+    def _id_entropy(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
         rows = list(read_examples(run.out / "data" / "train.jsonl"))
         counts = encode_examples(codec.without_scrambling, rows).original.counts(len(codec.sigma))

@@ -20,7 +20,7 @@ LAYER = re.compile(r"(?:^|(?<=\.))(layers|h)\.(\d+)(?=\.)")
 COUNTS = ("num_hidden_layers", "n_layer")
 
 
-def require_layers(base: Checkpoint, kept: Sequence[int]) -> str:
+def require_layers(base: Checkpoint, layer_numbers: Sequence[int]) -> str:
     """Returns the config's name for the number of layers.
 
     Raises:
@@ -30,25 +30,29 @@ def require_layers(base: Checkpoint, kept: Sequence[int]) -> str:
     name = next((entry for entry in COUNTS if entry in base.config), None)
     if name is None or not any(LAYER.search(tensor) for tensor in base.tensors):
         raise UnsupportedModel("the model's layers are not numbered as Llama's or GPT-2's are", "take another model")
-    if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < base.config[name]:
+    if (
+        not layer_numbers
+        or list(layer_numbers) != sorted(set(layer_numbers))
+        or not 0 <= layer_numbers[0] <= layer_numbers[-1] < base.config[name]
+    ):
         raise UsageError(
-            f"layers {list(kept)} of a model with {base.config[name]}",
+            f"layers {list(layer_numbers)} of a model with {base.config[name]}",
             f"give numbers from 0 to {base.config[name] - 1}, ascending, each once",
         )
     return name
 
 
-def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
+def write_with_layers(base: Checkpoint, layer_numbers: Sequence[int], folder: Path) -> None:
     """Writes the checkpoint, config.json last, so that a folder with that file is complete.
 
     Args:
-        kept: numbers of layers from 0, ascending.
+        layer_numbers: those of the layers that are kept, from 0, ascending.
 
     Raises:
         UsageError, UnsupportedModel: see `require_layers`.
     """
-    name = require_layers(base, kept)
-    new_numbers = {number: new_number for new_number, number in enumerate(kept)}
+    name = require_layers(base, layer_numbers)
+    new_numbers = {number: new_number for new_number, number in enumerate(layer_numbers)}
     tensors = {}
     for tensor in base.tensors:
         match = LAYER.search(tensor)
@@ -56,9 +60,9 @@ def with_layers(base: Checkpoint, kept: Sequence[int], folder: Path) -> None:
             tensors[tensor] = base.read(tensor)
         elif int(match[2]) in new_numbers:
             tensors[LAYER.sub(f"{match[1]}.{new_numbers[int(match[2])]}", tensor, count=1)] = base.read(tensor)
-    config = {**base.config, name: len(kept)}
+    config = {**base.config, name: len(layer_numbers)}
     if "layer_types" in config:
-        config["layer_types"] = [config["layer_types"][number] for number in kept]
+        config["layer_types"] = [config["layer_types"][number] for number in layer_numbers]
     files.private_dir(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if base.generation_config is not None:

@@ -52,7 +52,7 @@ Private = Literal["training", "held out"]
 
 @dataclass(frozen=True)
 class LeakageTexts:
-    """What is attacked in a cell.
+    """Which texts of a cell are attacked, and what an attacker has.
 
     Attributes:
         rows: how many texts are private.
@@ -76,7 +76,7 @@ class LeakageTexts:
             raise UsageError(f"attacked.tables is {self.tables!r}", f"one of {', '.join(get_args(Tables))}")
 
     @property
-    def spare(self) -> int:
+    def spare_rows(self) -> int:
         """Returns how many rows of the training file are kept out of training."""
         return self.public if self.private == "training" else 0
 
@@ -103,39 +103,40 @@ def leakage(
     instances = attacks_of(attacks)
     cells: list[AttackResult] = []
 
-    def ended(outcome: AttackResult) -> None:
+    def report_outcome(outcome: AttackResult) -> None:
         top = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
         progress(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{top}")
 
     # whether a checkpoint was uploaded and trained; halves are trained before the server has one of them
     has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
-    tuned = attacked.tables != "uploaded" and has_tables
-    on_uploaded = dict(instances)
-    if tuned and attacked.tables == "tuned":
-        on_uploaded = {name: attack for name, attack in instances.items() if not _reads_tables(attack)}
-    if on_uploaded:
-        cells += run(scene, on_uploaded, _resume_store(folder, identity, on_uploaded), budget, 1, ended, RECIPE).cells
-    if tuned:
-        on_tuned = {name: attack for name, attack in instances.items() if _reads_tables(attack)}
-        work = _resume_store(folder / "tuned", identity, on_tuned)
-        cells += run(_after_training(scene, cell), on_tuned, work, budget, 1, ended, RECIPE).cells
+    attacks_tuned = attacked.tables != "uploaded" and has_tables
+    uploaded_attacks = dict(instances)
+    if attacks_tuned and attacked.tables == "tuned":
+        uploaded_attacks = {name: attack for name, attack in instances.items() if not _reads_tables(attack)}
+    if uploaded_attacks:
+        store = _resume_store(folder, identity, uploaded_attacks)
+        cells += run(scene, uploaded_attacks, store, budget, 1, report_outcome, RECIPE).cells
+    if attacks_tuned:
+        tuned_attacks = {name: attack for name, attack in instances.items() if _reads_tables(attack)}
+        store = _resume_store(folder / "tuned", identity, tuned_attacks)
+        cells += run(_tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_outcome, RECIPE).cells
     corpora = [adversary.knowledge.corpus for adversary in scene.adversaries if adversary.name == ALIKE]
-    texts = sum(len(corpus) for corpus in corpora if corpus is not None)
-    measured = {"texts, attacker": float(texts), **_ceiling_figures(scene)}
-    return _figures(cells) + records(measured | (_distance_figures(scene, cell) if tuned else {}))
+    text_count = sum(len(corpus) for corpus in corpora if corpus is not None)
+    measured = {"texts, attacker": float(text_count), **_ceiling_figures(scene)}
+    return _figures(cells) + records(measured | (_distance_figures(scene, cell) if attacks_tuned else {}))
 
 
-def _resume_store(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
+def _resume_store(folder: Path, identity: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
     signatures = {name: signature(attack) for name, attack in instances.items()}
-    return ResumeStore.open(folder, {**about, "attacks": signatures})
+    return ResumeStore.open(folder, {**identity, "attacks": signatures})
 
 
 def _reads_tables(attack: Attack) -> bool:
     return Weights in attack.sees
 
 
-def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
-    """Returns the scene of an attacker who has the tuned checkpoint and not the uploaded one."""
+def _tuned_scene(scene: Scene, cell: TrainedHalves) -> Scene:
+    """Returns the scene of an attacker who has the tuned checkpoint, not the uploaded one."""
     others = [seen for seen in scene.transcript.observations if not isinstance(seen, Weights)]
     tuned = [replace(weights, tuned=True) for weights in cell.tuned.rest() if isinstance(weights, Weights)]
     adversaries = tuple(replace(adversary, name=f"{adversary.name} (tuned)") for adversary in scene.adversaries)
@@ -146,12 +147,12 @@ def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
 def _distance_figures(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
     """Returns EDNN's Figure 2 for the attacked tokens, if each id stands for one token."""
     public = scene.adversaries[0].knowledge.public_model
-    tuned = _after_training(scene, cell).transcript.table
+    tuned = _tuned_scene(scene, cell).transcript.table
     assert public is not None
     if tuned.shape != public.table.shape:
         return {}
     rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
-    return quantiles(*own_and_nearest(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows]))
+    return quantiles(*own_and_nearest_distances(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows]))
 
 
 def _ceiling_figures(scene: Scene) -> dict[str, float]:
@@ -162,11 +163,14 @@ def _ceiling_figures(scene: Scene) -> dict[str, float]:
     if scene.truth.origin is None:
         return {}
     tokens = scene.truth.tokens.ids
-    counted = scene.truth.ordinary[tokens]
-    origin = scene.truth.origin[counted]
-    sent = origin != NO_BELIEF
-    same = scene.truth.sent.ids[origin[sent]] == tokens[counted][sent]
-    return {"tokens with a place": 100 * float(sent.mean()), "tokens unchanged": 100 * float(same.sum() / len(origin))}
+    is_counted = scene.truth.ordinary[tokens]
+    origin = scene.truth.origin[is_counted]
+    is_sent = origin != NO_BELIEF
+    unchanged = scene.truth.sent.ids[origin[is_sent]] == tokens[is_counted][is_sent]
+    return {
+        "tokens with a place": 100 * float(is_sent.mean()),
+        "tokens unchanged": 100 * float(unchanged.sum() / len(origin)),
+    }
 
 
 def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
@@ -203,8 +207,8 @@ ROWS_AT_A_TIME = 1024  # rows compared at a time
 Floats = NDArray[np.float64]
 
 
-def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> tuple[Floats, Floats]:
-    """Returns (n,) the distance of each server row to its own public row, and (n,) to the nearest other row.
+def own_and_nearest_distances(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> tuple[Floats, Floats]:
+    """Returns (n,) the distance of each server row to its own public row, and (n,) to the nearest other public row.
 
     Args:
         server: (n, d).

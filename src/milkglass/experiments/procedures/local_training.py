@@ -33,7 +33,7 @@ class LocalTraining:
     """The settings of a client's training.
 
     Attributes:
-        rows: their number.
+        rows: how many.
         held_out: how many of them are held out. None: a fifth.
         longest: the most tokens of a text, special ones too.
         words: the most words of a text.
@@ -65,17 +65,17 @@ def fit(
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
     parameters = dict(step.module.named_parameters())
     optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=training.learning_rate, fused=True)
-    count = 0
+    step_count = 0
     for epoch in range(training.epochs):
         order = rng.permutation(len(rows))
         for start in range(0, len(order), training.batch):
             ids, mask, targets = rows.part(order[start : start + training.batch]).batch(pad)
-            shared = share(step, ids, mask, targets, shield, count, stream)
+            shared = share(step, ids, mask, targets, shield, step_count, stream)
             optimizer.zero_grad(set_to_none=True)
             for name, gradient in shared.tensors.items():
                 parameters[name].grad = gradient.contiguous()  # a fused step reads it in the order of its memory
             optimizer.step()
-            count += 1
+            step_count += 1
         progress(f"epoch {epoch + 1} of {training.epochs}")
 
 
@@ -93,18 +93,20 @@ class Utility:
 
 
 @torch.no_grad()
-def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int = 32) -> Utility:
+def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, batch_size: int = 32) -> Utility:
     """Returns "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
     if step.task == "next-token":
         return _prediction_utility(step, rows, seed)
     assert rows.labels is not None
     order = np.argsort(rows.ids.lengths, kind="stable")  # so that little is padding
-    guesses = np.empty(len(rows), np.int64)
-    for start in range(0, len(order), size):
-        part = order[start : start + size]
+    predicted = np.empty(len(rows), np.int64)
+    for start in range(0, len(order), batch_size):
+        part = order[start : start + batch_size]
         ids, mask, _ = rows.part(part).batch(pad)
-        guesses[part] = step.logits(step.embed(ids), mask).argmax(-1).cpu().numpy()
-    return Utility(with_spread(_class_measures(guesses, rows.labels, seed), scale=1), {"answer": pack_answers(guesses)})
+        predicted[part] = step.logits(step.embed(ids), mask).argmax(-1).cpu().numpy()
+    return Utility(
+        with_spread(_class_measures(predicted, rows.labels, seed), scale=1), {"answer": pack_answers(predicted)}
+    )
 
 
 def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
@@ -132,8 +134,8 @@ def constant_answer_figures(labels: Ids, seed: int) -> dict[str, float]:
     return with_spread(best, scale=1)
 
 
-def _class_measures(guesses: Ids, labels: Ids, seed: int) -> dict[str, Interval]:
-    """Returns the accuracy and F1 of guessed classes."""
+def _class_measures(predicted: Ids, labels: Ids, seed: int) -> dict[str, Interval]:
+    """Returns the accuracy and F1 of predicted classes."""
     f1 = glue.f1 if {*labels.tolist()} <= {0, 1} else glue.macro_f1
     rng = np.random.default_rng(seed)
-    return {"accuracy": glue.accuracy(guesses, labels, rng), "f1": f1(guesses, labels, rng)}
+    return {"accuracy": glue.accuracy(predicted, labels, rng), "f1": f1(predicted, labels, rng)}

@@ -58,14 +58,14 @@ class WordTable:
 
     @cached_property
     def _id_of_word(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words) if number not in SPECIAL}
+        return {word: word_id for word_id, word in enumerate(self.words) if word_id not in SPECIAL}
 
     def ids(self, text: str) -> list[int]:
         """Returns the ids of a text. A text without words is one unknown word."""
         word_ids = [self._id_of_word.get(word, UNKNOWN) for word in split_words(text)]
         return word_ids or [UNKNOWN]
 
-    def encoded(self, texts: Iterable[str]) -> Sequences:
+    def encode(self, texts: Iterable[str]) -> Sequences:
         return Sequences.of(self.ids(text) for text in texts)
 
     def text(self, ids: Ids) -> str:
@@ -75,7 +75,7 @@ class WordTable:
 def split_words(text: str) -> list[str]:
     words: list[str] = []
     for piece in text.lower().split():
-        words += [piece] if is_word(piece) else pattern(contractions=True).findall(piece)
+        words += [piece] if is_word(piece) else pattern(splits_contractions=True).findall(piece)
     return words
 
 
@@ -85,7 +85,7 @@ def is_word_id(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 Labels = NDArray[np.int64]
-STEPS_BETWEEN_LINES = 100  # steps between lines
+STEPS_BETWEEN_LINES = 100  # steps between two lines of progress
 BATCHES_SORTED_TOGETHER = 50  # batches whose texts are sorted together, as in transformers' Trainer
 
 
@@ -96,7 +96,7 @@ class LSTMTraining:
     Attributes:
         hidden: units of each direction.
         train_table: whether the word vectors learn too; by default not, since the paper feeds GloVe's to the model.
-        epochs: passes over the texts.
+        epochs: how many passes over the texts.
     """
 
     hidden: int = limited(256, least=1)
@@ -111,20 +111,20 @@ class LSTMTraining:
 
 
 class BiLSTM(torch.nn.Module):
-    """A bidirectional LSTM over a word table (n, d)."""
+    """Classifies texts by a bidirectional LSTM over a word table (n, d)."""
 
-    def __init__(self, rows: torch.Tensor, classes: int, training: LSTMTraining) -> None:
+    def __init__(self, rows: torch.Tensor, class_count: int, training: LSTMTraining) -> None:
         super().__init__()
         self.table = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=not training.train_table)
         self.lstm = torch.nn.LSTM(rows.shape[1], training.hidden, training.layers, batch_first=True, bidirectional=True)
-        self.head = torch.nn.Linear(2 * training.hidden, classes)
+        self.head = torch.nn.Linear(2 * training.hidden, class_count)
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Returns (b, classes) logits.
+        """Returns (texts, classes) logits.
 
         Args:
-            ids: (b, t), padded on the right with anything.
-            lengths: (b,), on the processor.
+            ids: (texts, tokens), padded on the right with anything.
+            lengths: (texts,), on the CPU.
         """
         packed = pack_padded_sequence(
             self.table(ids.to(self.table.weight.device)), lengths, batch_first=True, enforce_sorted=False
@@ -135,23 +135,29 @@ class BiLSTM(torch.nn.Module):
 
 
 def train(
-    rows: torch.Tensor, texts: Sequences, labels: Labels, classes: int, training: LSTMTraining, seed: int, progress: Log
+    rows: torch.Tensor,
+    texts: Sequences,
+    labels: Labels,
+    class_count: int,
+    training: LSTMTraining,
+    seed: int,
+    progress: Log,
 ) -> BiLSTM:
-    """Trains an LSTM.
+    """Trains an LSTM. The seed decides the initial weights and the texts' order.
 
-    The seed decides the first weights and the texts' order. Raises JobFailed if the loss is not finite.
+    Raises JobFailed if the loss is not finite.
     """
     ids = list(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = device.moved(BiLSTM(rows, classes, training))
+        net = device.moved(BiLSTM(rows, class_count, training))
         optimiser = torch.optim.Adam(
             [p for p in net.parameters() if p.requires_grad], training.learning_rate, fused=True
         )
         for epoch in range(training.epochs):
             batches = length_batches(texts.lengths, training.batch_size)
             for step, batch in enumerate(batches):
-                logits = net(*padded([ids[i] for i in batch]))
+                logits = net(*pad_rows([ids[i] for i in batch]))
                 loss = torch.nn.functional.cross_entropy(logits, device.tensor(labels[batch]))
                 if not torch.isfinite(loss):
                     raise JobFailed(f"the loss is not finite at step {step} of epoch {epoch}", "lower learning_rate")
@@ -167,28 +173,28 @@ def train(
 def length_batches(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     """Returns every text once, in batches of similar lengths, in a random order from torch's generator.
 
-    Of each BATCHES_SORTED_TOGETHER batches of a random order, the texts are sorted by length. A long text in a batch
-    of short ones would cost as many steps of the recurrence as it has words.
+    The texts of every BATCHES_SORTED_TOGETHER batches of a random order are sorted by length: a long text in a batch of
+    short ones would cost as many steps of the recurrence as it has words.
     """
     order = torch.randperm(len(lengths)).numpy()
     batches: list[NDArray[np.int64]] = []
     for start in range(0, len(order), BATCHES_SORTED_TOGETHER * size):
         group = order[start : start + BATCHES_SORTED_TOGETHER * size]
         group = group[np.argsort(lengths[group], kind="stable")]
-        batches += [group[at : at + size] for at in range(0, len(group), size)]
+        batches += [group[i : i + size] for i in range(0, len(group), size)]
     return [batches[index] for index in torch.randperm(len(batches)).tolist()]
 
 
 @torch.inference_mode()
 def predicted_classes(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
-    """Returns (u,) the class that the model predicts for each text."""
+    """Returns (texts,) the class that the model predicts for each text."""
     ids, classes = list(texts), []
     for start in range(0, len(ids), batch_size):
-        classes.append(net(*padded(ids[start : start + batch_size])).argmax(1).cpu().numpy())
+        classes.append(net(*pad_rows(ids[start : start + batch_size])).argmax(1).cpu().numpy())
     return np.concatenate(classes)
 
 
-def padded(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (b, t) ids with zeros on the right, and (b,) the lengths."""
+def pad_rows(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (texts, tokens) ids with zeros on the right, and (texts,) the lengths."""
     ids = pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True)
     return ids, torch.tensor([len(row) for row in rows])

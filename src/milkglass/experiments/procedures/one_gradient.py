@@ -27,36 +27,38 @@ class SharedGradients:
     """The gradients that one client shares, one for each batch.
 
     Attributes:
-        step: whose gradients they are.
+        step: the training step that computes them.
         rows: the texts.
         defence: changes a gradient before it is shared.
-        size: texts of each batch.
-        seed: of all draws; a batch's draws follow from it and the batch's number.
+        batch_size: texts of each batch.
+        seed: of all draws; a batch's draws follow from it and the batch's index.
         pad: the id of padding.
     """
 
     step: SharedStep
     rows: PrivateRows
     defence: GradientDefence
-    size: int
+    batch_size: int
     seed: int
     pad: int
-    _kept: tuple[int, Tensors] | None = field(default=None, repr=False)
+    _last: tuple[int, Tensors] | None = field(default=None, repr=False)
 
     def all(self) -> tuple[Gradients, ...]:
-        """Returns what a server sees of each batch. Numbers are computed when they are read."""
-        return tuple(Gradients(_Gradient(self, number), self.size, 0) for number in range(len(self.rows) // self.size))
+        """Returns what a server sees of each batch. A gradient is computed when it is read."""
+        return tuple(
+            Gradients(_Gradient(self, index), self.batch_size, 0) for index in range(len(self.rows) // self.batch_size)
+        )
 
-    def of(self, number: int) -> Tensors:
-        """Returns the gradient of one batch, and drops the one before from memory."""
-        if self._kept is None or self._kept[0] != number:
-            self._kept = None
+    def gradient(self, index: int) -> Tensors:
+        """Returns the gradient of one batch, and drops the previous one from memory."""
+        if self._last is None or self._last[0] != index:
+            self._last = None
             stream = Stream.of_seed(self.seed)
-            stream.bytes(STREAM_BYTES * number)
-            part = self.rows.part(np.arange(self.size * number, self.size * (number + 1)))
+            stream.bytes(STREAM_BYTES * index)
+            part = self.rows.part(np.arange(self.batch_size * index, self.batch_size * (index + 1)))
             shared = share(self.step, *part.batch(self.pad), self.defence, 0, stream)
-            self._kept = number, dict(shared.tensors)
-        return self._kept[1]
+            self._last = index, dict(shared.tensors)
+        return self._last[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +66,13 @@ class _Gradient(Mapping[str, torch.Tensor]):
     """One batch's gradient, by parameter name."""
 
     source: SharedGradients
-    number: int
+    index: int
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self.source.of(self.number)[name]
+        return self.source.gradient(self.index)[name]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.source.of(self.number))
+        return iter(self.source.gradient(self.index))
 
     def __len__(self) -> int:
-        return len(self.source.of(self.number))
+        return len(self.source.gradient(self.index))

@@ -48,7 +48,7 @@ class PrivateRows:
 
     Attributes:
         ids: the public ids of each text, special tokens included.
-        labels: (b,) the class of each text. None: the task has no classes.
+        labels: (texts,) the class of each text. None: the task has no classes.
     """
 
     ids: Sequences
@@ -61,19 +61,19 @@ class PrivateRows:
         return PrivateRows(self.ids.chosen(indices), None if self.labels is None else self.labels[indices])
 
     def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns ids and mask (b, t), padded with the id `pad`, and the labels (b,)."""
+        """Returns ids and mask (texts, tokens), padded with the id `pad`, and the labels (texts,)."""
         ids, mask = batch([text_ids.tolist() for text_ids in self.ids], pad)
         return ids, mask, None if self.labels is None else torch.from_numpy(self.labels)
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """The texts that `choose_rows` takes.
+    """Which texts `choose_rows` takes.
 
     Attributes:
         count: how many, the same number of each class.
-        min_words, max_words: of a text.
-        max_tokens: of a text, special tokens included.
+        min_words, max_words: limits of a text.
+        max_tokens: limit of a text, special tokens included.
     """
 
     count: int
@@ -137,9 +137,9 @@ def choose_rows(
     """
     ids: list[list[int]] = []
     labels: list[int] = []
-    per_class = -(-row_filter.count // len(class_numbers)) if class_numbers else 0
-    remaining = dict.fromkeys(range(len(class_numbers or ())), per_class)
-    too_long = 0  # in tokens
+    class_quota = -(-row_filter.count // len(class_numbers)) if class_numbers else 0
+    remaining_quota = dict.fromkeys(range(len(class_numbers or ())), class_quota)
+    long_text_count = 0  # in tokens
     for i in rng.permutation(len(examples)).tolist():
         example = examples[i]
         if len(ids) == row_filter.count:
@@ -148,23 +148,24 @@ def choose_rows(
             continue
         text_ids = tokenizer(example.text, split_special_tokens=True)["input_ids"]
         if len(text_ids) > row_filter.max_tokens:
-            too_long += 1
+            long_text_count += 1
             continue
         if not text_ids:
             continue
         if class_numbers is not None:
             if example.label not in class_numbers:
                 raise UsageError("some rows have no label, or an unknown one", "give labelled data")
-            if not remaining[class_numbers[example.label]]:
+            if not remaining_quota[class_numbers[example.label]]:
                 continue
-            remaining[class_numbers[example.label]] -= 1
+            remaining_quota[class_numbers[example.label]] -= 1
             labels.append(class_numbers[example.label])
         ids.append(text_ids)
     if len(ids) < row_filter.count:
-        each = f", {per_class} of each class" if class_numbers else ""
+        quota_text = f", {class_quota} of each class" if class_numbers else ""
         raise UsageError(
             f"{row_filter.count} texts of {row_filter.min_words} to {row_filter.max_words} words and at most "
-            f"{row_filter.max_tokens} tokens are needed{each}, there are {len(ids)}; {too_long} have more tokens",
+            f"{row_filter.max_tokens} tokens are needed{quota_text}, there are {len(ids)}; {long_text_count} have more "
+            "tokens",
             "ask for fewer texts or other lengths in the recipe, or give more data",
         )
     return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if class_numbers is not None else None)
@@ -182,7 +183,7 @@ def shadow_rows(
     if defence.ghost is None:
         return rows
     ghost = open_ghost(base, defence, seed)
-    parts = [base.digest(), base.config, ghost.searched, *(settings.document() for settings in defence.ghost), seed]
+    parts = [base.digest(), base.config, ghost.digest, *(settings.document() for settings in defence.ghost), seed]
     identity = json.dumps(parts, sort_keys=True)
     name = hashlib.sha256(identity.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = cache.path_of("shadows", f"shadows-{name}.jsonl")
@@ -197,15 +198,15 @@ def shadow_rows(
     return Sequences.of(shadows)
 
 
-def shadow_likeness(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
-    """Returns how similar the texts `after` are to `before` (Table 1): mean ROUGE-1, 2, L and METEOR, from 0 to 1."""
-    scores = mean_similarity([read(ids) for ids in after], [read(ids) for ids in before], np.random.default_rng(seed))
+def shadow_likeness(texts: Sequences, shadows: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
+    """Returns how similar the shadows are to the texts (Table 1): mean ROUGE-1, 2, L and METEOR, from 0 to 1."""
+    scores = mean_similarity([read(ids) for ids in shadows], [read(ids) for ids in texts], np.random.default_rng(seed))
     return with_spread({f"shadow {name}": interval for name, interval in scores.items()}, scale=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedStepRecipe(Recipe):
-    """The base of recipes of shared gradients.
+    """The base of recipes that measure or attack shared gradients.
 
     Attributes:
         seed: of the rows, the shadows, the model's new head and all noise.

@@ -58,11 +58,11 @@ def chats(examples: Sequence[Example], instruction: str, max_words: int | None) 
     return result
 
 
-def sample(examples: Sequence[Example], rows: int, seed: int, noun: str) -> list[Example]:
+def sample(examples: Sequence[Example], row_count: int, seed: int, noun: str) -> list[Example]:
     """Draws rows without replacement: the first of the seed's order. Raises UsageError if there are too few."""
-    if not 0 < rows <= len(examples):
-        raise UsageError(f"{rows} rows of {noun} are needed, {len(examples)} fit", "lower it, or raise words")
-    return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:rows]]
+    if not 0 < row_count <= len(examples):
+        raise UsageError(f"{row_count} rows of {noun} are needed, {len(examples)} fit", "lower it, or raise words")
+    return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:row_count]]
 
 
 def write(examples: Sequence[Example], out: Path) -> Path:
@@ -76,19 +76,19 @@ class SentPrompt:
     """A prompt as it is sent.
 
     Attributes:
-        ids: (t,)
-        private: how many tokens are the user's.
-        unchanged: how many of these are sent unchanged.
+        ids: (tokens,) of the rendered conversation.
+        private_count: how many tokens are the user's.
+        unchanged_count: how many of these are sent unchanged.
     """
 
     ids: Ids
-    private: int
-    unchanged: int
+    private_count: int
+    unchanged_count: int
 
 
 @dataclass(frozen=True)
 class ChatSanitizer:
-    """One mechanism over a model's tokens.
+    """Sanitizes the user's text in conversations, by one mechanism over a model's tokens.
 
     Attributes:
         sanitizer: sanitizes text.
@@ -118,16 +118,17 @@ class ChatSanitizer:
 
     def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
         tokens = prompt.chat_tokens(tokenizer, messages, limit, self.instruction)
-        sent = tokens.replace_private(self._replaced)
-        own = tokens.private
-        return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))
+        sent = tokens.replace_private(self._substitutes)
+        is_private = tokens.private
+        unchanged = sent[is_private] == tokens.ids[is_private]
+        return SentPrompt(sent, int(is_private.sum()), int(unchanged.sum()))
 
-    def _replaced(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _substitutes(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the substitutes of these tokens, whatever stands around them."""
         return self.sanitizer.sanitizer.sanitize(ids, Stream.of_seed("prompts", self.seed, ids.tobytes()))
 
 
-def counted(reader: TokenReader, examples: Sequence[Example], instruction: str) -> NDArray[np.int64]:
-    """Returns (n,) how often each token occurs in the users' messages, without the instruction."""
-    own = (turn["content"] for example in examples for turn in example.messages if turn["role"] == "user")
-    return reader.counts(text.removeprefix(instruction) for text in own)
+def token_counts(reader: TokenReader, examples: Sequence[Example], instruction: str) -> NDArray[np.int64]:
+    """Returns (n,) how often each of the model's tokens occurs in the users' messages, without the instruction."""
+    user_texts = (turn["content"] for example in examples for turn in example.messages if turn["role"] == "user")
+    return reader.counts(text.removeprefix(instruction) for text in user_texts)

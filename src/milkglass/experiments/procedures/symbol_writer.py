@@ -1,6 +1,6 @@
 """Answers of two models: a server's on symbols, and a client's smaller one, which chooses the token in each symbol.
 
-Ours.
+The method is not a paper's.
 
     m(s) = sum of p_c(t) over the tokens t of symbol s            the client's own belief in a symbol
     q(s) ~ m(s)^(1 - w) p_s(s)^w                                  the server's word with the weight w
@@ -29,12 +29,12 @@ from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.rows.messages import Message
 
 Floats = NDArray[np.float64]
-MIN_LOG_PROBABILITY = -700.0  # of a log-probability: below it exp is 0 in fp64, and a symbol would have no mass
+MIN_LOG_PROBABILITY = -700.0  # below it exp is 0 in fp64, and a symbol would have no mass
 
 
 @dataclass(frozen=True)
 class CombinedDistribution:
-    """Combines the two models' distributions.
+    """Combines the distributions of a client's and a server's model.
 
     Attributes:
         symbols: (n,) the server's number of each token's symbol, from 0 without gaps.
@@ -46,12 +46,13 @@ class CombinedDistribution:
 
     def log_probs(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """Returns (..., n) log p in fp64, from the logits of the client (..., n) and the server (..., m)."""
-        server_words = server.double().log_softmax(-1)
-        client_words, mass = self._beliefs(client, server_words)
-        belief = ((1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY) + self.weight * server_words).log_softmax(-1)
-        return client_words + (belief - mass)[..., self.symbols]
+        server_log_probs = server.double().log_softmax(-1)
+        client_log_probs, mass = self._beliefs(client, server_log_probs)
+        client_share = (1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY)
+        belief = (client_share + self.weight * server_log_probs).log_softmax(-1)
+        return client_log_probs + (belief - mass)[..., self.symbols]
 
-    def within(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
+    def log_shares(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """Returns (..., n) the logarithm of each token's share of its symbol, by the client. See `log_probs`."""
         client_log_probs, mass = self._beliefs(client, server.double())
         return client_log_probs - mass[..., self.symbols]
@@ -69,7 +70,7 @@ class AnsweringPair:
 
     Attributes:
         client, server: causal language models.
-        writer: combines their distributions.
+        writer: how their distributions are combined.
         stops: tokens that end an answer.
     """
 
@@ -79,32 +80,34 @@ class AnsweringPair:
     stops: frozenset[int]
 
     @torch.inference_mode()
-    def losses(self, tokens: torch.Tensor, answered: torch.Tensor) -> tuple[float, float, int]:
+    def losses(self, tokens: torch.Tensor, is_answer: torch.Tensor) -> tuple[float, float, int]:
         """Returns the sum of -log p over the answers' tokens in nats, the same with symbols known, and their number.
 
         Args:
-            tokens: (t,) of one conversation.
-            answered: (t,) whether each is an answer's.
+            tokens: (t,) the ids of one conversation.
+            is_answer: (t,) whether each is an answer's.
         """
-        tokens, answered = tokens.to(self.client.device), answered.to(self.client.device)
+        tokens, is_answer = tokens.to(self.client.device), is_answer.to(self.client.device)
         sent = self._sent(tokens)
         scores = [model(input_ids=ids[None]).logits[0, :-1] for model, ids in self._models_and_ids(tokens, sent)]
-        places = answered[1:].nonzero().flatten()
-        scores_there, targets = [score[places] for score in scores], tokens[1:][places][:, None]
-        combined, within = (f(*scores_there).gather(1, targets) for f in (self.writer.log_probs, self.writer.within))
-        return -float(combined.sum()), -float(within.sum()), len(places)
+        answer_indices = is_answer[1:].nonzero().flatten()
+        answer_scores, targets = [score[answer_indices] for score in scores], tokens[1:][answer_indices][:, None]
+        combined, log_shares = (
+            f(*answer_scores).gather(1, targets) for f in (self.writer.log_probs, self.writer.log_shares)
+        )
+        return -float(combined.sum()), -float(log_shares.sum()), len(answer_indices)
 
     @torch.inference_mode()
     def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
         """Returns the likeliest tokens after a prompt (t,), up to the first that ends the answer, included."""
-        answer_ids, past = list[int](), [None, None]
+        answer_ids, caches = list[int](), [None, None]
         ids = prompt.to(self.client.device)
         while len(answer_ids) < new_tokens and not (answer_ids and answer_ids[-1] in self.stops):
             outputs = [
                 model(input_ids=model_ids[None], past_key_values=cache, use_cache=True)
-                for (model, model_ids), cache in zip(self._models_and_ids(ids, self._sent(ids)), past, strict=True)
+                for (model, model_ids), cache in zip(self._models_and_ids(ids, self._sent(ids)), caches, strict=True)
             ]
-            past = [output.past_key_values for output in outputs]
+            caches = [output.past_key_values for output in outputs]
             answer_ids.append(int(self.writer.log_probs(*(output.logits[0, -1] for output in outputs)).argmax()))
             ids = torch.tensor(answer_ids[-1:], device=ids.device)
         return answer_ids
@@ -126,7 +129,8 @@ def row_losses(
         codec: of original ids.
 
     Returns:
-        (u,) the sum over the answers' tokens, (u,) the same with symbols known, and (u,) the number of these tokens.
+        (rows,) the sum over the answers' tokens, (rows,) the same with symbols known, and (rows,) the number of these
+            tokens.
     """
     encoded = codec.encode_truncated(conversations, max_length)
     losses_of_rows = [

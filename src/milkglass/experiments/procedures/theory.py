@@ -29,7 +29,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
-ROUNDING_SHARE = 1e-9  # of the largest epsilon: what varies less is one number, worked out in fp32
+ROUNDING_SHARE = 1e-9  # of the largest epsilon: numbers that vary less are one number, computed in fp32
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,9 @@ def figures(
     """Returns the figures from the deviations and drifts.
 
     Args:
-        losses, gradients, losses_after, gradients_after: (b,) of each pair.
-        drifts: on texts and on shadows.
+        losses, gradients: (pairs,) the deviations before the training.
+        losses_after, gradients_after: (pairs,) the deviations after it.
+        drifts: of the trainings on texts and on shadows.
     """
     local = np.maximum(losses, gradients)
     epsilon = np.maximum(local, max(drifts))
@@ -121,32 +122,36 @@ def figures(
     return TheoryFigures(measured, pairs, lines, undefined)
 
 
-def _why_constant(epsilon_kind: str, local: Floats, drifted: float) -> str:
-    is_drift = epsilon_kind == "epsilon" and (local <= drifted).all()
+def _why_constant(epsilon_kind: str, local: Floats, max_drift: float) -> str:
+    is_drift = epsilon_kind == "epsilon" and (local <= max_drift).all()
     reason = ": a drift is larger than every pair's deviations" if is_drift else ""
     return f"{epsilon_kind} is the same for all pairs{reason}"
 
 
 def drift(initial: SharedStep, trained: SharedStep) -> float:
     """Returns |t' - t| over all trained parameters."""
-    before, after = (dict(step.module.named_parameters()) for step in (initial, trained))
-    squares = [float((after[n] - before[n]).detach().double().square().sum()) for n in initial.names]
+    initial_weights, trained_weights = (dict(step.module.named_parameters()) for step in (initial, trained))
+    squares = [float((trained_weights[n] - initial_weights[n]).detach().double().square().sum()) for n in initial.names]
     return math.sqrt(sum(squares))
 
 
 def deviations(step: SharedStep, texts: PrivateRows, shadows: PrivateRows) -> tuple[Floats, Floats]:
-    """Returns (b,) the difference of each text's loss from its shadow's, and (b,) the distance of their gradients."""
+    """Returns (pairs,) how far the losses of each text and its shadow differ, and (pairs,) the gradients' distance."""
     losses, gradients = [], []
     for i, (text_ids, shadow_ids) in enumerate(zip(texts.ids, shadows.ids, strict=True)):
         target = None if texts.labels is None else torch.tensor([int(texts.labels[i])])
-        text_loss, gradient = _measured(step, text_ids, target)
-        shadow_loss, of_shadow = _measured(step, shadow_ids, target)
+        text_loss, gradient = _loss_and_gradient(step, text_ids, target)
+        shadow_loss, shadow_gradient = _loss_and_gradient(step, shadow_ids, target)
         losses.append(abs(text_loss - shadow_loss))
-        gradients.append(math.sqrt(sum(float((gradient[n] - of_shadow[n]).double().square().sum()) for n in gradient)))
+        gradients.append(
+            math.sqrt(sum(float((gradient[n] - shadow_gradient[n]).double().square().sum()) for n in gradient))
+        )
     return np.array(losses), np.array(gradients)
 
 
-def _measured(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float, dict[str, torch.Tensor]]:
+def _loss_and_gradient(
+    step: SharedStep, ids: Ids, target: torch.Tensor | None
+) -> tuple[float, dict[str, torch.Tensor]]:
     row = torch.from_numpy(ids)[None]
     mask = torch.ones_like(row)
     with torch.no_grad():
@@ -155,7 +160,7 @@ def _measured(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[
 
 
 def fitted_line(x: Floats, y: Floats) -> FittedLine | None:
-    """Returns the least-squares line. None: x varies by rounding only; x - mean(x) is hardly ever exactly 0."""
+    """Returns the least-squares line; None if x varies by rounding only, since x - mean(x) is hardly ever exactly 0."""
     spread = x - x.mean()
     if np.abs(spread).max() <= ROUNDING_SHARE * np.abs(x).max():
         return None

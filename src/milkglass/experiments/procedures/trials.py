@@ -31,7 +31,7 @@ from milkglass.experiments.record import BESIDE, SPREAD
 from milkglass.experiments.runs import (
     pack_answers,
     provenance,
-    record_begun,
+    record_start,
     run_job,
     secret_of,
     unpack_answers,
@@ -169,7 +169,7 @@ def cell_folder(cells_folder: Path, identity: Mapping[str, Any]) -> Iterator[Pat
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         (folder / "about.json").write_text(json.dumps(identity, indent=1) + "\n", "utf-8")
-        record_begun(folder)
+        record_start(folder)
         yield folder
 
 

@@ -34,22 +34,22 @@ class Curves:
 def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
     """Returns the measures of a result that have a line of two points, in the figures' order."""
     epsilons = _epsilons(variants)
-    with_state = [record for record in records if record.when and not record.attack]
+    records_with_state = [record for record in records if record.when and not record.attack]
     curves = []
-    for measure in dict.fromkeys(record.measure for record in with_state):
+    for measure in dict.fromkeys(record.measure for record in records_with_state):
         lines: dict[str, list[Point]] = {}
-        for record in with_state:
+        for record in records_with_state:
             if record.measure == measure and record.variant in epsilons:
                 point = (epsilons[record.variant], record.value, record.half_width or 0.0)
                 lines.setdefault(record.when, []).append(point)
-        plain = {
+        plain_values = {
             record.when: record.value
-            for record in with_state
+            for record in records_with_state
             if record.measure == measure and not variants.get(record.variant, True)
         }
-        levels = {when: value for when, value in plain.items() if when in lines}
-        if plotted := {when: tuple(sorted(line)) for when, line in lines.items() if len(line) > 1}:
-            curves.append(Curves(measure, plotted, levels))
+        levels = {when: value for when, value in plain_values.items() if when in lines}
+        if curve_lines := {when: tuple(sorted(line)) for when, line in lines.items() if len(line) > 1}:
+            curves.append(Curves(measure, curve_lines, levels))
     return tuple(curves)
 
 
@@ -66,9 +66,9 @@ def curves_svg(panels_curves: Sequence[Curves]) -> str:
     with plot_style():
         figure, axes = panels(len(panels_curves))
         for panel, curves in zip(axes, panels_curves, strict=True):
-            for number, (when, line) in enumerate(curves.lines.items()):
-                colour = COLOURS[number % len(COLOURS)]
-                marker = MARKERS[number % len(MARKERS)]
+            for index, (when, line) in enumerate(curves.lines.items()):
+                colour = COLOURS[index % len(COLOURS)]
+                marker = MARKERS[index % len(MARKERS)]
                 xs, ys, spreads = zip(*line, strict=True)
                 panel.errorbar(xs, ys, spreads, color=colour, marker=marker, markersize=4, capsize=2, label=when)
                 if when in curves.levels:

@@ -29,7 +29,7 @@ OFF_FRONTIER, ON_FRONTIER = COLOURS[:2]
 
 @dataclass(frozen=True)
 class DefencePoint:
-    """One defence on one data set.
+    """The utility of one defence on one data set, and what is read of it.
 
     Attributes:
         data: the data set.
@@ -60,13 +60,13 @@ class DefencePoint:
         return self.tokens if self.content is None else self.content
 
     def is_beaten(self, others: Sequence[DefencePoint]) -> bool:
-        """Returns whether another defence costs no more and leaks no more, by the figures alone."""
+        """Returns whether another defence has no less utility and no more is read of it, and one of the two differs."""
         return any(
-            other_point.utility >= self.utility
-            and other_point.content_read <= self.content_read
-            and (other_point.utility, other_point.content_read) != (self.utility, self.content_read)
-            for other_point in others
-            if not other_point.is_control
+            other.utility >= self.utility
+            and other.content_read <= self.content_read
+            and (other.utility, other.content_read) != (self.utility, self.content_read)
+            for other in others
+            if not other.is_control
         )
 
 
@@ -129,63 +129,65 @@ def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[Re
 
 
 def best_alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
-    """Returns the best utility of a client that sends nothing. None: no result has it."""
+    """Returns the best utility of a client that sends nothing; None if no result has it."""
     return max((accuracy.value for accuracy in _accuracies(results, data) if accuracy.variant == ALONE), default=None)
 
 
-def unplaced(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
+def without_point(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     """Returns the defences that have a utility but no point, since they send one vector for a text."""
     known_names = {COMMONEST, ALONE, *(point.defence for point in points(results, data))}
     names = dict.fromkeys(record.variant for record in _accuracies(results, data))
     return [name for name in names if name not in known_names]
 
 
-def on_frontier(all_points: Sequence[DefencePoint], level: float | None) -> list[bool]:
-    """Returns whether each defence is on the frontier. `level` is the utility of the client alone."""
+def is_on_frontier(all_points: Sequence[DefencePoint], alone_utility: float | None) -> list[bool]:
+    """Returns whether each defence is on the frontier. `alone_utility` is the client's alone."""
     return [
         not point.is_control
         and point.content_read < ALL_READ_PERCENT
-        and (level is None or point.utility > level)
+        and (alone_utility is None or point.utility > alone_utility)
         and not point.is_beaten(all_points)
         for point in all_points
     ]
 
 
-def finding(all_points: Sequence[DefencePoint], level: float | None) -> str:
-    """Returns in a sentence what the points show. `level` is the utility of the client alone."""
+def finding(all_points: Sequence[DefencePoint], alone_utility: float | None) -> str:
+    """Returns in a sentence what the points show. `alone_utility` is the client's alone."""
     candidates = [point for point in all_points if not point.is_control and point.content_read < ALL_READ_PERCENT]
-    if level is None:
+    if alone_utility is None:
         return f"Of {len(candidates)} defences, none is compared with a client alone."
-    better = sorted((point for point in candidates if point.utility > level), key=lambda point: point.content_read)
-    if not better:
+    better_points = [point for point in candidates if point.utility > alone_utility]
+    if not better_points:
         return (
-            f"None of {len(candidates)} defences has more than the {level:.1f} % of a linear model that sends nothing."
+            f"None of {len(candidates)} defences has more than the {alone_utility:.1f} % of a linear model that sends "
+            "nothing."
         )
-    least = better[0]
-    verb = "has" if len(better) == 1 else "have"
+    least_read = min(better_points, key=lambda point: point.content_read)
+    verb = "has" if len(better_points) == 1 else "have"
     return (
-        f"{len(better)} of {len(candidates)} defences {verb} more than a linear model that sends nothing "
-        f"({level:.1f} %); of what such a defence sends, at least {least.content_read:.0f} % of the content is read "
-        f"({least.defence})."
+        f"{len(better_points)} of {len(candidates)} defences {verb} more than a linear model that sends nothing "
+        f"({alone_utility:.1f} %); of what such a defence sends, at least {least_read.content_read:.0f} % of the "
+        f"content is read ({least_read.defence})."
     )
 
 
 def frontier_svg(
-    all_points: Sequence[DefencePoint], level: float | None, caption: str, notes: Sequence[str] = (),
+    all_points: Sequence[DefencePoint], alone_utility: float | None, caption: str, notes: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
     """Returns the frontier as SVG, with its finding as the caption.
 
     Args:
         all_points: the points, from which the finding follows.
-        level: the utility of the client alone.
+        alone_utility: the utility of the client alone. None: it is not known.
         caption: one line on what was measured.
         notes: further lines below it.
         names: the defences that are drawn, and how each is called there. None: all, by their own names.
     """
     shown = [entry for entry in all_points if names is None or entry.defence in names]
-    colours = dict(zip((entry.defence for entry in all_points), on_frontier(all_points, level), strict=True))
-    caption_lines = [line for note in (finding(all_points, level), caption, *notes) for line in textwrap.wrap(note, 95)]
+    is_on = dict(zip((entry.defence for entry in all_points), is_on_frontier(all_points, alone_utility), strict=True))
+    sentences = (finding(all_points, alone_utility), caption, *notes)
+    caption_lines = [line for sentence in sentences for line in textwrap.wrap(sentence, 95)]
     with plot_style():
         figure, (axes,) = panels(1, 640, 420 + 16 * len(caption_lines))
         axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
@@ -193,9 +195,9 @@ def frontier_svg(
             axes.errorbar(
                 point.content_read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
                 elinewidth=0.8,
-                color=ON_FRONTIER if colours[point.defence] else OFF_FRONTIER, markersize=7,
+                color=ON_FRONTIER if is_on[point.defence] else OFF_FRONTIER, markersize=7,
             )  # fmt: skip
-        lines = [] if level is None else [(level, "a linear model, nothing sent")]
+        lines = [] if alone_utility is None else [(alone_utility, "a linear model, nothing sent")]
         plain = [point.utility for point in all_points if point.defence == PLAIN]
         lines += [(utility, "the same model at home, nothing sent") for utility in plain]
         for height, label in lines:
@@ -204,7 +206,7 @@ def frontier_svg(
         figure.supxlabel("\n".join(caption_lines), x=0.01, ha="left", fontsize=11, color=GREY)
         point_names = [shown_point.defence if names is None else names[shown_point.defence] for shown_point in shown]
         write_names(axes, [(shown_point.content_read, shown_point.utility) for shown_point in shown], point_names)
-        return svg(figure, finding(all_points, level))
+        return svg(figure, finding(all_points, alone_utility))
 
 
 def svg_of_results(
@@ -212,6 +214,6 @@ def svg_of_results(
 ) -> str:
     """Returns the frontier of results as their files have them. `names` as for `frontier_svg`."""
     figures = [read(result) for result in results]
-    hidden = unplaced(figures, data)
-    notes = [f"Not drawn, since one vector crosses for a text: {', '.join(hidden)}."] if hidden else []
+    undrawn = without_point(figures, data)
+    notes = [f"Not drawn, since one vector crosses for a text: {', '.join(undrawn)}."] if undrawn else []
     return frontier_svg(points(figures, data), best_alone(figures, data), caption, notes, names)

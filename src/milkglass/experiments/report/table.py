@@ -32,7 +32,7 @@ UNEXPLAINED = "Not explained: the recipe gives no reason."
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """A figure as a line of a table.
+    """A figure as a line of a table, with its footnote.
 
     Attributes:
         footnote: the number of its footnote, from 1; 0: there is none.
@@ -53,12 +53,12 @@ class TableLine:
     @property
     def more(self) -> str:
         """Returns the further numbers about the figure in words."""
-        return ", ".join(f"{word} {formatted(extra)}" for word, extra in self.record.more.items())
+        return ", ".join(f"{word} {format_number(extra)}" for word, extra in self.record.more.items())
 
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A result, as it is shown.
+    """A result in the form that the pages show.
 
     Attributes:
         quick: the changes of a quick run; "" for a full run.
@@ -66,7 +66,7 @@ class ResultTable:
         about: the settings, as names and values.
         overview: the defences of a comparison by data set, in the order of its figures.
         curves: the figures that are drawn over epsilon.
-        compared: the lines with a paper's figure or a demand beside them.
+        compared_lines: the lines with a paper's figure or a demand beside them.
         groups: the other lines, by measure.
         undefined: the names of figures that are undefined, and why.
         notes: the texts of the footnotes, in order.
@@ -79,7 +79,7 @@ class ResultTable:
     about: tuple[tuple[str, str], ...]
     overview: Mapping[str, list[frontier.DefencePoint]]
     curves: tuple[curves.Curves, ...]
-    compared: tuple[TableLine, ...]
+    compared_lines: tuple[TableLine, ...]
     groups: tuple[tuple[str, tuple[TableLine, ...]], ...]
     undefined: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
@@ -90,8 +90,8 @@ def result_table(result: Mapping[str, Any]) -> ResultTable:
     """Returns the table of a result, which a run wrote as JSON."""
     notes: list[str] = []
     all_records = record.read(result)
-    records = [one for one in all_records if not math.isnan(one.value)]
-    lines = [TableLine(one, _footnote_number(one, notes)) for one in records]
+    records = [entry for entry in all_records if not math.isnan(entry.value)]
+    lines = [TableLine(entry, _footnote_number(entry, notes)) for entry in records]
     lines_by_measure: dict[str, list[TableLine]] = {}
     for line in lines:
         if line.record.published is None and not line.record.asked:
@@ -107,15 +107,15 @@ def result_table(result: Mapping[str, Any]) -> ResultTable:
         about=tuple(_settings_rows(result)),
         overview=frontier.defences(records),
         curves=curves.curves_of(records, result.get("variants", {})),
-        compared=tuple(line for line in lines if line.record.published is not None or line.record.asked),
+        compared_lines=tuple(line for line in lines if line.record.published is not None or line.record.asked),
         groups=tuple(
             (measure, tuple(lines_by_measure[measure]))
             for measure in sorted(lines_by_measure, key=lambda measure: measure in LAST_MEASURES)
         ),
         undefined=tuple(
-            (one.name if math.isnan(one.value) else f"{one.name}{SPREAD}", one.undefined)
-            for one in all_records
-            if one.undefined
+            (entry.name if math.isnan(entry.value) else f"{entry.name}{SPREAD}", entry.undefined)
+            for entry in all_records
+            if entry.undefined
         ),
         notes=tuple(notes),
         meanings=meanings(records, attack_of_name, shares="task" in result),
@@ -173,7 +173,7 @@ def _setting_text(value: Any, inner: bool = False) -> str:
     return f"({text})" if inner else text
 
 
-def formatted(value: float | None, sign: bool = False) -> str:
+def format_number(value: float | None, sign: bool = False) -> str:
     """Returns a number with four significant digits or more, no trailing zeros, and a minus that does not break off."""
     if value is None:
         return ""
@@ -188,29 +188,29 @@ def formatted(value: float | None, sign: bool = False) -> str:
 _MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]()#+!|<>~&$])")
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Returns the Markdown that shows a text letter by letter, also inside a table."""
     return _MARKDOWN_SIGNS.sub(r"\\\1", " ".join(text.split()))
 
 
 def markdown(table: ResultTable) -> str:
     """Returns the table as Markdown."""
-    return _rendered("result.md", table=table)
+    return _render("result.md", table=table)
 
 
 def html(table: ResultTable) -> str:
     """Returns the table as an HTML page that needs no other file."""
     overview_plots = {data: Markup(frontier.one_result_svg(points)) for data, points in table.overview.items()}  # noqa: S704 - escaped
     curve_plots = Markup(curves.curves_svg(table.curves)) if table.curves else ""  # noqa: S704 - it escapes its texts
-    return _rendered("result.html", table=table, overview_plots=overview_plots, curve_plots=curve_plots)
+    return _render("result.html", table=table, overview_plots=overview_plots, curve_plots=curve_plots)
 
 
-def _rendered(name: str, **values: Any) -> str:
+def _render(name: str, **values: Any) -> str:
     """Renders a template beside this file. In HTML everything is escaped, in Markdown what passes the filter "md"."""
     environment = Environment(
         autoescape=name.endswith(".html"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": formatted, "md": escaped}
+    environment.filters |= {"number": format_number, "md": escape_markdown}
     template = environment.from_string(Path(__file__).with_name(name).read_text("utf-8"))
     return template.render(values).rstrip("\n") + "\n"
 
@@ -229,13 +229,13 @@ def write_pages(result: Path) -> tuple[Path, Path]:
 
 def terminal_text(table: ResultTable) -> str:
     """Returns the figures for a terminal: those with a paper's figure or a demand, or all if no figure has either."""
-    lines = table.compared or tuple(table_line for _, part in table.groups for table_line in part)
+    lines = table.compared_lines or tuple(table_line for _, part in table.groups for table_line in part)
     width = max((len(table_line.name) for table_line in lines), default=0)
     text_lines = [table.title]
     for line in lines:
         record = line.record
-        spread = f"{SPREAD} {formatted(record.half_width)}" if record.half_width is not None else ""
-        paper = f"   paper {formatted(record.published)}" if record.published is not None else ""
+        spread = f"{SPREAD} {format_number(record.half_width)}" if record.half_width is not None else ""
+        paper = f"   paper {format_number(record.published)}" if record.published is not None else ""
         asked = f"   asked: {record.asked}" if record.asked else ""
-        text_lines.append(f"{record.name:{width}} {formatted(record.value):>10}{spread}{paper}{asked}")
+        text_lines.append(f"{record.name:{width}} {format_number(record.value):>10}{spread}{paper}{asked}")
     return "\n".join(text_lines)

@@ -41,8 +41,8 @@ def theory_figure(theory: Mapping[str, Any]) -> Figure:
     bounds.plot(local, epsilon, "o", color=COLOURS[0], markersize=4, alpha=0.6)
     bounds.set(xlabel="local epsilon", ylabel="epsilon")
     for deviation, colour, marker in zip(("loss", "gradient"), COLOURS, MARKERS, strict=False):
-        after = np.maximum(pairs[f"{deviation} after"], MIN_DRAWN)
-        growth.plot(local, after, marker, color=colour, markersize=4, alpha=0.6, label=deviation)
+        deviations_after = np.maximum(pairs[f"{deviation} after"], MIN_DRAWN)
+        growth.plot(local, deviations_after, marker, color=colour, markersize=4, alpha=0.6, label=deviation)
         if (line := lines.get(f"{deviation}, local epsilon")) is not None:
             xs = np.linspace(local.min(), local.max(), 41)
             growth.plot(xs, np.maximum(line["slope"] * xs + line["intercept"], MIN_DRAWN), color=colour)

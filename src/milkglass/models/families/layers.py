@@ -35,7 +35,7 @@ class LayerNames:
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """The layers of one checkpoint.
+    """The layers of one checkpoint: their sizes, and what each tensor is.
 
     Attributes:
         part_of: the number of its layer and the part, by the name of each weight and bias.
@@ -66,7 +66,7 @@ class LayerLayout:
             if name not in tables and (match := re.search(rf"\.(\d+)\.({part_pattern})\.(weight|bias)$", name)):
                 part_of[name] = (int(match[1]), names.parts[match[2]])
         layers = int(config["num_hidden_layers"])
-        required = {(number, part) for number in range(layers) for part in names.parts.values()}
+        required = {(layer, part) for layer in range(layers) for part in names.parts.values()}
         if missing := sorted(
             required - {layer_part for name, layer_part in part_of.items() if name.endswith("weight")}
         ):
@@ -110,7 +110,7 @@ class StreamNames:
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The residual stream of one checkpoint.
+    """The residual stream of one checkpoint: the tensors that read it, write it and norm it.
 
     Attributes:
         readers: the norm before each tensor that reads it, by the tensor's name.
@@ -142,13 +142,13 @@ class ResidualStream:
         writers = tuple(name for name in names if ends(name, *stream.writers))
         biases = tuple(name for name in names if ends(name, *stream.biases))
         norms = (*sorted(set(readers.values())), final)
-        named = {*readers, *writers, *biases, *norms}
+        known_names = {*readers, *writers, *biases, *norms}
         for name in names:
-            if name not in named and not ends(name, *stream.unrelated):
+            if name not in known_names and not ends(name, *stream.unrelated):
                 raise UnsupportedModel(
                     f"{name} may meet the residual stream, and nothing says how", "use ObfusLM without plus"
                 )
-        if missing := sorted(named - set(names)):
+        if missing := sorted(known_names - set(names)):
             raise UnsupportedModel(f"{missing[0]} is missing", "fetch the model again")
         width = checkpoint.tensors[final].shape[0]
         return cls(width, readers, writers, biases, norms, final, stream.gain_offset.get(model_type, 0.0))
@@ -161,12 +161,12 @@ def ends(name: str, *endings: str) -> bool:
 
 def _only_tensor(names: list[str], ending: str) -> str:
     """Returns the tensor of that name outside all layers."""
-    outside = [name for name in names if ends(name, ending) and not re.search(r"\.\d+\.", name)]
-    if len(outside) != 1:
+    outside_layers = [name for name in names if ends(name, ending) and not re.search(r"\.\d+\.", name)]
+    if len(outside_layers) != 1:
         raise UnsupportedModel(
-            f"there are {len(outside)} tensors named {ending}, 1 is needed", "use ObfusLM without plus"
+            f"there are {len(outside_layers)} tensors named {ending}, 1 is needed", "use ObfusLM without plus"
         )
-    return outside[0]
+    return outside_layers[0]
 
 
 def _sibling(name: str, norm: str) -> str:

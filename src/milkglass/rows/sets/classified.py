@@ -39,7 +39,7 @@ def _number_labels(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
 
 def _task(
     name: str, description: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
-    metrics: tuple[str, ...] = ("accuracy",), named: bool = False,
+    metrics: tuple[str, ...] = ("accuracy",), has_names: bool = False,
     further_labels: Mapping[str, str] = MappingProxyType({}), files: Mapping[str, tuple[str, ...]] = FILES,
     header: tuple[str, ...] | None = None, flawed: bool = False, flaws: str = "", hub_columns: tuple[str, ...] = (),
     hub_splits: Mapping[str, str] = HUB, scores: tuple[float, float] | None = None,
@@ -48,15 +48,15 @@ def _task(
 
     Args:
         columns: the files' columns: the text, the second text if there is one, the label.
-        named: whether the files write labels by name. Otherwise they write numbers, as the hub does.
+        has_names: whether the files write labels by name. Otherwise they write numbers, as the hub does.
         further_labels: further values of the label column.
         files: for each split the names under which it was published.
         header: the columns of files without a header.
         flawed: whether the files have rows that cannot be used.
         hub_columns: the hub's columns, if they differ.
-        scores: the least and the largest score of a regression. None: it is a classification.
+        scores: the lowest and the highest score of a regression. None: it is a classification.
     """
-    name_of_label = {label: label for label in labels} if named else {}
+    name_of_label = {label: label for label in labels} if has_names else {}
     name_of_label |= _number_labels(labels) | dict(further_labels)
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
@@ -78,7 +78,7 @@ TASKS = (
     _task("sst2", "is a piece of a film review friendly?", ("sentence", "label"), ("negative", "positive"),
           "Stanford, none stated", "SST-2"),
     _task("qnli", "does a sentence answer a question?", ("question", "sentence", "label"), ENTAILED_LABELS,
-          "CC BY-SA 4.0 (SQuAD)", "QNLI", named=True),
+          "CC BY-SA 4.0 (SQuAD)", "QNLI", has_names=True),
     _task("cola", "is a sentence good English?", ("sentence", "label"), ("unacceptable", "acceptable"),
           "none stated, research", "CoLA", metrics=("matthews",), header=COLA,
           files={"train": ("train.tsv", "in_domain_train.tsv"), "validation": ("dev.tsv", "in_domain_dev.tsv")}),
@@ -89,7 +89,7 @@ TASKS = (
           files={"train": ("train.tsv", "msr_paraphrase_train.txt"), "validation": ("dev.tsv",),
                  "test": ("msr_paraphrase_test.txt",)}),
     _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED_LABELS,
-          "none stated, research", "RTE", named=True),
+          "none stated, research", "RTE", has_names=True),
     _task("stsb", "how similar two sentences are, from 0 to 5", ("sentence1", "sentence2", "score"), (),
           "STS Benchmark, parts under several terms", "STS-B", metrics=("pearson", "spearman"), scores=(0, 5),
           hub_columns=("sentence1", "sentence2", "label")),
@@ -98,7 +98,7 @@ TASKS = (
           flawed=True, flaws="rows that a line break tore apart, or with an empty question",
           hub_columns=("question1", "question2", "label")),
     _task("mnli", "does a sentence follow from another?", ("sentence1", "sentence2", "gold_label"), NLI,
-          "OANC and others, see the MultiNLI paper", "MNLI", named=True, further_labels={"-": ""},
+          "OANC and others, see the MultiNLI paper", "MNLI", has_names=True, further_labels={"-": ""},
           flaws="rows whose annotators did not agree on a label",
           files={"train": ("train.tsv",), "validation": ("dev_matched.tsv",),
                  "validation_mismatched": ("dev_mismatched.tsv",)},
@@ -114,7 +114,7 @@ SIDES = ("negative", "positive")
 
 def _ag_news() -> Description:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), also="description")
+    long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), joined_column="description")
     short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
     read_csv = partial(table, required=(), delimiter=",", quoted=True, header=("class", "title", "description"))
     read_tsv = partial(table, required=(), header=("text", "class"))

@@ -5,8 +5,8 @@ and WikiText-2 (Merity et al. 2017), a line an entry, with headings and marks (`
 Instructions: Alpaca (Taori et al. 2023), Dolly (Conover et al. 2023), DialogSum (Chen et al. 2021) and IFEval (Zhou et
 al. 2023).
 
-DialogSum has no instructions, so a sentence of ours precedes each dialogue. Its test file has three summaries of each
-dialogue; the first is used. IFEval has no answers: metrics/ifeval.py checks its rules.
+DialogSum has no instructions, so one sentence, always the same, precedes each dialogue. Its test file has three
+summaries of each dialogue; the first is used. IFEval has no answers: metrics/ifeval.py checks its rules.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _dolly() -> Description:
 
 
 def _dialogsum() -> Description:
-    build = QuestionAnswer("dialogue", "summary", before=SUMMARISE)
-    first = QuestionAnswer("dialogue", "summary1", before=SUMMARISE)
+    build = QuestionAnswer("dialogue", "summary", prefix=SUMMARISE)
+    first = QuestionAnswer("dialogue", "summary1", prefix=SUMMARISE)
     names = {"train": "train", "validation": "dev", "test": "test"}
     splits = {
         split: alternatives(json_lines, first if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl")

@@ -41,7 +41,7 @@ class Hub:
     """A data set on the Hugging Face hub.
 
     Attributes:
-        splits: the hub's name of each of our splits.
+        splits: the hub's name of each split.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A data set.
+    """What is known of a data set: its files, its columns, its licence and how it is read.
 
     Attributes:
         columns: of the original files, in the order text, pair, label.
@@ -91,8 +91,8 @@ class LabelledColumn:
     Attributes:
         values: the label's name for each value in the file. "": there is no agreed label, and the row is left out.
         flawed: whether the published file has empty texts and broken rows, which are left out.
-        also: a column that is joined to the text.
-        scores: the least and the largest score of a regression. The label is the score as the file writes it.
+        joined_column: a column that is appended to the text.
+        scores: the lowest and the highest score of a regression. The label is the score as the file writes it.
     """
 
     text: str
@@ -100,15 +100,15 @@ class LabelledColumn:
     values: Mapping[str, str]
     pair: str | None = None
     flawed: bool = False
-    also: str | None = None
+    joined_column: str | None = None
     scores: tuple[float, float] | None = None
 
     def __call__(self, place: Place, row: Row) -> Example | None:
         if self.flawed and not all(str(row.get(name) or "").strip() for name in (self.text, self.pair or self.text)):
             return None
         text = text_of(place, row, self.text)
-        if self.also is not None:
-            text = f"{text} {text_of(place, row, self.also)}"
+        if self.joined_column is not None:
+            text = f"{text} {text_of(place, row, self.joined_column)}"
         pair = None if self.pair is None else text_of(place, row, self.pair)
         name = self._name(place, str(row.get(self.label)).strip())
         return Example(place.number, "labelled", text, pair, name) if name else None
@@ -132,20 +132,20 @@ class QuestionAnswer:
 
     Attributes:
         extra: a column that is put under the question if it is not empty.
-        before: words of ours before the question.
+        prefix: words that are put before the question.
         flawed: whether the published file has empty answers, which are left out.
     """
 
     question: str
     answer: str
     extra: str | None = None
-    before: str = ""
+    prefix: str = ""
     flawed: bool = False
 
     def __call__(self, place: Place, row: Row) -> Example | None:
         if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
             return None
-        messages = question_answer(place, row, self.question, self.answer, self.extra, self.before)
+        messages = question_answer(place, row, self.question, self.answer, self.extra, self.prefix)
         return Example(place.number, "chat", messages=messages)
 
 

@@ -1,6 +1,6 @@
 """GHOST over a data set. Finished parts are kept, so that an interrupted run can be resumed.
 
-It differs from `sanitizers/files.py` in two ways. A row takes a second and not a microsecond, so finished work must
+It differs from `sanitizers/files.py` in two ways. A row takes a second, not a microsecond, so finished work must
 outlive the process: `FinishedParts` keeps it in `.OUT.parts`, which is removed at the end. And the result is ids: they
 are written beside the text, in a field or column `ids` (`NAME_ids` if a row has several texts). A text's shadow does
 not depend on the other texts, so parts do not change the result.
@@ -20,7 +20,7 @@ from milkglass import files
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError, naming
 from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
-from milkglass.models.tokenizer import load_tokenizer, longest
+from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import KINDS, Block, FileShape, blocks_of
 from milkglass.rows.place import Place
@@ -30,7 +30,7 @@ from milkglass.sanitizers.ghost.tally import GhostTally, report_document
 
 FORMAT = "milkglass-ghost-parts/2"
 STATE = "job.json"
-ROWS_A_PART = 8  # of a part: what an interruption loses at most
+ROWS_A_PART = 8  # an interruption loses one part at most
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FinishedParts:
     job: str
 
     def begin(self, seed: int | None) -> int | None:
-        """Returns the seed of this run. None: all parts are done.
+        """Returns the seed of this run, or None if all parts are done.
 
         A given seed is not stored. Without one it is the seed with which the run was started, or a fresh secret one,
         which is stored until all parts are done.
@@ -88,9 +88,9 @@ class FinishedParts:
         try:
             return read_json(self._path(number))
         except CorruptCheckpoint:
-            raise self.damaged(number) from None
+            raise self.damage_error(number) from None
 
-    def damaged(self, number: int) -> CorruptCheckpoint:
+    def damage_error(self, number: int) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"part {number} of {self.folder.name} is damaged", "remove it: it is made again")
 
     def remove(self) -> None:
@@ -99,8 +99,8 @@ class FinishedParts:
             part.unlink()
         shutil.rmtree(self.folder)
 
-    def _write_state(self, seed: str | None, finished: bool) -> None:
-        write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": finished})
+    def _write_state(self, seed: str | None, is_finished: bool) -> None:
+        write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": is_finished})
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.json"
@@ -127,13 +127,13 @@ class GhostJob:
     """What a run reads and writes.
 
     Attributes:
-        shape, written: how the rows of the source and of the output are laid out.
+        shape, out_shape: how the rows of the source and of the output are laid out.
     """
 
     source: Path
     shape: FileShape
     out: Path
-    written: FileShape
+    out_shape: FileShape
 
     @classmethod
     def of(cls, source: Path, shape: FileShape, out: Path) -> GhostJob:
@@ -148,8 +148,8 @@ class GhostJob:
         header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
-        written = FileShape(kind, shape.texts, header, delimiter=shape.delimiter, marked=shape.marked)
-        return cls(source, shape, out, written)
+        out_shape = FileShape(kind, shape.texts, header, delimiter=shape.delimiter, has_mark=shape.has_mark)
+        return cls(source, shape, out, out_shape)
 
     @property
     def folder(self) -> Path:
@@ -193,7 +193,7 @@ def sanitize_dataset(
     report = report_document(ghost, tally, seed is not None)
     finished_parts.finish()
     with new_file(plan.out) as file:
-        file.write(plan.written.head())
+        file.write(plan.out_shape.head())
         for number in numbers:
             file.write(_read_part(finished_parts, number)[0])
         with new_file(report_path(plan.out)) as report_file:
@@ -214,7 +214,7 @@ def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTa
     match finished_parts.get(number):
         case {"rows": str(rows), "tally": dict(tally)} if tally.keys() == asdict(GhostTally()).keys():
             return rows, GhostTally(**tally)
-    raise finished_parts.damaged(number)
+    raise finished_parts.damage_error(number)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -228,20 +228,23 @@ def _parts(plan: GhostJob) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A text of a row: where it is, and where its ids go."""
+    """A text of a row: where it is, and the name of the field for its ids."""
 
     line: int
     container: Any
     key: Any
-    ids: str
+    ids_name: str
 
     @property
     def text(self) -> str:
         return str(self.container[self.key])
 
 
-def _slots(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[str]]:
-    """Returns a part's rows, their texts, and the fields that are left. Raises CodecError without room for ids."""
+def _parse_part(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[str]]:
+    """Returns a part's rows, the slots of their texts, and the names of the fields that stay as they are.
+
+    Raises CodecError if a row has a field with the name of the one for ids.
+    """
     rows, text_slots, unchanged_fields = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(block.lines, block.raw, strict=True):
         parsed, slots, unchanged = plan.shape.parse(Block(0, (line,), (raw,)))
@@ -259,41 +262,43 @@ def _slots(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[st
     return rows, text_slots, unchanged_fields
 
 
-def _ids_name(key: str, texts: int) -> str:
-    return "ids" if texts == 1 else f"{key}_ids"
+def _ids_name(key: str, text_count: int) -> str:
+    return "ids" if text_count == 1 else f"{key}_ids"
 
 
 def require_texts(plan: GhostJob) -> None:
     """Reads everything once, without a model. Raises CodecError for an unreadable row, EmptyText without a text."""
-    if not any(slot.text.strip() for part in _parts(plan) for slot in _slots(plan, part)[1]):
+    if not any(slot.text.strip() for part in _parts(plan) for slot in _parse_part(plan, part)[1]):
         raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 
 
 def long_texts(plan: GhostJob, folder: Path) -> tuple[list[Place], int]:
     """Returns the places of the texts that are longer than the model takes, and how many tokens it takes."""
     tokenizer = load_tokenizer(folder)
-    limit, places = longest(folder, tokenizer), list[Place]()
+    limit, places = token_limit(folder, tokenizer), list[Place]()
     for part in _parts(plan):
-        slots = _slots(plan, part)[1]
+        slots = _parse_part(plan, part)[1]
         ids = tokenizer([slot.text for slot in slots], split_special_tokens=True)["input_ids"] if slots else []
-        places += [plan.shape.place(slot.line) for slot, own in zip(slots, ids, strict=True) if len(own) > limit]
+        places += [
+            plan.shape.place(slot.line) for slot, text_ids in zip(slots, ids, strict=True) if len(text_ids) > limit
+        ]
     return places, limit
 
 
 def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
-        written = [slot for slot in _slots(plan, part)[1] if slot.text.strip()]
-        with naming([str(plan.shape.place(slot.line)) for slot in written].__getitem__):
-            ghost.encode([slot.text for slot in written])
+        nonblank_slots = [slot for slot in _parse_part(plan, part)[1] if slot.text.strip()]
+        with naming([str(plan.shape.place(slot.line)) for slot in nonblank_slots].__getitem__):
+            ghost.encode([slot.text for slot in nonblank_slots])
 
 
 def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
     """Returns a block's rows with shadows in place of their texts, as they are stored."""
-    rows, slots, unchanged_fields = _slots(plan, part)
+    rows, slots, unchanged_fields = _parse_part(plan, part)
     tally = GhostTally(rows=len(rows), unchanged_fields=sorted(unchanged_fields))
-    written = [slot for slot in slots if slot.text.strip()]
-    shadows = dict(zip(map(id, written), ghost.sanitize([slot.text for slot in written]), strict=True))
+    nonblank_slots = [slot for slot in slots if slot.text.strip()]
+    shadows = dict(zip(map(id, nonblank_slots), ghost.sanitize([slot.text for slot in nonblank_slots]), strict=True))
     for slot in slots:
         shadow = shadows.get(id(slot))
         if shadow is None:
@@ -303,7 +308,7 @@ def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
         ids = [] if shadow is None else shadow.ids.tolist()
         slot.container[slot.key] = "" if shadow is None else shadow.text
         if isinstance(slot.container, dict):
-            slot.container[slot.ids] = ids
+            slot.container[slot.ids_name] = ids
         else:
             slot.container.append(" ".join(map(str, ids)))
-    return {"rows": plan.written.write(rows), "tally": asdict(tally)}
+    return {"rows": plan.out_shape.write(rows), "tally": asdict(tally)}

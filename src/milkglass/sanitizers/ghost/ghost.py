@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from milkglass import papers
 from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.tokenizer import longest
+from milkglass.models.tokenizer import token_limit
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, load_or_make, search, search_digest
@@ -29,9 +29,9 @@ from milkglass.sequences import Ids, Sequences
 
 @dataclass(frozen=True, eq=False)
 class Shadow:
-    """A text's shadow: how it reads, and its ids with how they were selected; `before` (t,) are the text's own ids."""
+    """A text's shadow: how it reads, its ids, and how they were selected. `original` (t,) are the text's own ids."""
 
-    before: Ids = field(repr=False)
+    original: Ids = field(repr=False)
     text: str = field(repr=False)
     choice: Choice
 
@@ -45,17 +45,17 @@ class Ghost:
     """GHOST over one model. Nothing is guaranteed: anyone can try texts and see whether they give a similar shadow.
 
     Attributes:
-        searched: the digest of the search.
+        digest: of the search.
         candidates: each token's shadows.
-        network: None if hidden states are not needed.
+        network: computes hidden states. None: they are not needed.
         limit: the most tokens of a text.
         seed: whoever has it can see whether a text gives exactly this shadow.
-        cuts: whether a text of more tokens loses its end. Otherwise it is refused.
+        cuts_texts: whether a text of more tokens loses its end. Otherwise it is refused.
     """
 
     folder: Path = field(repr=False)
     name: str
-    searched: str = field(repr=False)
+    digest: str = field(repr=False)
     tokenizer: Any = field(repr=False)
     candidates: Shadows = field(repr=False)
     network: HeadlessModel | None = field(repr=False)
@@ -63,7 +63,7 @@ class Ghost:
     seed: int = field(repr=False)
     searching: Search = Search()
     selection: Selection = Selection()
-    cuts: bool = False
+    cuts_texts: bool = False
 
     paper: ClassVar[Paper] = papers.GHOST.but(
         "The overlap of neighbourhoods is a share of k, as in the published code, not a number of tokens.",
@@ -93,11 +93,11 @@ class Ghost:
             lemmas = lemmas_of(table.words, texts, searching.language) if searching.lemma else None
             return search(table, lemmas, searching)
 
-        searched = search_digest(table, texts, searching)
-        shadows = load_or_make(searched, len(table), make, cache_folder)
+        digest = search_digest(table, texts, searching)
+        shadows = load_or_make(digest, len(table), make, cache_folder)
         network = HeadlessModel.open(folder) if selection.way == "states" else None
-        limit = longest(folder, tokenizer)
-        return cls(folder, table.name, searched, tokenizer, shadows, network, limit, seed, searching, selection)
+        limit = token_limit(folder, tokenizer)
+        return cls(folder, table.name, digest, tokenizer, shadows, network, limit, seed, searching, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
         """Returns each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
@@ -122,15 +122,15 @@ class Ghost:
 
     def sanitize(self, texts: Sequence[str]) -> list[Shadow]:
         """Returns each text's shadow. Raises EmptyText, TooLong with the text's number, from 1."""
-        before = self.encode(texts)
-        choices = self.choices(before)
-        return [Shadow(ids, self.read(choice.ids), choice) for ids, choice in zip(before, choices, strict=True)]
+        originals = self.encode(texts)
+        choices = self.choices(originals)
+        return [Shadow(ids, self.read(choice.ids), choice) for ids, choice in zip(originals, choices, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> Sequences:
         """Returns token ids, special ones included. What looks like a special token in a text is treated as text."""
         if not texts:
             return Sequences.of([])
-        truncation = {"truncation": True, "max_length": self.limit} if self.cuts else {"truncation": False}
+        truncation = {"truncation": True, "max_length": self.limit} if self.cuts_texts else {"truncation": False}
         ids = self.tokenizer(list(texts), split_special_tokens=True, **truncation)["input_ids"]
         sequences = Sequences.of(ids)
         specials = self.tokenizer.num_special_tokens_to_add(pair=False)
@@ -151,7 +151,7 @@ class Ghost:
     def job_digest(self, parts: list[Any], seed: int | None) -> str:
         """Returns a digest of what is sanitized, the model, the parameters and the seed, if there is one."""
         base = Checkpoint.open(self.folder)
-        identity = [*parts, base.digest(), base.config, self.searched, self.document(), seed]
+        identity = [*parts, base.digest(), base.config, self.digest, self.document(), seed]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _require_short(self, ids: Sequences) -> None:

@@ -10,7 +10,7 @@ Each rule can be left out (Table 7). A token that keeps no neighbour is searched
 still keeps none, it falls back to its k neighbours unfiltered, and is reported.
 
 Deviations from the paper: the overlap is a share of k, as in the published code and as its threshold of 0.1 requires,
-and not a number of tokens; the paper widens the search without end. Special tokens, [unusedN] and rows without a token
+not a number of tokens; the paper widens the search without end. Special tokens, [unusedN] and rows without a token
 are their own shadows and no other token's.
 
 A search is cached under the digest of the table, the tokenizer and the parameters, as safetensors in `ghost/` of
@@ -37,7 +37,7 @@ from milkglass.parameters import limited, require
 from milkglass.sanitizers.table import BLANKS, Ids, Mask, WordVectors
 from milkglass.system import cores
 
-PIECE = "##"  # WordPiece's, before what goes on a word
+PIECE = "##"  # WordPiece's mark of a token that continues a word
 Lists = NDArray[np.int32]
 REACH_STEP, MAX_REACH = 10, 100  # Algorithm 1, line 18; the published code's limit
 TOKENS_AT_A_TIME = 64  # tokens filtered at a time
@@ -46,7 +46,7 @@ ARRAY_DTYPES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen"
 
 
 def marker(tokens: Sequence[str]) -> str | None:
-    """Returns the most frequent of the three markers. None: no token has one."""
+    """Returns the most frequent of the three markers, or None if no token has one."""
     counts = {mark: sum(t.startswith(mark) and len(t) > len(mark) for t in tokens) for mark in (PIECE, *BLANKS)}
     commonest = max(counts, key=lambda mark: counts[mark])
     return commonest if counts[commonest] else None
@@ -100,7 +100,7 @@ class Search:
         k: neighbours, 1 to n - 1.
         overlap: tau_o, from 0 to 1.
         indirect, direct, lemma: whether this similarity excludes a neighbour.
-        language: of the lemmas.
+        language: that of the lemmas.
     """
 
     k: int = limited(70, least=1, hint="70 is the paper's choice")
@@ -121,7 +121,7 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """The shadows of every token.
+    """The shadows of every token, in one array.
 
     Attributes:
         ids: (total,) the shadows of token 0, of token 1, ..., nearest first.
@@ -139,11 +139,11 @@ class Shadows:
         return len(self.reach)
 
     def of(self, token: int) -> Ids:
-        """Returns (s,) the shadows of this token; a special token's own id."""
+        """Returns the shadows of this token; a special token's own id."""
         return self.ids[self.starts[token] : self.starts[token + 1]].astype(np.int64)
 
     @property
-    def fixed(self) -> Mask:
+    def is_fixed(self) -> Mask:
         """Returns (n,) which tokens are their own shadows."""
         return self.reach == 0
 
@@ -155,8 +155,8 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
     tokens = table.candidates
     require_k(settings.k, len(tokens) - 1, lowest=1)
     lemma_of_token = lemmas[tokens] if settings.lemma and lemmas is not None else None
-    widest = min(settings.k + MAX_REACH, len(tokens) - 1)
-    nearest_lists = nearest(table.vectors[tokens], widest)[0]  # all that may be asked for, at once
+    max_width = min(settings.k + MAX_REACH, len(tokens) - 1)
+    nearest_lists = nearest(table.vectors[tokens], max_width)[0]  # all that may be asked for, at once
     lists, reach = [nearest_lists[place, :0] for place in range(len(tokens))], np.zeros(len(tokens), np.int32)
     without_shadows = np.arange(len(tokens))
     for k in range(settings.k, nearest_lists.shape[1] + REACH_STEP, REACH_STEP):
@@ -176,27 +176,27 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
 
 
 def _is_shadow(nearest_lists: Lists, places: Ids, lemmas: Ids | None, settings: Search) -> Mask:
-    """Returns (p, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
+    """Returns (tokens, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
         return np.concatenate([*pool.map(lambda block: _filter_block(nearest_lists, block, lemmas, settings), blocks)])
 
 
 def _filter_block(nearest_lists: Lists, rows: Ids, lemmas: Ids | None, settings: Search) -> Mask:
-    """Returns (p, k) which neighbours of these rows are shadows, by the direct and the indirect test."""
+    """Returns (rows, k) which neighbours of these rows are shadows, by the direct and the indirect test."""
     neighbours = nearest_lists[rows]
     is_shadow = np.ones(neighbours.shape, np.bool_) if lemmas is None else lemmas[neighbours] != lemmas[rows, None]
     if settings.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour
         row, column = np.nonzero(is_shadow)
         is_shadow[row, column] = (nearest_lists[neighbours[row, column]] != rows[row, None]).all(1)
     if settings.indirect:
-        member = np.zeros((len(rows), len(nearest_lists)), np.uint8)
-        np.put_along_axis(member, neighbours, 1, 1)
+        is_member = np.zeros((len(rows), len(nearest_lists)), np.uint8)
+        np.put_along_axis(is_member, neighbours, 1, 1)
         row, column = np.nonzero(is_shadow)
-        cells = nearest_lists[neighbours[row, column]]  # (p, k)
+        cells = nearest_lists[neighbours[row, column]]  # (pairs, k)
         cells += (row.astype(np.int32) * np.int32(len(nearest_lists)))[:, None]
         is_shadow[row, column] = (
-            member.ravel().take(cells).sum(1, dtype=np.int32) / neighbours.shape[1] <= settings.overlap
+            is_member.ravel().take(cells).sum(1, dtype=np.int32) / neighbours.shape[1] <= settings.overlap
         )
     return is_shadow
 
@@ -218,7 +218,7 @@ def _by_token(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fa
 
 def search_digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     """Returns 64 hex digits of all that a search depends on. `texts` is what each token reads as."""
-    settings_digested = [
+    digested = [
         FORMAT,
         [REACH_STEP, MAX_REACH],
         version("simplemma"),  # the dictionary
@@ -227,7 +227,7 @@ def search_digest(table: WordVectors, texts: Sequence[str], settings: Search) ->
         list(texts),
         table.vectors.shape,
     ]
-    return digest_of(settings_digested, table.vectors, table.candidates.astype(np.int64))
+    return digest_of(digested, table.vectors, table.candidates.astype(np.int64))
 
 
 def load_or_make(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:

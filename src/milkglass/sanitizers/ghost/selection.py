@@ -11,7 +11,7 @@ reported as not settled.
 
 Candidates of sentences of one length go through the model together. Not computed are: candidates in the beam, whose
 loss is known; positions at which nothing has changed since the last visit; further layers of candidates that already
-exceed the worst of the beam; and in fp32, where the processor is faster in bf16, candidates that bf16 shows not to be
+exceed the worst of the beam; and in fp32, where the CPU is faster in bf16, candidates that bf16 shows not to be
 among the best (`is_worth_measuring`). None of these changes a choice.
 """
 
@@ -33,8 +33,8 @@ from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import CachedPrefixes, HeadlessModel
 from milkglass.sequences import Ids
 
-BF16_NOISE_FACTOR = 0.5  # times sqrt(loss noise)
-BF16_SEEN_FACTOR = 4  # times the noise: a sentence that is nearer is not looked at in bf16
+BF16_NOISE_FACTOR = 0.5  # of sqrt(loss noise) in the error of a loss
+BF16_SEEN_FACTOR = 4  # a candidate whose limit is within so many times the noise is measured in fp32 at once
 SelectionMethod = Literal["states", "random", "nearest"]
 GROUP_SENTENCES = 32  # sentences of one length at a time
 
@@ -45,35 +45,42 @@ def bf16_error(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArr
 
 
 def is_worth_measuring(
-    rough: NDArray[np.float64], owner: NDArray[np.int64], widths: NDArray[np.int64], noise: NDArray[np.float64]
+    bf16_losses: NDArray[np.float64],
+    sentence_indices: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    noise: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """Returns (r,) which candidates may be among the best of their owners in fp32, by losses in bf16; inf never is.
+    """Returns (candidates,) which may be among the best of their sentence in fp32, by losses in bf16; inf never is.
 
-    It is used on processors that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). With d the distance of the states
+    It is used on CPUs that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). With d the distance of the states
     and e the error of bf16, a loss is |d + e|^2 and not |d|^2. It is off by |e|^2, the noise, and by 2 d e, at most 2
     sqrt(loss noise) (Cauchy-Schwarz). The noise of a sentence is its own loss in bf16, where d is 0. Errors of single
     numbers have their own signs, so a quarter of that bound is allowed. That the choices are those of fp32 is tested,
     also with shadows so near that noise dominates, and not proven; bench/parts/ghost.py compares them.
 
     Args:
-        owner: (r,) in ascending order.
-        widths: (r,) how many are the best of the owner.
+        bf16_losses: (candidates,) the losses in bf16.
+        sentence_indices: (candidates,) the sentence of each, in ascending order.
+        widths: (candidates,) how many of its sentence's are the best.
+        noise: (candidates,) that of its sentence.
     """
-    is_worth = np.zeros(len(rough), np.bool_)
-    for begin in np.flatnonzero(np.diff(owner, prepend=-1)):
-        group = slice(begin, np.searchsorted(owner, owner[begin], side="right"))
-        ordered = np.sort(rough[group])
-        worst = ordered[min(int(widths[begin]), len(ordered)) - 1]
-        is_worth[group] = np.isfinite(rough[group]) & (rough[group] <= worst + bf16_error(worst, noise[begin]))
+    is_worth = np.zeros(len(bf16_losses), np.bool_)
+    for start in np.flatnonzero(np.diff(sentence_indices, prepend=-1)):
+        group = slice(start, np.searchsorted(sentence_indices, sentence_indices[start], side="right"))
+        ordered = np.sort(bf16_losses[group])
+        worst_kept = ordered[min(int(widths[start]), len(ordered)) - 1]
+        is_worth[group] = np.isfinite(bf16_losses[group]) & (
+            bf16_losses[group] <= worst_kept + bf16_error(worst_kept, noise[start])
+        )
     return is_worth
 
 
 @dataclass(eq=False)
 class Candidate:
-    """A sequence that is tried.
+    """A sequence of shadows that is tried for a sentence.
 
     Attributes:
-        parent: the place, in the beam before, of the sequence from which it was made.
+        parent: the index, in the previous beam, of the sequence from which it was made.
         loss: nan until it is measured, inf if it is known not to be among the best; a start has inf.
     """
 
@@ -88,18 +95,18 @@ class Sentence:
     Attributes:
         width: the most sequences of the beam.
         history: the best loss at the start and after each sweep.
-        settled: whether it has converged.
+        is_settled: whether it has converged.
     """
 
     def __init__(self, original: Ids, start: Ids, width: int) -> None:
         self.original, self.width = original, width
         self.beam = [Candidate(start.copy(), loss=math.inf)]
         self.history: list[float] = []
-        self.settled = False
+        self.is_settled = False
         self._steps, self._changed, self._visited = 0, 0, np.full(len(original), -1)
 
     def candidates(self, place: int, shadows: Ids) -> list[Candidate]:
-        """Returns each sequence of the beam with each shadow at a place, without repetitions, with known losses."""
+        """Returns each sequence of the beam with each shadow at a place, every one once, with known losses."""
         loss_of_beam = {sequence.ids.tobytes(): sequence.loss for sequence in self.beam}
         candidates: dict[bytes, Candidate] = {}
         for parent, sequence in enumerate(self.beam):
@@ -135,7 +142,7 @@ class Sentence:
     def end_sweep(self, threshold: float) -> None:
         """Notes the best loss, and whether it fell by less than the threshold."""
         self.history.append(self.beam[0].loss)
-        self.settled = len(self.history) > 1 and self.history[-2] - self.history[-1] < threshold
+        self.is_settled = len(self.history) > 1 and self.history[-2] - self.history[-1] < threshold
 
 
 @dataclass(frozen=True)
@@ -165,14 +172,14 @@ class Choice:
     """The shadow of one sentence.
 
     Attributes:
-        loss: its distance. None: nothing was computed.
-        settled: whether it converged within the allowed sweeps.
+        loss: its distance. None: not computed.
+        is_settled: whether it converged within the allowed sweeps.
     """
 
     ids: Ids = field(repr=False)
     loss: float | None = None
     history: tuple[float, ...] = ()
-    settled: bool = True
+    is_settled: bool = True
 
 
 def draw_shadows(original: Ids, shadows: Shadows, stream: Stream) -> Ids:
@@ -193,14 +200,14 @@ def select(
     choices: list[Choice | None] = [None] * len(originals)
     lengths = np.array([len(original) for original in originals], np.int64)
     for length in np.unique(lengths):
-        numbers = np.flatnonzero(lengths == length)
-        for start in range(0, len(numbers), GROUP_SENTENCES):
-            group_numbers = numbers[start : start + GROUP_SENTENCES].tolist()
-            sentences = [Sentence(originals[i], starts[i], settings.beams) for i in group_numbers]
+        indices = np.flatnonzero(lengths == length)
+        for start in range(0, len(indices), GROUP_SENTENCES):
+            group_indices = indices[start : start + GROUP_SENTENCES].tolist()
+            sentences = [Sentence(originals[i], starts[i], settings.beams) for i in group_indices]
             _Group(network, shadows, sentences).run(settings)
-            for number, sentence in zip(group_numbers, sentences, strict=True):
+            for index, sentence in zip(group_indices, sentences, strict=True):
                 best = sentence.beam[0]
-                choices[number] = Choice(best.ids, best.loss, tuple(sentence.history), sentence.settled)
+                choices[index] = Choice(best.ids, best.loss, tuple(sentence.history), sentence.is_settled)
     return [choice for choice in choices if choice is not None]
 
 
@@ -220,89 +227,101 @@ class _Group:
 
     def run(self, settings: Selection) -> None:
         """Sweeps until each sentence has converged, or as often as allowed."""
-        self._measure([(number, active_sentence.beam[0]) for number, active_sentence in enumerate(self.sentences)])
+        self._measure([(index, sentence.beam[0]) for index, sentence in enumerate(self.sentences)])
         for sentence in self.sentences:
             sentence.end_sweep(settings.threshold)
         for _ in range(settings.sweeps):
-            active = [number for number, active_sentence in enumerate(self.sentences) if not active_sentence.settled]
-            if not active:
+            active_indices = [index for index, sentence in enumerate(self.sentences) if not sentence.is_settled]
+            if not active_indices:
                 break
-            self._sweep(active)
-            for number in active:
-                self.sentences[number].end_sweep(settings.threshold)
+            self._sweep(active_indices)
+            for index in active_indices:
+                self.sentences[index].end_sweep(settings.threshold)
 
-    def _sweep(self, active: list[int]) -> None:
-        stems = _Stems(self, active) if self.network.causal else None
-        fixed = self.shadows.fixed
+    def _sweep(self, active_indices: list[int]) -> None:
+        prefixes = _BeamPrefixes(self, active_indices) if self.network.causal else None
+        is_fixed = self.shadows.is_fixed
         for place in range(self.length):
-            replaceable = [n for n in active if not fixed[self.sentences[n].original[place]]]
-            due = [n for n in replaceable if self.sentences[n].is_due(place)]
-            if due:
-                self._visit(place, due, stems)
+            replaceable = [n for n in active_indices if not is_fixed[self.sentences[n].original[place]]]
+            due_indices = [n for n in replaceable if self.sentences[n].is_due(place)]
+            if due_indices:
+                self._visit(place, due_indices, prefixes)
 
-    def _visit(self, place: int, due: list[int], stems: _Stems | None) -> None:
-        shadows = {n: self.shadows.of(int(self.sentences[n].original[place])) for n in due}
-        pools = {n: self.sentences[n].candidates(place, shadows[n]) for n in due}
-        self._measure([(n, c) for n in due for c in pools[n] if math.isnan(c.loss)], place, stems)
-        for n in due:
+    def _visit(self, place: int, due_indices: list[int], prefixes: _BeamPrefixes | None) -> None:
+        shadows = {n: self.shadows.of(int(self.sentences[n].original[place])) for n in due_indices}
+        pools = {n: self.sentences[n].candidates(place, shadows[n]) for n in due_indices}
+        self._measure([(n, c) for n in due_indices for c in pools[n] if math.isnan(c.loss)], place, prefixes)
+        for n in due_indices:
             self.sentences[n].take(place, pools[n])
-        if stems is not None:
-            stems.reorder(due)
+        if prefixes is not None:
+            prefixes.reorder(due_indices)
 
-    def _measure(self, rows: list[tuple[int, Candidate]], place: int = 0, stems: _Stems | None = None) -> None:
+    def _measure(
+        self, rows: list[tuple[int, Candidate]], place: int = 0, prefixes: _BeamPrefixes | None = None
+    ) -> None:
         """Writes into each candidate its loss, or inf if that exceeds its beam's bound, in bf16 or fp32.
 
-        With `stems` the rows differ only from place `place` on.
+        With `prefixes` the rows differ only from place `place` on.
         """
         if not rows:
             return
-        owner = np.array([n for n, _ in rows])
+        sentence_indices = np.array([n for n, _ in rows])
         limits = np.array([self.sentences[n].bound for n, _ in rows])
-        stem = None if stems is None else (stems.prefix_before(place), [stems.places[n, c.parent] for n, c in rows])
+        stem = None
+        if prefixes is not None:
+            stem = prefixes.prefix_before(place), [prefixes.places[n, c.parent] for n, c in rows]
         ids = np.stack([c.ids for _, c in rows])[:, place if stem else 0 :]
-        measured = partial(self._measure_rows, ids, owner, stem)
+        measure = partial(self._measure_rows, ids, sentence_indices, stem)
         measured_rows, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
-        if self.noise is not None and len(rows) > len({*owner.tolist()}):
-            measured_rows = self._rows_worth_measuring(owner, limits, self.noise[owner], measured)
-        losses[measured_rows] = measured(measured_rows, limits[measured_rows])
+        if self.noise is not None and len(rows) > len({*sentence_indices.tolist()}):
+            measured_rows = self._rows_worth_measuring(sentence_indices, limits, self.noise[sentence_indices], measure)
+        losses[measured_rows] = measure(measured_rows, limits[measured_rows])
         for (_, c), loss in zip(rows, losses.tolist(), strict=True):
             c.loss = loss
 
     def _rows_worth_measuring(
-        self, owner: Ids, limits: NDArray[np.float64], noise: NDArray[np.float64],
-        measured: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
+        self, sentence_indices: Ids, limits: NDArray[np.float64], noise: NDArray[np.float64],
+        measure: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
-        rough, is_near = np.full(len(owner), math.inf), limits <= BF16_SEEN_FACTOR * noise
+        bf16_losses, is_near = np.full(len(sentence_indices), math.inf), limits <= BF16_SEEN_FACTOR * noise
         rough_rows = np.flatnonzero(~is_near)
         with torch.autocast("cpu", torch.bfloat16):
-            rough[rough_rows] = measured(rough_rows, (limits + bf16_error(limits, noise))[rough_rows])
-        widths = np.array([self.sentences[n].width for n in owner.tolist()])
-        return np.flatnonzero(is_near | is_worth_measuring(rough, owner, widths, noise))
+            bf16_losses[rough_rows] = measure(rough_rows, (limits + bf16_error(limits, noise))[rough_rows])
+        widths = np.array([self.sentences[n].width for n in sentence_indices.tolist()])
+        return np.flatnonzero(is_near | is_worth_measuring(bf16_losses, sentence_indices, widths, noise))
 
     def _measure_rows(
         self,
         ids: Ids,
-        owner: Ids,
+        sentence_indices: Ids,
         stem: tuple[CachedPrefixes, list[int]] | None,
-        numbers: Ids,
+        row_indices: Ids,
         limits: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Returns (rows,) the losses of the rows `numbers`, in batches that the model takes; inf above their limits."""
+        """Returns the losses of some of these rows, as many as the model takes at a time; inf above their limits.
+
+        Args:
+            ids: the candidates' ids, without what is in the prefix.
+            sentence_indices: (rows,) the sentence of each row.
+            stem: the prefixes of all beams, and which of them each row continues. None: `ids` are whole sentences.
+            row_indices: the rows to measure.
+            limits: of these rows.
+        """
         step = max(1, self.network.max_forward_tokens // ids.shape[1])
         losses_of_steps = [np.empty(0)]
-        for first in range(0, len(numbers), step):
-            rows = torch.from_numpy(numbers[first : first + step])
+        for first in range(0, len(row_indices), step):
+            rows = torch.from_numpy(row_indices[first : first + step])
             prefix = None if stem is None else stem[0].select(torch.tensor(stem[1])[rows])
             bounds = torch.from_numpy(limits[first : first + step])
-            owners = torch.from_numpy(owner)[rows]
+            owners = torch.from_numpy(sentence_indices)[rows]
             losses = self.network.losses(torch.from_numpy(ids)[rows], self.original_states, owners, bounds, prefix)
             losses_of_steps.append(losses.numpy())
         return np.concatenate(losses_of_steps)
 
 
-class _Stems:
-    """For a causal model, the common beginnings of the candidates of each beam's sequence, computed once."""
+class _BeamPrefixes:
+    """For a causal model, the keys and values of the prefix that the candidates of each beam's sequence share."""
 
     def __init__(self, group: _Group, active: list[int]) -> None:
         self.group, self.active = group, active
@@ -314,7 +333,7 @@ class _Stems:
         self.places = {pair: place for place, pair in enumerate(pairs)}
 
     def prefix_before(self, place: int) -> CachedPrefixes:
-        """Returns the beginnings before a place."""
+        """Returns the prefixes before a place."""
         begin = self.prefix.length
         if begin < place:
             ids = np.stack([self.group.sentences[n].beam[i].ids[begin:place] for n, i in self.places])
@@ -324,11 +343,13 @@ class _Stems:
             )
         return self.prefix
 
-    def reorder(self, visited: list[int]) -> None:
-        """Takes each beginning from its parent's after beams have changed."""
+    def reorder(self, visited_indices: list[int]) -> None:
+        """Takes each prefix from its parent's after beams have changed."""
         places_before = dict(self.places)
         self._number()
-        moved = {*visited}
-        rows = [places_before[n, self.group.sentences[n].beam[i].parent if n in moved else i] for n, i in self.places]
+        visited_set = {*visited_indices}
+        rows = [
+            places_before[n, self.group.sentences[n].beam[i].parent if n in visited_set else i] for n, i in self.places
+        ]
         if rows != [*range(len(places_before))]:
             self.prefix = self.prefix.select(torch.tensor(rows))

@@ -57,33 +57,33 @@ class GhostTally:
         """Adds one text."""
         self.texts += 1
         self.tokens += len(shadow.ids)
-        self.special += int(ghost.candidates.fixed[shadow.before].sum())
-        self.replaced += int((shadow.ids != shadow.before).sum())
-        self.fell_back += int(ghost.candidates.fallen[shadow.before].sum())
-        self.one_shadow += int(_has_one_shadow(ghost)[shadow.before].sum())
+        self.special += int(ghost.candidates.is_fixed[shadow.original].sum())
+        self.replaced += int((shadow.ids != shadow.original).sum())
+        self.fell_back += int(ghost.candidates.fallen[shadow.original].sum())
+        self.one_shadow += int(_has_one_shadow(ghost)[shadow.original].sum())
         if shadow.choice.loss is not None:
             self.selected += 1
-            self.unsettled += not shadow.choice.settled
+            self.unsettled += not shadow.choice.is_settled
             self.loss += shadow.choice.loss
             self.sweeps += len(shadow.choice.history) - 1
         for name, value in zip(MEASURES, similarity_scores(text, shadow.text), strict=True):
             self.likeness[name] += value
 
 
-def report_document(ghost: Ghost, tally: GhostTally, seeded: bool) -> dict[str, Any]:
+def report_document(ghost: Ghost, tally: GhostTally, has_seed: bool) -> dict[str, Any]:
     """Returns the report of a run, with no text, no ids and no seed.
 
-    `seeded`: whether the user gave a seed.
+    `has_seed`: whether the user gave a seed.
     """
     candidates = ghost.candidates
-    replaceable = np.flatnonzero(~candidates.fixed)
+    replaceable = np.flatnonzero(~candidates.is_fixed)
     return {
         **ghost.document(),
         "guarantee": None,
-        "seed_given": seeded,
+        "seed_given": has_seed,
         "vocabulary": {
             "tokens": len(candidates),
-            "special": int(candidates.fixed.sum()),
+            "special": int(candidates.is_fixed.sum()),
             "fell_back": int(candidates.fallen.sum()),
             "one_shadow": int(_has_one_shadow(ghost).sum()),
             "shadows_of_a_token": float(np.diff(candidates.starts)[replaceable].mean()),
@@ -121,7 +121,7 @@ def weak_spots(report: Mapping[str, Any]) -> str:
 
 def _has_one_shadow(ghost: Ghost) -> Mask:
     """Returns (n,) which tokens are replaced and have only one shadow."""
-    return np.asarray(~ghost.candidates.fixed & (np.diff(ghost.candidates.starts) == 1), np.bool_)
+    return np.asarray(~ghost.candidates.is_fixed & (np.diff(ghost.candidates.starts) == 1), np.bool_)
 
 
 def _mean(value: float, count: int) -> float:

@@ -172,7 +172,7 @@ def sample(weights: NDArray[np.float64], count: int, draws: Draws) -> Ids:
 def label_scores(labelled: TaskTexts, token_count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns (n, f) the scores times trust, and (n,) the trust."""
     # a token counts once a text
-    text_token_keys = np.unique(labelled.texts.owner * token_count + labelled.texts.ids)
+    text_token_keys = np.unique(labelled.texts.sequence_indices * token_count + labelled.texts.ids)
     text, token = text_token_keys // token_count, text_token_keys % token_count
     text_counts = np.bincount(token, minlength=token_count).astype(np.float64)
     trust = text_counts / (text_counts + PRIOR_TEXTS)

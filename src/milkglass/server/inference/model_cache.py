@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass import device
-from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
+from milkglass.errors import (
+    Busy,
+    Conflict,
+    CorruptCheckpoint,
+    MilkglassError,
+    NotFound,
+    UnsupportedModel,
+    missing_words,
+)
 from milkglass.models.torch_model import ONE_LOAD
 from milkglass.server.inference.generator import Engine
 from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
@@ -191,4 +199,4 @@ def _require_whole(report: dict[str, Any], task: Task) -> None:
         if task == "classify":
             purpose = "classify: fine-tune it first"
             hint = "`milkglass finetune` makes a model that classifies, and prints its name"
-        raise UnsupportedModel(f"{lacking('tensor', missing)}: this model cannot {purpose}", hint)
+        raise UnsupportedModel(f"{missing_words('tensor', missing)}: this model cannot {purpose}", hint)

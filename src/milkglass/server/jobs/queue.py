@@ -127,7 +127,7 @@ class Jobs:
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]
         temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY]
         require_disk(estimate, hyperparameters, self._home.free + bytes_on_disk(*temporary))
-        require_memory(estimate, hyperparameters, gpu or memory_bytes(available=False))
+        require_memory(estimate, hyperparameters, gpu or memory_bytes(only_available=False))
 
     def resume(self, job_id: str) -> JobRecord:
         """Queues a job again that a full disk ended.
@@ -375,7 +375,7 @@ def _disk_full_status(step: int) -> Status:
 
 def gpu_memory() -> int | None:
     """Returns the bytes of the GPU's memory, or None."""
-    return device.memory_bytes(free=False)
+    return device.memory_bytes(only_free=False)
 
 
 def _count_crash(job: JobRecord, step: int) -> None:

@@ -245,7 +245,7 @@ class Reporter(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._time_left = TimeLeft(state.max_steps)
-        self._time_left.after(state.global_step)
+        self._time_left.estimate(state.global_step)
         progress = {"step": state.global_step, "total_steps": state.max_steps}
         self.emit(f"training from step {state.global_step} of {state.max_steps}", progress)
 
@@ -267,7 +267,7 @@ class Reporter(TrainerCallback):
     ) -> None:
         if not logs or "loss" not in logs:
             return
-        seconds_left = self._time_left.after(state.global_step)
+        seconds_left = self._time_left.estimate(state.global_step)
         self.emit(
             f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
             {

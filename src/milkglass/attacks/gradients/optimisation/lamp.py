@@ -31,7 +31,7 @@ from milkglass.attacks.gradients.optimisation.descent import (
 from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
-from milkglass.sequences import Ids, Sequences, looked_up
+from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.budget import Budget
 
 Floats = NDArray[np.float64]
@@ -68,9 +68,9 @@ class NgramCounts:
             vocabulary: the number of ids.
             shorter: (n,) the probabilities of the same ids, given one id fewer before them.
         """
-        counts = looked_up(self.ngrams, self.counts, ngrams)
+        counts = look_up(self.ngrams, self.counts, ngrams)
         context_counts, followers = (
-            looked_up(self.contexts, values, ngrams // vocabulary) for values in (self.context_counts, self.followers)
+            look_up(self.contexts, values, ngrams // vocabulary) for values in (self.context_counts, self.followers)
         )
         interpolated = (counts + followers * shorter) / np.maximum(context_counts + followers, 1)
         return np.where(followers > 0, interpolated, shorter)
@@ -109,8 +109,8 @@ class Prior:
 
 
 def _ngrams(texts: Sequences, length: int, vocabulary: int) -> Ids:
-    """Returns every n-gram of `length` ids in a text as one number, such as (a v + b) v + c for v = `vocabulary`."""
-    ids, owner = texts.ids, texts.owner
+    """Returns every n-gram of `length` ids within one text as one number, (((a v) + b) v) + c for v = `vocabulary`."""
+    ids, owner = texts.ids, texts.sequence_indices
     count = max(0, len(ids) - length + 1)
     ngrams = np.zeros(count, np.int64)
     for offset in range(length):

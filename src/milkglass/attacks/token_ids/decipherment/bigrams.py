@@ -34,7 +34,7 @@ class Bigrams:
 
     def __init__(self, texts: Sequences, size: int, distance: int = 1) -> None:
         """Counts the pairs of ids `distance` apart within one sequence; `size` is n."""
-        ids, owner = texts.ids, texts.owner
+        ids, owner = texts.ids, texts.sequence_indices
         within = owner[:-distance] == owner[distance:]
         keys, counts = np.unique(ids[:-distance][within] * size + ids[distance:][within], return_counts=True)
         self.left, self.right, self.count = keys // size, keys % size, counts.astype(np.float64)

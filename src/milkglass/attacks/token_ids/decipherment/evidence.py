@@ -80,14 +80,14 @@ class EvidenceTable:
 
     def urgent_texts(self, texts: Sequences, rng: np.random.Generator) -> Ids:
         """Returns the indices of texts with uncertain ids, those first that may correct most for their length."""
-        gain = np.bincount(texts.owner, self.weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
+        gain = np.bincount(texts.sequence_indices, self.weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
         order = rng.permutation(len(texts))
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
 
     def unfinished_texts(self, texts: Sequences, text_numbers: Ids) -> Ids:
         """Returns the texts among `text_numbers` that have an id not yet looked at often enough."""
-        hits = np.bincount(texts.owner, self.open_at(texts.ids), len(texts))
+        hits = np.bincount(texts.sequence_indices, self.open_at(texts.ids), len(texts))
         return text_numbers[hits[text_numbers] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
