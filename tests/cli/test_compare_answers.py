@@ -24,7 +24,7 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.generation import row_losses
-from milkglass.experiments.procedures.trials import halves
+from milkglass.experiments.procedures.trials import load_or_split
 from milkglass.experiments.runs import pack_answers
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
@@ -117,7 +117,7 @@ def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(
 # --- what crosses -----------------------------------------------------------------------------------------------------
 def sender(base: Checkpoint, rows: ChatRows, entry: dict[str, Any], folder: Path) -> ChatSender:
     defence = defence_of(entry)
-    client, _ = halves(base, rows.train, defence, 0, folder, 96)
+    client, _ = load_or_split(base, rows.train, defence, 0, folder, 96)
     return ChatSender.of(base, client, defence, rows, 0)  # type: ignore[arg-type]
 
 
