@@ -85,7 +85,7 @@ def test_rows_with_labels_are_read_by_all(
     rows = clean(tmp_path, name, write, options)
     none = ColumnOptions()
     of_training: Summary = none.read_training(rows)[1]
-    assert (of_training.rows, of_training.pairs, of_training.counts) == (100, paired, (50, 50))
+    assert (of_training.rows, of_training.has_pairs, of_training.counts) == (100, paired, (50, 50))
     own = ComparisonRows.read(DataFile(rows), None, seed=0)
     assert len(own.train.texts) + len(own.held_out.texts) == 100 and (own.train.pairs is not None) is paired
     assert summarise(none.read_texts(rows)).rows == 100

@@ -136,7 +136,7 @@ def test_what_did_not_change_is_not_made_again_and_others_have_their_turn(shown:
         made = view.texts.work_count
         while True:
             await asyncio.sleep(0)
-            most, made = max(most, view.texts.work_count - made), view.texts.made
+            most, made = max(most, view.texts.work_count - made), view.texts.work_count
 
     async def run() -> None:
         ticks = asyncio.ensure_future(ticking())
