@@ -431,7 +431,7 @@ def test_a_training_that_does_not_fit_is_refused_before_anything_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 100))
-    monkeypatch.setattr("milkglass.compare.run.memory_bytes", lambda available: 1000)
+    monkeypatch.setattr("milkglass.compare.run.memory_bytes", lambda only_available: 1000)
     out = tmp_path / "out"
     result = call("compare", model, data, "--out", out, *SMALL, "--ways", "commonest,linear,rnm,obfuslm")
     assert result.exit_code != 0 and "of memory at least to train (2 ways take more than there is)" in result.stderr

@@ -33,8 +33,8 @@ memory = 2
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, memory: float | None, gpu: float | None = None) -> None:
-    monkeypatch.setattr(system, "memory_bytes", lambda available: None if memory is None else int(memory * GB))
-    monkeypatch.setattr(device, "memory_bytes", lambda free: None if gpu is None else int(gpu * GB))
+    monkeypatch.setattr(system, "memory_bytes", lambda only_available: None if memory is None else int(memory * GB))
+    monkeypatch.setattr(device, "memory_bytes", lambda only_free: None if gpu is None else int(gpu * GB))
 
 
 def test_too_little_memory_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

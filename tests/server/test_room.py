@@ -154,7 +154,7 @@ def test_more_memory_than_there_is_is_refused_when_it_is_asked_for(
     client: TestClient, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = body_of(client, folders)
-    monkeypatch.setattr(queue, "memory_bytes", lambda available: 1 << 10)
+    monkeypatch.setattr(queue, "memory_bytes", lambda only_available: 1 << 10)
     monkeypatch.setattr(queue, "gpu_memory", lambda: None)
     answer = client.post("/v1/fine_tuning/jobs", json=body)
     assert answer.status_code == 507 and error(answer)["code"] == "memory_short"
@@ -192,7 +192,7 @@ def test_the_worker_asks_again_before_its_first_step(tmp_path: Path, monkeypatch
     assert "takes" in str(found.error) and "are free" in str(found.error) and "\n" not in str(found.error)
     assert not (job / RESERVE).exists() and not (job / "checkpoints").exists()
     (job / "status.json").unlink()
-    monkeypatch.setattr(training, "memory_bytes", lambda available: 1000)
+    monkeypatch.setattr(training, "memory_bytes", lambda only_available: 1000)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MemoryShort):
         training.main(small(job, 1 << 30))
