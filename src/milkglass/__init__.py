@@ -7,7 +7,7 @@ The public surface, on one page. Everything else may change between versions.
     resolve(ref) -> Path                      a model's local folder
     Checkpoint.open(folder) -> Checkpoint     its config and where its tensors lie
     ObfusLM(k, epsilon, ...)                  the scheme
-    new_key, read_key, write_key              the key and its sealed file
+    Key; new_key, read_key, write_key         the key and its sealed file
     scramble(base, key, out), verify(...)     make a scrambled checkpoint, check one
     audit_key(key, passphrase, text, out)     attack your own model, key and text: what `milkglass audit` runs
     Codec.open(key, folder)                   text to scrambled ids and back
@@ -15,6 +15,8 @@ The public surface, on one page. Everything else may change between versions.
     Remote(url, token)                        a server
     transport(key, passphrase, server)        for OpenAI(http_client=..., base_url=NOWHERE): the proxy, in this process
     async_transport(...)                      for AsyncOpenAI(http_client=...)
+    NOWHERE                                   the base_url at which no one listens
+    MilkglassError                            what all of them raise
 
 Names are imported when they are first used: `import milkglass` costs nothing.
 """
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULE_OF = {
     "AsyncSession": "milkglass.client.async_session",
     "Checkpoint": "milkglass.models.checkpoint",
     "Codec": "milkglass.client.codec.codec",
@@ -94,9 +96,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _MODULE_OF:
         try:
-            return getattr(import_module(_HOMES[name]), name)
+            return getattr(import_module(_MODULE_OF[name]), name)
         except ModuleNotFoundError as error:
             from milkglass.extras import missing_extra_error
 

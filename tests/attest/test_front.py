@@ -775,8 +775,8 @@ def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: P
         with pytest.raises(UsageError):
             Vault.new(tmp_path / "c", sender)
     with pytest.raises(UsageError, match="openssl rand"):
-        sealing.digest_of("short")
-    assert sealing.digest_of(RELEASE_TOKEN) == SENDER
+        sealing.token_digest("short")
+    assert sealing.token_digest(RELEASE_TOKEN) == SENDER
 
 
 def test_no_file_is_replaced_whoever_put_it_there(tmp_path: Path) -> None:

@@ -85,11 +85,11 @@ class VerifiedMachine:
         product: the processor's generation, such as "Genoa"; "" if the evidence does not say.
         report_data: 64 bytes that the measured software chose.
         image: what was measured, in hex, by name ("launch"; "mrtd", "rtmr0" to "rtmr3"; "mrenclave").
-        machine: a number of this one processor in hex; "" if the evidence has none.
+        machine: the number of this one processor in hex; "" if the evidence has none.
         tcb: versions of the firmware, by component.
         launch_tcb: AMD's versions when the guest was started.
         status: Intel's word for the platform, such as "UpToDate"; "" elsewhere.
-        eval_data_number: of Intel's levels by which the platform was judged; they count up.
+        eval_data_number: the number of Intel's TCB data that judged the platform; a larger number is newer.
         claims: lines of the verdict.
     """
 
@@ -114,8 +114,8 @@ class VerifiedGpu:
         device: SHA-256 of the public key of its attestation certificate, in hex.
         nonce: 32 bytes to which it answered.
         driver, vbios: versions.
-        mode: "spt" (one GPU, its memory protected), "mpt" (a part of one), "ppcie" (several, whose links are plain
-            text), or "" if it states none.
+        mode: as NVIDIA's evidence names it: "spt" (one GPU, its memory protected), "mpt", "ppcie" (several, whose links
+            are plain text), or "" if it states none.
         claims: lines of the verdict.
     """
 
@@ -139,7 +139,7 @@ class Verdict:
     Attributes:
         claims: in the order in which they are shown.
         refused: why the policy does not hold, each by its name and in words; empty if it holds.
-        accepted: weaknesses that are there and that the policy accepts, with its reasons.
+        accepted: weaknesses that are there and that the policy accepts, with the policy's reasons.
         attested: whether hardware answered, and no software in its place.
     """
 

@@ -61,7 +61,7 @@ def seal(content: bytes, public_key: bytes, name: str) -> bytes:
     return SUITE.encrypt(content, key, HPKE_INFO + name.encode())
 
 
-def digest_of(token: str) -> str:
+def token_digest(token: str) -> str:
     """Returns SHA-256 of a sender's token, in hexadecimal digits. Raises UsageError for one that can be guessed."""
     if len(token) < MIN_TOKEN or not token.isascii():
         raise UsageError(
@@ -78,41 +78,45 @@ class Vault:
     Attributes:
         folder: inside the machine, readable by its owner only.
         public_key: the sealing key's public half: ML-KEM's, then X25519's.
-        sender: `digest_of` the token of whoever may release files.
+        sender_token_digest: `token_digest` of the token of whoever may release files.
     """
 
     folder: Path
     public_key: bytes
-    sender: str
+    sender_token_digest: str
     _key: hpke.MLKEM768X25519PrivateKey = field(repr=False)
     _opening: threading.Lock = field(default_factory=threading.Lock, repr=False)  # one file at a time is in memory
     _arriving: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_ARRIVING), repr=False)
 
     @classmethod
-    def new(cls, folder: Path, sender: str) -> Self:
+    def new(cls, folder: Path, sender_token_digest: str) -> Self:
         """Makes a key pair, which is never written anywhere. Raises UsageError for what is no digest."""
-        if not DIGEST.fullmatch(sender):
+        if not DIGEST.fullmatch(sender_token_digest):
             raise UsageError(
-                f"{sender[:80]!r} is no SHA-256", "give the 64 digits that `sha256sum release.token` prints"
+                f"{sender_token_digest[:80]!r} is no SHA-256",
+                "give the 64 digits that `sha256sum release.token` prints",
             )
         kem, curve = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
         public_key = kem.public_key().public_bytes_raw() + curve.public_key().public_bytes_raw()
         return cls(
             files.private_dir(folder, restrict_existing=True),
             public_key,
-            sender,
+            sender_token_digest,
             hpke.MLKEM768X25519PrivateKey(kem, curve),
         )
 
     def require_sender(self, authorization: str) -> None:
         """Raises Unauthorized if a request's header does not have the sender's token."""
         token = authorization.removeprefix("Bearer ")
-        if not hmac.compare_digest(hashlib.sha256(token.encode()).hexdigest(), self.sender):
+        if not hmac.compare_digest(hashlib.sha256(token.encode()).hexdigest(), self.sender_token_digest):
             raise Unauthorized("the token is missing, or is not the one whose SHA-256 --receive-from names",
                                "give it with --token-file")  # fmt: skip
 
     def require_free(self, name: str) -> Path:
-        """Returns the path of a new file. Raises UsageError for a name, and Conflict if it is taken or all are."""
+        """Returns the path of a new file.
+
+        Raises UsageError for an invalid name, Conflict if the name is taken or the folder is full.
+        """
         target = self.folder / require_name(name)
         if target.exists() or target.is_symlink():
             raise _taken(name)
@@ -137,7 +141,7 @@ class Vault:
         Raises:
             UsageError: the name cannot be one.
             Conflict: there is such a file, or there are too many.
-            AttestationError: it was sealed to another job, or under another name.
+            AttestationError: it was sealed to another job or under another name, or it was altered.
         """
         with self._opening:
             target = self.require_free(name)

@@ -170,7 +170,7 @@ def pin(
 ) -> None:
     """Show the machine that answers at URL and, after a question, write it into POLICY.lock.
 
-    Evidence of any other machine is then refused. The rest of the policy must hold.
+    Evidence of a machine that is not pinned is then refused. The rest of the policy must hold.
     """
     from milkglass.attest import evidence, sources
     from milkglass.attest import policy as policies
@@ -220,7 +220,7 @@ def release(
     if (size := file.stat().st_size) > sealing.MAX_FILE_BYTES:
         raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE_BYTES:,} are released", "split it")
     token = read_token(token_file) or ""
-    digest = sealing.digest_of(token)
+    digest = sealing.token_digest(token)
     rules = policies.read(policy, policies.Policy)
     if rules.evidence != SEALING_FORM:
         raise UsageError(

@@ -43,7 +43,7 @@ def finetune(
         Path | None, typer.Option(help="Rows by which epochs are compared and accuracy is shown; not trained with.")
     ] = None,
     hold_out: Annotated[
-        bool, typer.Option("--hold-out", help="Keep a tenth of DATA for that, untrained with.")
+        bool, typer.Option("--hold-out", help="Take a tenth of DATA, at most 1,000 rows, as validation rows.")
     ] = False,
     task: Annotated[
         Literal["classification", "regression", "causal-lm"] | None,
@@ -61,7 +61,8 @@ def finetune(
     early_stopping: Annotated[
         int | None,
         typer.Option(
-            help="Stop after so many epochs no better; the best is kept.  [default: 3, with rows to compare by]"
+            help="Stop after this many epochs without improvement; the best is kept.  "
+            "[default: 3, with rows to compare by]"
         ),
     ] = None,
     method: Annotated[
@@ -70,7 +71,7 @@ def finetune(
     ] = None,
     max_length: Annotated[int, typer.Option(help="Longer examples are cut to this many tokens.")] = 512,
     skip_long: Annotated[
-        bool, typer.Option("--skip-long", help="Leave out conversations whose answers are all beyond it.")
+        bool, typer.Option("--skip-long", help="Leave out conversations whose answers all lie beyond --max-length.")
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -87,7 +88,7 @@ def finetune(
     server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a scrambled model on your DATA. Text becomes scrambled ids here; only those are uploaded.
+    """Fine-tune a scrambled model on your DATA. Of the text, scrambled ids alone are uploaded; labels go as numbers.
 
     DATA: rows with text and label (or text_pair), messages, instruction, input and output, or text alone; --text-column
     and --label-column name other columns. A .txt has a text a line. With --task regression labels are numbers; the

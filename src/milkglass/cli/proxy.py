@@ -152,8 +152,8 @@ def proxy(
     Point an application's base URL at it, such as http://127.0.0.1:8422/v1. What cannot be kept private is refused.
     --key FOLDER takes every key file (*.mgkey) in it, under one passphrase: each model is asked with the key that
     notes its name (`upload --key` and `finetune` note it), or that --serves NAME=KEYFILE says. The engine's word does
-    not choose a key. Applications give an API key, a random one unless --api-key-file names it; with --open any key is
-    taken, from this machine alone. A network's address needs --cert and --tls-key, too.
+    not choose a key. Applications give an API key, a random one unless --api-key-file holds one; with --open any key
+    is taken, from this machine alone. A network's address needs --cert and --tls-key, or --insecure-http.
 
     With --attested POLICY nothing leaves before the evidence of the server's hardware was verified on the connection
     that is used. Without --key the text then goes to that server as it is, and to nobody else.
@@ -202,7 +202,7 @@ def proxy(
 
 
 def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> AttestedChannel:
-    """Returns the channel of a policy. Each verdict is printed."""
+    """Returns the channel of a policy. A verdict is printed when it differs from the last."""
     from milkglass.attest import policy as policies
     from milkglass.attest.channel import AttestedChannel, verifier
     from milkglass.attest.claims import Verdict

@@ -5,7 +5,8 @@
         async for piece in await session.generate("model-5e6f7a8b", "Dear all,"):
             print(piece, end="")
 
-Each call runs in threads over a connection of its own. Cancelling a call cuts the connection: nothing more is sent.
+Each call runs in threads; no two running calls share a connection. Cancelling a call cuts its connection: nothing more
+is sent.
 """
 
 from __future__ import annotations

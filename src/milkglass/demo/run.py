@@ -1,7 +1,8 @@
-"""A comparison, and then the main job, as commands: on two embedded models and the messages of an invented clinic.
+"""A comparison, and then the main job, as commands: on two bundled models and the messages of an invented clinic.
 
-Each command is printed as it can be typed. The server is a process of its own, which is given a home folder and the
-weights of a public model, nothing else. `run_demo` is `milkglass demo` and `make demo`.
+Each command is printed as it can be typed, without --json and the server's address, which is in the environment. The
+server is a process of its own, which is given a home folder and the weights of a public model, nothing else. `run_demo`
+is `milkglass demo` and `make demo`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from milkglass.progress import Heartbeat
 from milkglass.system import cores, stoppable
 
 READY = "listening on "  # what the server writes before its address
-START_SECONDS = 120.0  # until the server must listen
+START_SECONDS = 120.0  # the longest silence of a server that starts
 GRACE_SECONDS = 30.0  # seconds to stop in good order
-MARK = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
+MARKER_FILE = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
 SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
 LARGE_FILE_BYTES = 8 << 20  # bytes; larger files are models and are removed at the end
 MAX_SLOWDOWN = 4.0  # an audit gets at most so many times the time of a machine with nothing else to do
@@ -106,7 +107,9 @@ class Service:
             try:
                 line = self._lines.get(timeout=START_SECONDS)
             except queue.Empty:
-                raise Unreachable(f"the server did not start within {START_SECONDS:.0f} s", f"see {self.log}") from None
+                raise Unreachable(
+                    f"the server that starts was silent for {START_SECONDS:.0f} s", f"see {self.log}"
+                ) from None
             if line is None:
                 raise Unreachable("the server stopped while it started", f"see {self.log}")
             if READY in line:
@@ -144,7 +147,7 @@ class Demo:
         return target
 
     def command(self, *arguments: object, as_json: bool = False) -> Any:
-        """Runs `milkglass WORDS`, printing it first. Returns its JSON document if `as_json`.
+        """Runs `milkglass` with these arguments, printing the command first. Returns its JSON document if `as_json`.
 
         Raises:
             MilkglassError: the command failed; it has said why.
@@ -174,8 +177,8 @@ class Demo:
             "audit", "--text", train, "--out", client / f"{name}-audit", "--budget", budget, *key, as_json=True
         )
         self.command("upload", client / name, "--name", name, *key, *token)
-        steps = (QUICK_TRAINING_OPTIONS if self.is_quick else TRAINING_OPTIONS)[name]
-        job = self.command("finetune", name, train, *steps, *training, *key, *token, as_json=True)
+        length_options = (QUICK_TRAINING_OPTIONS if self.is_quick else TRAINING_OPTIONS)[name]
+        job = self.command("finetune", name, train, *length_options, *training, *key, *token, as_json=True)
         print(f"fine-tuned model: {job['model']}", flush=True)
         from milkglass.models.resolve import resolve
 
@@ -191,7 +194,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
     started = time.monotonic()
-    print("Milkglass demo: an invented clinic, two models, one server that must not read along.")
+    print("Milkglass demo: an invented clinic, two models, one server that must not learn the text.")
     with stoppable(), _claim(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
         with Service(out / "server", [_copy_served(out / "bases")], out / "server.log") as service:
@@ -263,20 +266,20 @@ def at_work(command: str) -> Iterator[None]:
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
 def _claim(out: Path) -> Iterator[None]:
-    """Makes `out` fresh, and at the end removes models, except the one that the comparison kept, and the passphrase.
+    """Makes `out` fresh. At the end it removes the passphrase, and models but the one that the comparison kept.
 
     Raises UsageError if no demo made the folder.
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", "give a new folder with --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
+    if out.is_dir() and any(out.iterdir()) and not (out / MARKER_FILE).is_file():
         raise UsageError(f"{out} holds other things than an earlier demo", "give a new folder with --out")
     for name in ("client", "bases", "server"):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("server.log", "index.html", "result.json"):
         (out / name).unlink(missing_ok=True)
     files.private_dir(out)
-    (out / MARK).touch()
+    (out / MARKER_FILE).touch()
     files.private_dir(out / "client")
     try:
         yield

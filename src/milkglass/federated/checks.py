@@ -95,7 +95,7 @@ def require_passed_rows(result: LocalResult, passed_digest: str) -> Update:
 
 
 def find_weaker_parameter(search: Mapping[str, Any], selection: Mapping[str, Any], demand: GhostDemand) -> str | None:
-    """Returns the first parameter that excludes less than is demanded, in words; None if all are as strict."""
+    """Returns the first parameter that is weaker than what is demanded, or another, in words; None if all fit."""
     for name, requested in demand.search.document().items():
         is_as_strict = _AS_STRICT.get(name, lambda stamped, demanded: bool(stamped == demanded))
         if name not in search or not is_as_strict(search[name], requested):

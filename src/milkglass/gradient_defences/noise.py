@@ -4,7 +4,7 @@
 
 The gradient of a batch is clipped as one vector, not for each text: that is dp_sgd.py. GHOST's "noise level 0.05" does
 not say of what. Here it is a share of the clip C. The default C is 1, so that it is also the absolute standard
-deviation, as in LAMP's code. `clip=None` is that code exactly: nothing is clipped, and the level is absolute. Zhu et
+deviation, as in LAMP's code. With `clip=None`, as in that code, nothing is clipped and the level is absolute. Zhu et
 al. name the variance: their 0.01 is a level of 0.1. Laplacian noise has the same standard deviation, a scale of level C
 / sqrt(2), so that both laws disturb equally at one level. The noise is drawn exactly and added on a grid
 (noise/grid.py). A promise is for one gradient; n gradients spend more.
@@ -55,17 +55,19 @@ class AdditiveNoise(GradientDefence):
         return self.level * (1.0 if self.clip is None else self.clip)
 
     @property
-    def width(self) -> float:
+    def scale(self) -> float:
         """Returns the parameter of the law: a standard deviation, or the scale of a Laplacian."""
         return self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
 
     def added_noise(self, text_count: int) -> AddedNoise | None:
-        return AddedNoise(self.law, self.width, self.clip)
+        return AddedNoise(self.law, self.scale, self.clip)
 
     def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
-        draw, width = {"gaussian": grid.gaussian, "laplace": grid.laplace}[self.law], self.width
-        return {name: draw(one, width, stream, self.clip).to(tensors[name].dtype) for name, one in bounded.items()}
+        draw, scale = {"gaussian": grid.gaussian, "laplace": grid.laplace}[self.law], self.scale
+        return {
+            name: draw(tensor, scale, stream, self.clip).to(tensors[name].dtype) for name, tensor in bounded.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class GaussianNoise(AdditiveNoise):
 class LaplaceNoise(AdditiveNoise):
     """Laplacian noise, without a guarantee.
 
-    A clip in L2 bounds the L1 norm only by the root of the number of parameters, which leaves an epsilon of thousands.
+    A clip in L2 bounds the L1 norm only by the clip times the square root of the number of parameters, which leaves an
+    epsilon of thousands.
     """
 
     name: ClassVar[str] = "laplace"

@@ -60,7 +60,7 @@ class Plus:
     paper: ClassVar[Paper] = papers.OBFUSLM.but(
         "1. Norm gains are folded into what reads after them, and an embedding that is tied to the head is untied: "
         "the paper is silent, and without this the gains show the permutation.",
-        "2. beta is 0.95 by default: at 0.99 fewer than k* dimensions are candidates in models below 1,000.",
+        "2. beta is 0.95 by default: at 0.99 fewer than k* dimensions are candidates in models of at most 900.",
         "3. The paper's form does not keep the function; two others are offered.",
     )
 
@@ -69,12 +69,17 @@ class Plus:
 
     def turn(
         self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids, progress: Progress = no_progress
-    ) -> Turn:
+    ) -> DimensionTransform:
         """Returns W* and sigma*, as the matrices that multiply each kind of tensor.
 
         Args:
             columns: (d, n) E~^T, in any dtype: blocks of it are converted.
+            order: (d,) the order in which dimensions are visited.
+            noise: draws Laplace noise.
             sigma: (d,) the new place of each dimension.
+
+        Raises:
+            UsageError: too few dimensions are candidates for clusters of k, or the matrices cannot be inverted.
         """
         d = len(columns)
         max_reach = reach(d, self.beta)
@@ -87,17 +92,17 @@ class Plus:
         if self.leftover == "merge":
             clusters = merge_small(columns, clusters, self.k)
         mixture = Mixture.of(d, clusters, weight_synth(columns, clusters, self.epsilon, noise))
-        return Turn.of(mixture.apply(torch.eye(d), np.arange(d)), sigma, self.form)
+        return DimensionTransform.of(mixture.apply(torch.eye(d), np.arange(d)), sigma, self.form)
 
 
 @dataclass(frozen=True)
-class Turn:
+class DimensionTransform:
     """The matrices that multiply each kind of tensor, (d, d) fp32 each.
 
     Attributes:
-        tables, readers: from the right.
-        writers: from the left.
-        condition: of W*, or of S.
+        tables, readers: multiply a tensor from the right.
+        writers: multiplies a tensor from the left.
+        condition: the condition number of W*, or of S.
     """
 
     tables: torch.Tensor
@@ -106,13 +111,13 @@ class Turn:
     condition: float
 
     @classmethod
-    def of(cls, mixing: torch.Tensor, sigma: Ids, form: Form) -> Turn:
+    def of(cls, mixing: torch.Tensor, sigma: Ids, form: Form) -> DimensionTransform:
         """Returns the matrices for W* (d, d) = `mixing`. Raises UsageError if "exact" would be noise."""
         w = mixing.double()
         if form == "symmetrise":
             w = (w + w.T) / 2
         condition = float(torch.linalg.cond(w))
-        source = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension place[j]
+        source = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension source[j]
         tables = w[:, source]
         if form != "exact":
             return cls(tables.float(), tables.float(), w[source].float(), condition)

@@ -43,15 +43,19 @@ class Limits:
     """Limits of connections. Times are in seconds, rates in bytes a second.
 
     Attributes:
+        total: connections at a time.
+        per_address: those of one address among them.
         reserved: connections from this machine beyond `total`, so that a health check is answered.
         backlog: connections that the kernel keeps waiting; a further one is tried again after 1, 3, 7 s.
+        handshake: time for the TLS handshake.
         head: time from the start of a connection, or from the last answer, to the end of a request's headers.
         window: time in which a body, or an answer that waits to be read, must progress.
         body_rate: least rate of a request's body over a window.
         body_grace: time for a body of any length that is kept in memory.
-        body_pace: rate that adds to `body_grace`: a longer body may take longer.
+        body_pace: bytes a second: a body of n bytes may take body_grace + n / body_pace seconds.
         send_rate: least rate at which a waiting answer is read, over a window.
         linger: time for the rest of a body whose request was answered already.
+        tick: how often these times are checked.
     """
 
     total: int = 512
@@ -79,7 +83,10 @@ class Limits:
         return self.body_grace + size / self.body_pace
 
     def within(self, open_files: int) -> Limits:
-        """Returns limits with no more connections than `open_files` allow, at two files for each."""
+        """Returns limits with no more connections than `open_files` allow, at two files for each.
+
+        One address gets half of them at most.
+        """
         total = min(self.total, max(1, (open_files - OTHER_FILES) // 2 - self.reserved))
         per_address = min(self.per_address, max(1, total // 2))
         return replace(self, total=total, per_address=per_address)
@@ -206,7 +213,7 @@ def bytes_on_disk(*paths: Path) -> int:
 
 
 class DataDir:
-    """The home folder. `spare` bytes of the disk are never filled; a `quota` of None is what the disk has."""
+    """The home folder. `spare` bytes of the disk, or of the quota, are never filled. If it is None, the disk decides."""
 
     def __init__(self, root: Path, spare: int, quota: int | None = None) -> None:
         self.root, self.spare, self.quota = root, spare, quota
@@ -263,7 +270,8 @@ class DataDir:
     def token(self, requested: str | None) -> str:
         """Returns the given token, or the stored one, or a new one that is stored with mode 0600.
 
-        Without a given token it calls `claim` first, and raises what that raises.
+        Without a given token it calls `claim` first. Raises UsageError as `claim` does, or for a stored token that is
+        too short.
         """
         if requested is not None:
             return requested

@@ -1,8 +1,8 @@
 """Fine-tuned weights: rows that moved show which tokens the private texts contain, and roughly how often.
 
 An embedding row gets a gradient only if its token is in a batch. The row of a token that never occurs only shrinks with
-the weight decay. Adam's steps have about one size, so a row moves further the more batches contain its token. The tuned
-model alone, without any private id, is therefore a table of token counts.
+the weight decay. Adam's steps have about one size, so a row moves further the more batches contain its token. The table
+before and after tuning, without any private id, therefore gives approximate token counts, unless the head is tied.
 
 **Membership.** Decay multiplies every number by a factor below 1. Rounding, at each step and when the model is stored,
 keeps the order of numbers. So without a gradient |x| never grows and x never changes its sign. A gradient makes some
@@ -39,6 +39,9 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
+MAX_QUANTILE_ROWS = 1_000_000  # rows of which torch computes a quantile
+CALM_SHARE = 0.2  # of the rows, those that moved least, give the common factor
+
 
 def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]:
     """Returns (n,) how far each row moved, apart from a common shrinking."""
@@ -46,7 +49,7 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
     square = (old * old).sum(1)
     factors = ((old * new).sum(1) / square.clamp_min(1e-30))[square > 0]
     distances = (new - old).norm(dim=1)[square > 0]
-    is_calm = distances <= torch.quantile(distances[:1_000_000], 0.2)
+    is_calm = distances <= torch.quantile(distances[:MAX_QUANTILE_ROWS], CALM_SHARE)
     factor = float(factors[is_calm].median()) if bool(is_calm.any()) else 1.0
     return np.asarray((new - factor * old).norm(dim=1).numpy(), np.float64)
 
@@ -62,7 +65,8 @@ class TunedRows(Solver):
     """Matches how far rows moved in training with how often public text has their candidates.
 
     Attributes:
-        spread: how far movements of one count scatter, as a standard deviation of their logarithm.
+        spread: the standard deviation of the difference between a row's normal score of movement and its candidate's
+            normal score of frequency.
     """
 
     spread: float = 0.7
@@ -93,10 +97,11 @@ class TunedRows(Solver):
         candidates = required(knowledge.candidates)
         tables = _tables(transcript)
         assert not isinstance(tables, str)
-        movements = normal_scores(movement(*tables))
-        public_counts = normal_scores(required(knowledge.corpus).counts(knowledge.token_count(transcript.size)))
+        movement_scores = normal_scores(movement(*tables))
+        count_scores = normal_scores(required(knowledge.corpus).counts(knowledge.token_count(transcript.size)))
         log_likelihoods = tuple(
-            prior - (movements[group.rows][:, None] - public_counts[group.members][None]) ** 2 / (2 * self.spread**2)
+            prior
+            - (movement_scores[group.rows][:, None] - count_scores[group.members][None]) ** 2 / (2 * self.spread**2)
             for group, prior in zip(candidates.groups, candidates.log_likelihoods, strict=True)
         )
         return Candidates(candidates.groups, log_likelihoods)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.token_ids.channel import Channel, Neighbours, rehearse_corpus, replacement_counts, write_guesses
+from milkglass.attacks.token_ids.channel import BigramModel, Channel, rehearse_corpus, replacement_counts, write_guesses
 from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -60,7 +60,7 @@ class ShadowDecoding(Attack):
         corpus = required(knowledge.corpus)
         rehearsals = rehearse_corpus(knowledge, self.rehearsals, rng)
         channel = self.channel(required(knowledge.candidates), corpus, rehearsals, transcript.size)
-        neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
+        neighbours = BigramModel(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 

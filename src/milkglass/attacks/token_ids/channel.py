@@ -50,7 +50,8 @@ def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Id
 
     Args:
         original: the text that was rehearsed.
-        rehearsals: for each what was sent, and (total,) the place in it of each token of `original`.
+        rehearsals: for each what was sent, and (total,) the place in it of each token of `original`, NO_BELIEF for one
+            that was not sent.
         size: n, the number of ids.
 
     Returns:
@@ -85,7 +86,7 @@ def estimate_channel(
     return Channel(originals, likelihood, share)
 
 
-class Neighbours:
+class BigramModel:
     """The probabilities p(x | w) of the public text, from its counted pairs of neighbours."""
 
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
@@ -94,7 +95,7 @@ class Neighbours:
         self.left_counts = sum_by_index(pairs.left, pairs.count, size)
 
     def transitions(self, left_ids: Ids, right_ids: Ids) -> Floats:
-        """Returns (left ids, right ids) p(right | left), which is never zero."""
+        """Returns (left ids, right ids) p(right | left), which is never zero if mix < 1."""
         if not len(self.keys):
             return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
         requested_keys = left_ids[:, None] * len(self.share) + right_ids[None, :]
@@ -103,8 +104,8 @@ class Neighbours:
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
 
-def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:
-    """Returns the candidates of each place of one text and their probabilities, by forward-backward."""
+def posterior(ids: Ids, channel: Channel, neighbours: BigramModel) -> list[tuple[Ids, Floats]]:
+    """Returns the candidates of each place of one text, which has tokens, and their probabilities: forward-backward."""
     candidates = [channel.originals[token][channel.originals[token] != NO_BELIEF] for token in ids.tolist()]
     likelihoods = [
         channel.likelihood[token][: len(originals)] for token, originals in zip(ids.tolist(), candidates, strict=True)
@@ -120,8 +121,11 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
     return [(originals, normalise(a * b)) for originals, a, b in beliefs]
 
 
-def write_guesses(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
-    """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows."""
+def write_guesses(tokens: Sequences, channel: Channel, neighbours: BigramModel, guess: Ids, budget: Budget) -> Ids:
+    """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows.
+
+    Returns `guess`.
+    """
     text_start = 0
     for index, text in enumerate(tokens):
         if budget.left() <= 0:
@@ -154,7 +158,7 @@ class ChannelAttack(Attack):
     Attributes:
         rehearsals: how often the attacker puts the corpus through the defence.
         candidates: how many originals of each token are weighed.
-        mix: the weight of neighbours beside frequency, fixed before any result was graded.
+        mix: the weight of neighbours beside frequency, below 1.
         k: the number of ranks of the guess.
     """
 
@@ -179,7 +183,7 @@ class ChannelAttack(Attack):
         channel = estimate_channel(
             corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.size, self.candidates
         )
-        neighbours = Neighbours(corpus, transcript.size, channel.share, self.mix)
+        neighbours = BigramModel(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
         return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))

@@ -1,4 +1,4 @@
-"""Prints the figures of a classification: accuracy beside the commonest class's share, and each class's confusions."""
+"""Formats the figures of a classification: accuracy beside the commonest class's share, and confusions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 from milkglass.cli.ui.terminal import cell, percent, table
 from milkglass.metrics.confusion import Confusion
 
-MAX_CLASSES = 8  # whose counts are shown
-SAME = "not better than naming {name} for every text, by its interval: more rows, more epochs or another rate may help"
+MAX_CLASSES = 8  # with more classes, confusions are not shown
+SAME = (
+    "not shown to be better than naming {name} for every text, by its interval: more rows, more epochs or another rate "
+    "may help"
+)
 UNEVEN = (
     "the classes are uneven: {name} has {share:.0f} of 100 rows, and no row of {missed} was recognised; more rows of "
     "these, or fewer of {name}, may help"
 )
-UNEVEN_SHARE = 0.8  # of the rows, or twice its even part, from which on the commonest class makes the classes uneven
+UNEVEN_SHARE = 0.8  # share from which the commonest class dominates; with many classes, twice an even share
 
 
 def report_lines(confusion: Confusion) -> list[str]:
@@ -38,7 +41,7 @@ def report_lines(confusion: Confusion) -> list[str]:
 
 
 def _uneven(confusion: Confusion) -> list[str]:
-    """Returns a warning if one class has most rows and no row of some rare class was recognised."""
+    """Returns a warning if the commonest class dominates and no row of some other class was recognised."""
     name, share = confusion.commonest
     recalls = zip(confusion.names, confusion.recall.tolist(), strict=True)
     missed = [label for label, recall in recalls if recall == 0 and label != name]

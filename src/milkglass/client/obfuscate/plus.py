@@ -21,7 +21,7 @@ from milkglass.models.families.layers import ResidualStream
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
-from milkglass.schemes.obfuslm_plus import Plus, Turn
+from milkglass.schemes.obfuslm_plus import DimensionTransform, Plus
 
 BATCH_ROWS = 4096  # rows of the table that are transposed at a time
 
@@ -38,7 +38,9 @@ def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint,
     return replace(base, tensors=tensors), name
 
 
-def turn_of(plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage) -> Turn:
+def turn_of(
+    plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage
+) -> DimensionTransform:
     """Returns W* and sigma* of a key, computed from the mixed and permuted table (count, width)."""
     advance = stage("turn the table", count)
     columns = torch.empty(0)  # replaced by one in the table's dtype: fp32 would take twice the memory
@@ -113,7 +115,7 @@ class LazyTensor:
 
 
 def turn_tensors(
-    base: Checkpoint, residual: ResidualStream, turn: Turn, tables: Mapping[str, RowBlocks], head: str
+    base: Checkpoint, residual: ResidualStream, turn: DimensionTransform, tables: Mapping[str, RowBlocks], head: str
 ) -> dict[str, RowBlocks]:
     """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""
     holder = TensorHolder()

@@ -51,7 +51,7 @@ from milkglass.models.safetensors_file import RowBlocks
 from milkglass.models.staging import Configs, Staging, reshaped, resized, rewrite, write_delta
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.mixture import Promise, RowMap
-from milkglass.schemes.obfuslm_plus import Turn
+from milkglass.schemes.obfuslm_plus import DimensionTransform
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def replace_tensors(
     key: Key,
     stage: Stage,
     mixture: RowMap | None = None,
-    turn: Turn | None = None,
+    turn: DimensionTransform | None = None,
 ) -> Replacement:
     """Returns the tensors of the scrambled checkpoint. `mixture` and `turn` replace those of the key in tests."""
     scheme = scheme_of(key)
@@ -196,7 +196,7 @@ def scramble(
     delta: bool = False,
     stage: Stage = no_stage,
     mixture: RowMap | None = None,
-    turn: Turn | None = None,
+    turn: DimensionTransform | None = None,
 ) -> Promise:
     """Writes the scrambled model to `out`, and continues where a killed run of the same key stopped.
 

@@ -38,7 +38,7 @@ class ClassificationRecipe(FineTuning):
     def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
-        """Returns figures in percent, with a named data set's own measures, such as Matthews' correlation of CoLA."""
+        """Returns accuracies and a named data set's own measures in percent, and recovery as shares."""
         data_set = data_refs.parse_ref(self.data["validation"])
         measures = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
         own_figures = figures_by_measure(variants, measures, self.training.max_length, self.seed, run.predictions)
@@ -46,9 +46,10 @@ class ClassificationRecipe(FineTuning):
 
 
 def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[ResultRecord]:
-    """Returns accuracies in percent, and top-1 and top-3 recovery as shares.
+    """Returns accuracies and their losses in percent, and top-1 and top-3 recovery as shares.
 
-    Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count.
+    Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count. The
+    latter are left out if an id names a cluster.
     """
     accuracy = {variant.name: 100 * statuses[variant.name].metrics["accuracy"] for variant in variants}
     figures = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
@@ -69,14 +70,14 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
             "knn top-3": float(hits.any(1).float().mean()),
         }
         if not variant.key.shares:  # an id of a cluster does not say how often each token was sent
-            counts = running_counts(variant)
+            counts = occurrence_counts(variant)
             for measure, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
                 values[measure] = float((hit * counts).sum() / counts.sum())
         figures += records(values, variant=name)
     return figures
 
 
-def running_counts(variant: Variant) -> torch.Tensor:
+def occurrence_counts(variant: Variant) -> torch.Tensor:
     """Returns (ids,) how often each scrambled id occurs in the training data, without special tokens."""
     ids = TrainingRows.open(variant.job / "train.safetensors").mapped("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))

@@ -30,7 +30,7 @@ class EvidenceTable:
             its share, -inf where a line has fewer options.
         weight: (n',) running tokens that one more place of an id may correct.
         total: (lines, w) evidence so far.
-        place_count: (lines,) from how many places it is.
+        place_count: (lines,) the number of places that contributed.
         contexts: how many places of an id are looked at, at most.
     """
 
@@ -110,7 +110,7 @@ class EvidenceTable:
         np.add.at(self.place_count, lines, 1)
 
     def evidence(self, patience: float) -> Floats:
-        """Returns (lines, w) the damped evidence, as logarithms of ratios."""
+        """Returns (lines, w) the damped evidence, as log-ratios. `patience` is K in language.py."""
         return patience / (patience + self.place_count[:, None]) * self.total
 
     def believable_evidence(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
