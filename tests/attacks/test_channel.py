@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milkglass.attacks.token_ids.channel import Channel, ChannelAttack, Neighbours, estimate_channel, posterior
+from milkglass.attacks.token_ids.channel import BigramModel, Channel, ChannelAttack, estimate_channel, posterior
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -46,7 +46,7 @@ def test_the_posterior_of_one_place_is_bayes_rule() -> None:
     originals[3], p[3] = [1, 2], [0.4, 0.8]
     share = np.array([0, 0.6, 0.2, 0.2, 0, 0])
     channel = Channel(originals, p, share)
-    none = Neighbours(Sequences.of([]), SIZE, share, 0.0)
+    none = BigramModel(Sequences.of([]), SIZE, share, 0.0)
     ((some, likely),) = posterior(np.array([3]), channel, none)
     assert some.tolist() == [1, 2]
     assert likely == pytest.approx([0.24 / 0.40, 0.16 / 0.40], abs=1e-6)
@@ -58,7 +58,7 @@ def test_forward_backward_is_the_sum_over_all_readings() -> None:
     originals = np.stack([rng.permutation(SIZE)[:3] for _ in range(SIZE)])
     p, share = rng.random((SIZE, 3)), rng.dirichlet(np.ones(SIZE))
     corpus = Sequences.of([rng.integers(0, SIZE, 40)])
-    channel, neighbours = Channel(originals, p, share), Neighbours(corpus, SIZE, share, 0.7)
+    channel, neighbours = Channel(originals, p, share), BigramModel(corpus, SIZE, share, 0.7)
     seen = np.array([2, 5, 0])
     total = np.zeros((3, 3))
     for path in np.ndindex(3, 3, 3):

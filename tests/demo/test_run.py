@@ -13,7 +13,7 @@ import pytest
 
 from milkglass.demo import run
 from milkglass.demo.page import DemoResult, ModelRun, render
-from milkglass.demo.run import MARK, read_rows, run_demo
+from milkglass.demo.run import MARKER_FILE, read_rows, run_demo
 from milkglass.errors import UsageError
 from milkglass.system import cores
 from tests import tiny
@@ -68,7 +68,7 @@ def test_an_earlier_demo_is_replaced_and_models_go(
     with pytest.raises(Enough):
         run_demo(out)
     left = {path.name for path in out.rglob("*") if path.is_file()}
-    assert left <= {MARK, "config.json", "generation_config.json"}, "the passphrase and models are removed"
+    assert left <= {MARKER_FILE, "config.json", "generation_config.json"}, "the passphrase and models are removed"
     for folder in (out, out / "client"):
         assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
 

@@ -213,7 +213,7 @@ def bytes_on_disk(*paths: Path) -> int:
 
 
 class DataDir:
-    """The home folder. `spare` bytes of the disk, or of the quota, are never filled. If it is None, the disk decides."""
+    """The home folder. `spare` bytes of the disk, or of a quota, are never filled."""
 
     def __init__(self, root: Path, spare: int, quota: int | None = None) -> None:
         self.root, self.spare, self.quota = root, spare, quota
