@@ -23,7 +23,7 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import no_stage
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.schemes.obfuslm_plus import Form, Plus, Turn
+from milkglass.schemes.obfuslm_plus import DimensionTransform, Form, Plus
 from reference import obfuslm_plus as literal
 from tests import tiny
 from tests.schemes.scrambling import logits, require_refused
@@ -37,8 +37,8 @@ def key_for(folder: Path, plus: Plus | None, root: bytes | None = None) -> tuple
     return base, new_key(base, str(folder), ObfusLM(4, 1.0, 0.9, plus=plus), base.digest(), root)
 
 
-def identity(d: int, form: Form) -> Turn:
-    return Turn.of(torch.eye(d), np.random.default_rng(3).permutation(d).astype(np.int64), form)
+def identity(d: int, form: Form) -> DimensionTransform:
+    return DimensionTransform.of(torch.eye(d), np.random.default_rng(3).permutation(d).astype(np.int64), form)
 
 
 @pytest.mark.parametrize("form", get_args(Form))
@@ -108,7 +108,7 @@ def test_exact_keeps_what_is_read_and_written() -> None:
     """All but the norms: reading x T with Phi T^-T is reading x with Phi, and what is written arrives turned."""
     rng = np.random.default_rng(0)
     w = torch.eye(16) + 0.1 * torch.rand(16, 16)
-    turn = Turn.of(w, rng.permutation(16).astype(np.int64), "exact")
+    turn = DimensionTransform.of(w, rng.permutation(16).astype(np.int64), "exact")
     x, phi, theta, z = (torch.from_numpy(rng.normal(size=s)).float() for s in ((5, 16), (7, 16), (16, 9), (5, 9)))
     assert torch.allclose((x @ turn.tables) @ (phi @ turn.readers).T, x @ phi.T, atol=1e-4)
     assert torch.allclose(z @ (turn.writers @ theta).T, (z @ theta.T) @ turn.tables, atol=1e-4)
@@ -116,10 +116,10 @@ def test_exact_keeps_what_is_read_and_written() -> None:
 
 def test_symmetrise_mends_the_writers() -> None:
     rng = np.random.default_rng(0)
-    turn = Turn.of(torch.rand(16, 16), rng.permutation(16).astype(np.int64), "symmetrise")
+    turn = DimensionTransform.of(torch.rand(16, 16), rng.permutation(16).astype(np.int64), "symmetrise")
     theta, z = (torch.from_numpy(rng.normal(size=s)).float() for s in ((16, 9), (5, 9)))
     assert torch.allclose(z @ (turn.writers @ theta).T, (z @ theta.T) @ turn.tables, atol=1e-3)
-    papers = Turn.of(torch.rand(16, 16), rng.permutation(16).astype(np.int64), "paper")
+    papers = DimensionTransform.of(torch.rand(16, 16), rng.permutation(16).astype(np.int64), "paper")
     assert not torch.allclose(z @ (papers.writers @ theta).T, (z @ theta.T) @ papers.tables, atol=1e-3)
 
 
@@ -161,7 +161,7 @@ def test_parameters_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="delta"):
         scramble(base, key, tmp_path / "delta", delta=True)
     with pytest.raises(UsageError, match="condition number"):
-        Turn.of(torch.ones(8, 8), np.arange(8), "exact")
+        DimensionTransform.of(torch.ones(8, 8), np.arange(8), "exact")
 
 
 def test_a_key_remembers_it(tmp_path: Path) -> None:
