@@ -246,7 +246,7 @@ def test_tuning_picks_what_reads_more_and_sees_public_text_only() -> None:
     first, second = halves(Sequences.of(chain(N, 600, 3, 20)))
     assert len(first) == len(second) == 300
     it = Rehearsal.of(first, second, N, groups_of(N, 10, 3), np.random.default_rng(1))
-    deaf = replace(ATTACK, damping_count=1e-6)
+    deaf = replace(ATTACK, patience=1e-6)
     best, marks = tune([it], [deaf, ATTACK])
     assert best is ATTACK
     assert marks[1] > marks[0] + 0.1

@@ -63,5 +63,5 @@ def test_what_cannot_be_read_is_said() -> None:
     assert "lengths" in str(why_not(TruncatedSpans(), unknown.transcript, unknown.knowledge))
     zero = changed(shared(step("bert"), [ONE]), torch.zeros_like)
     assert "no gradient" in str(why_not(TruncatedSpans(), zero.transcript, zero.knowledge))
-    with pytest.raises(UsageError, match="most is 0"):
+    with pytest.raises(UsageError, match="beam_width is 0"):
         TruncatedSpans(beam_width=0)

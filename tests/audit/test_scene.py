@@ -52,5 +52,5 @@ def test_nobody_holds_alone_what_all_would_hold() -> None:
         Knowledge(symbols=np.zeros(N, np.int64)),
         Knowledge(candidates=Candidates((), ())),
     ):
-        with pytest.raises(ValueError, match="a friend .*(aliases|symbols|candidates)"):
+        with pytest.raises(ValueError, match="a friend .*(alias_count|symbols|candidates)"):
             scene(Knowledge(), Adversary("a friend", "", own))

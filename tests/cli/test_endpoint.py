@@ -24,6 +24,7 @@ from milkglass.schemes.orthogonal import Orthogonal
 from tests import warm
 from tests.cli.kit import call, refused
 from tests.cli.test_processes import MILKGLASS, environment, self_signed
+from tests.engines.kit import event
 from tests.proxy.kit import Scrambled
 from tests.server.kit import TOKEN, register
 from tests.server.real import Server
@@ -135,6 +136,7 @@ class Hanging(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self._begin("text/event-stream")
+        self.wfile.write(event([5] * 20))
         self.wfile.flush()
         self.rfile.read(1)
 

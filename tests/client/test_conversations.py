@@ -127,10 +127,10 @@ def test_rows_of_any_kind_of_file(codec: Codec, suffix: str, tmp_path: Path) -> 
 def test_a_template_without_a_place_for_it_is_not_trained_without_it(tmp_path: Path) -> None:
     bare = codec_with(tiny.TRAINABLE_TEMPLATE, tmp_path)
     path = lines(tmp_path / "a.jsonl", {"messages": [ASKED, {"role": "assistant", "tool_calls": [CALL]}]})
-    with pytest.raises(CodecError, match="line 1 of a.jsonl cannot be learnt: .* leaves out the tool calls"):
+    with pytest.raises(CodecError, match="line 1 of a.jsonl cannot be trained on: .* leaves out the tool calls"):
         write_parquet(bare, path, tmp_path / "out.parquet")
     lines(path, {"messages": [ASKED, TOLD[1]], "tools": TOOLS})
-    with pytest.raises(CodecError, match="line 1 of a.jsonl cannot be learnt: .* no place for tools"):
+    with pytest.raises(CodecError, match="line 1 of a.jsonl cannot be trained on: .* no place for tools"):
         write_parquet(bare, path, tmp_path / "out.parquet")
     lines(path, {"messages": [ASKED, {**TOLD[1], "reasoning_content": SECRET}]})
     with pytest.raises(CodecError, match="leaves out the reasoning_content of message 2") as caught:

@@ -263,7 +263,7 @@ def test_training_on_what_is_shared(other: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", kit.SMALL)
 def test_halves(name: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits differ by less than 1 % of the largest after four steps. Draws that are bound to states are fixed."""
-    monkeypatch.setattr(NoiseStream, "bound", lambda self, hidden: self)
+    monkeypatch.setattr(NoiseStream, "bound_to", lambda self, hidden: self)
     defence: HiddenStateDefence = kit.SMALL[name]
     base, folders = kit.base(tmp_path), iter(range(9))
 

@@ -215,7 +215,7 @@ def pem(der: bytes) -> bytes:
 def test_the_root_is_the_key_of_the_certificate_that_intel_publishes() -> None:
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    chain = chains.certificates(intel.parsed(samples.SGX.raw).cert_chain_pem_bytes(), "it")
+    chain = chains.certificates(intel.parse_quote(samples.SGX.raw).cert_chain_pem_bytes(), "it")
     assert chain[-1].fingerprint(SHA256()).hex() == ROOT_FINGERPRINT
     assert chains.spki_of(chain[-1]).hex() == intel.ROOT
 

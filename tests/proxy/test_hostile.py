@@ -219,7 +219,7 @@ def test_a_stream_of_responses_that_breaks_off_is_raised(model: Scrambled) -> No
                 kinds.append(one.type)
         assert kinds[:2] == ["response.created", "response.in_progress"] and "error" not in kinds
 
-    asked(model, dying(event([5])), work)
+    asked(model, dying(event([5] * 20)), work)
 
 
 def test_nothing_is_sent_for_a_request_that_is_refused(model: Scrambled) -> None:

@@ -134,7 +134,7 @@ def test_what_bf16_shows_to_be_worse_is_not_measured_again(monkeypatch: pytest.M
     select(net, of, originals, starts, Selection())
     alone = measured[False]
     assert alone and not measured[True]
-    select(replace(net, quick=True), of, originals, starts, Selection())
+    select(replace(net, looks_in_bf16=True), of, originals, starts, Selection())
     assert measured[True] and measured[False] - alone < alone / 2
 
 

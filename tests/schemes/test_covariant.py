@@ -79,7 +79,7 @@ def test_what_is_computed_is_what_the_literal_program_computes(scheme: AloePri, 
     tensors = {name: base.read(name).double().numpy() for name in base.tensors}
     keys = CovariantKeys.of(scheme, key, architecture_of(base).layout(base), 32)
     writers = [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight"))]
-    held = {name: keys.writing(name).numpy() for name in (TABLE, *writers)}
+    held = {name: keys.writing_matrix(name).numpy() for name in (TABLE, *writers)}
     # the pairs' order, from what each layer's keys do to a vector that has one entry
     orders = []
     for layer in range(2):

@@ -142,7 +142,7 @@ def test_a_server_keeps_prefixes_unless_told_not_to(tmp_path: Path, folders: dic
             client.app.state.context.model_cache.release(entry)  # type: ignore[attr-defined]
             assert isinstance(runner, CachingRunner) == bool(most)
             if most:
-                assert len(runner.prefixes) == 1 and runner.prefixes._limit == most // 2  # of two models
+                assert len(runner.prefixes) == 1 and runner.prefixes._max_bytes == most // 2  # of two models
     assert answers[0] == answers[1]
     with pytest.raises(UsageError, match="prefix_cache is -1"):
         settings(tmp_path / "home", prefix_cache=-1)

@@ -88,7 +88,7 @@ class EncoderClient(Client):
         for index, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
             if not self.defence.disturbs_only_in_training:
                 draws = root.of_text(texts[index], "send", first + index)
-                states = self.defence.mechanism(states, draws.bind(states))
+                states = self.defence.mechanism(states, draws.bound_to(states))
             states_of_texts[index] = states
         lengths = np.array([len(part) for part in states_of_texts], np.int64)
         return Activations(self._join(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)

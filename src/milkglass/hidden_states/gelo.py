@@ -142,7 +142,7 @@ class OffloadingClient(EncoderClient):
         states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
         pending = []
         for number, ids in enumerate(texts):
-            draws = root.of_text(ids, "send", first + number).bind(states[number])
+            draws = root.of_text(ids, "send", first + number).bound_to(states[number])
             pending.append((states[number], self.defence.matrix(states[number], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)

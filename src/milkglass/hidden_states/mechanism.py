@@ -148,7 +148,7 @@ class Mechanism(Defence):
         for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.text_indices, strict=True):
             hidden = row[mask]
             draws = root.of_text(device.array(ids[mask]), "train", self.draw_number(step.epoch), int(number))
-            sent.append(self.mechanism(hidden, draws if is_drawn_once else draws.bind(hidden)))
+            sent.append(self.mechanism(hidden, draws if is_drawn_once else draws.bound_to(hidden)))
         return pad_states(sent)
 
     def draw_number(self, epoch: int) -> int:

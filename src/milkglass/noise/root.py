@@ -28,7 +28,7 @@ class NoiseStream:
     def __init__(self, key: bytes | Stream) -> None:
         self.stream = key if isinstance(key, Stream) else Stream(key)
 
-    def bind(self, hidden: torch.Tensor) -> NoiseStream:
+    def bound_to(self, hidden: torch.Tensor) -> NoiseStream:
         """Returns draws that depend on the numbers of these states too (noise/stream.py).
 
         The last bits of states depend on what else was computed beside them, and states that differ must not get the

@@ -14,7 +14,7 @@ are aliases of one token is not known. The evidence for b is
 
 R(b, q) is the likelihood ratio that something believed to be q stands next to b: sum_b' q[b'] P(b' | b) / P(b'), from
 public bigrams smoothed by alpha pseudo-counts. Neighbours left and right have the weight w = 1, those at distance 2
-`distance_2_weight`. If the public model is known, rare tokens borrow from their embeddings (`Profiles`).
+`second`. If the public model is known, rare tokens borrow from their embeddings (`Profiles`).
 
 **Convergence.** rho, the share of neighbours that are misread or unknown to the public text, bounds what one neighbour
 can say against a reading. K / (K + count) damps frequent ids, whose many neighbours are not independent. Belief is soft
@@ -72,13 +72,13 @@ class Decipherment(Solver):
     The letters are those of the module's formula.
 
     Attributes:
-        tau: the standard deviation of log frequencies, in nats. None: `tau_factor` times the likeliest one.
-        tau_factor: below 1, so that frequencies count for more than their likelihood alone would let them.
+        tau: the standard deviation of log frequencies, in nats. None: `sharper` times the likeliest one.
+        sharper: below 1, so that frequencies count for more than their likelihood alone would let them.
         alpha: pseudo-counts that smooth public bigrams.
-        damping_count: K, the count at which an id's neighbours count half.
-        misread_share: rho, in the first sweep and in the last one.
+        patience: K, the count at which an id's neighbours count half.
+        doubt: rho, in the first sweep and in the last one.
         temperature: divides scores before the softmax, in the first sweep and in the last one.
-        distance_2_weight: w of neighbours at distance 2.
+        second: w of neighbours at distance 2.
         sweeps: updates of all beliefs.
         inertia: the share of a belief that stays in a sweep.
         template: public ids with which each text is known to begin.
@@ -87,12 +87,12 @@ class Decipherment(Solver):
     """
 
     tau: float | None = None
-    tau_factor: float = 0.7
+    sharper: float = 0.7
     alpha: float = 30.0
-    damping_count: float = 80.0
-    misread_share: AnnealedRange = (0.8, 0.6)
+    patience: float = 80.0
+    doubt: AnnealedRange = (0.8, 0.6)
     temperature: AnnealedRange = (1.0, 1.0)
-    distance_2_weight: float = 0.5
+    second: float = 0.5
     sweeps: int = 5
     inertia: float = 0.3
     template: tuple[int, ...] = ()
@@ -143,12 +143,12 @@ class Decipherment(Solver):
         ratios, public_model = dict[tuple[int, int], Ratios](), knowledge.public_model
         if self.profiles is not None and public_model is not None and public.counts.any():
             ratios = self.profiles.ratios(public_model.table, blocks, public)
-        weights = {1: 1.0, 2: self.distance_2_weight}
+        weights = {1: 1.0, 2: self.second}
         messages = messages_of(blocks, seen, public, self.alpha, weights, ratios)
         earlier = np.concatenate([np.maximum(group, LOG_ZERO).ravel() for group in candidates.log_likelihoods])
         prior = earlier + self._frequencies(counts, public, blocks, knowledge.alias_count)
-        damping = self.damping_count / (self.damping_count + counts[blocks.rows])[blocks.row]
-        schedule = Schedule(self.sweeps, self.misread_share, self.temperature, self.inertia)
+        damping = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
+        schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, messages, damping, schedule, report_sweep)
         return _with_likelihood(candidates, blocks.log_softmax(scores))
 
@@ -167,7 +167,7 @@ class Decipherment(Solver):
         has_choice = blocks.widths > 1
         members = np.unique(blocks.member[has_choice[blocks.row]])
         fit = FrequencyFit(counts, public, blocks.rows[has_choice], members, aliases)
-        tau = self.tau if self.tau is not None else self.tau_factor * likeliest_tau(fit, blocks)
+        tau = self.tau if self.tau is not None else self.sharper * likeliest_tau(fit, blocks)
         return fit.scores(blocks.rows[blocks.row], blocks.member, tau)
 
     def _solve_without_candidates(
