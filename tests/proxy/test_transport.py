@@ -144,9 +144,9 @@ def test_a_fault_of_ours_in_the_middle_of_a_stream_is_not_its_end(
             openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client,
             pytest.raises(openai.APIConnectionError),
         ):
-            list(client.completions.create(model="tiny", prompt="hello", max_tokens=4, stream=True))
+            list(client.completions.create(model="tiny", prompt="hello", max_tokens=40, stream=True))
 
-    answering(sending(HEAD, event([5]), close=False), work)
+    answering(sending(HEAD, event([5] * 20), close=False), work)
 
 
 def test_calls_over_web_sockets_reach_no_one(served: tuple[Path, Tap]) -> None:

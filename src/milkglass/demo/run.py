@@ -108,7 +108,7 @@ class Service:
                 line = self._lines.get(timeout=START_SECONDS)
             except queue.Empty:
                 raise Unreachable(
-                    f"the server that starts was silent for {START_SECONDS:.0f} s", f"see {self.log}"
+                    f"the starting server was silent for {START_SECONDS:.0f} s", f"see {self.log}"
                 ) from None
             if line is None:
                 raise Unreachable("the server stopped while it started", f"see {self.log}")
