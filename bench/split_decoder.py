@@ -98,11 +98,11 @@ class TimedEnclave:
     """An enclave; `calls` has the time of those that an answer needs."""
 
     def __init__(self, inner: Enclave) -> None:
-        self.about, self.text, self.rows = inner.about, Watch(inner.text), Watch(inner.rows)
+        self.about, self.sanitize_text, self.rows = inner.about, Watch(inner.sanitize_text), Watch(inner.rows)
 
     @property
     def calls(self) -> float:
-        return self.text.seconds + self.rows.seconds
+        return self.sanitize_text.seconds + self.rows.seconds
 
 
 @dataclass

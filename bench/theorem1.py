@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from frame.result import show
 
-from milkglass.attacks.embeddings.matching import ClusterBatch, likelihood
+from milkglass.attacks.embeddings.matching import ClusterBatch, log_likelihood
 from milkglass.client.key.generate import reserved_ids
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -65,7 +65,7 @@ def read(
         members = np.stack(clusters[at : at + BATCH])
         unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2)
         logs = np.log(np.maximum(np.stack(weights[at : at + BATCH]).astype(np.float64), 1e-30))
-        says = likelihood(ClusterBatch([], (unit @ unit.transpose(1, 2)).numpy(), logs), epsilon)  # (g, row, token)
+        says = log_likelihood(ClusterBatch([], (unit @ unit.transpose(1, 2)).numpy(), logs), epsilon)  # (g, row, token)
         own = np.arange(says.shape[2])
         right += int((says.argmax(2) == own).sum())
         rows += rows_of(says)
