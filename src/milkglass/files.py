@@ -2,8 +2,8 @@
 
 All that Milkglass writes for its user has mode 0600 (folders 0700) from the first byte. The content is on the disk
 before the name is, and the name has its old content until then. A writer that is killed leaves a file
-`.NAME.XXXXXXXX.tmp` (X a hexadecimal digit), which is never read. Scrambled folders, which are for others, have the
-modes of any new file.
+whose name is `.NAME.`, eight hexadecimal digits and `.tmp`, which is never read. Scrambled folders, which are for
+others, have the modes of any new file.
 """
 
 from __future__ import annotations

@@ -84,11 +84,8 @@ class Tokenizer:
     ) -> None:
         self.backend_tokenizer, self.special_tokens_map = backend, dict(special or {})
         self.all_special_tokens = list(dict.fromkeys([*self.special_tokens_map.values(), *more_special]))
-        self.chat_template, self.model_max_length, self.has_token_types = (
-            chat_template,
-            model_max_length,
-            has_token_types,
-        )
+        self.chat_template, self.model_max_length = chat_template, model_max_length
+        self.has_token_types = has_token_types
         self._side, self._cleans_up, self._splits_special = truncation_side, cleans_up, splits_special
         self._use = _SharedUse()
         backend.no_padding()
@@ -132,7 +129,7 @@ class Tokenizer:
         limit = (self.model_max_length if max_length is None else max_length) if truncation else None
         reads_special_as_text = self._splits_special if split_special_tokens is None else split_special_tokens
         cut_at = None if limit is None or limit > MAX_TRUNCATION else limit
-        with _no_panic(), self._use.with_settings((cut_at, reads_special_as_text), self._set):
+        with _no_panic(), self._use.with_settings((cut_at, reads_special_as_text), self._apply_settings):
             backend = self.backend_tokenizer
             encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
             inputs = first_texts if second_texts is None else list(zip(first_texts, second_texts, strict=True))
@@ -231,13 +228,13 @@ class Tokenizer:
                 return self.chat_template[name]
         raise ValueError("the tokenizer has several chat templates, and none is the default")
 
-    def _set(self, cut_at: int | None, literal: bool) -> None:
+    def _apply_settings(self, cut_at: int | None, reads_special_as_text: bool) -> None:
         """Sets the length to which texts are cut (None: they are not), and whether special tokens in them are text."""
         if cut_at is None:
             self.backend_tokenizer.no_truncation()
         else:
             self.backend_tokenizer.enable_truncation(cut_at, direction=self._side)
-        self.backend_tokenizer.encode_special_tokens = literal
+        self.backend_tokenizer.encode_special_tokens = reads_special_as_text
 
 
 @contextmanager

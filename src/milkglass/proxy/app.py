@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -121,15 +121,13 @@ async def _respond(
         document = await result_unless_gone(exchange.response(), wait_for_disconnect(request))
         return CLIENT_GONE if document is None else JSONResponse(document)
     events = exchange.events()
-    try:  # a status and headers are sent when the engine has answered, so that its refusal is no success
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(events.aclose)
+        # status and headers are sent once the engine has answered: a refusal must not look like a success
         first = await result_unless_gone(anext(events), wait_for_disconnect(request))
-    except BaseException:
-        await events.aclose()
-        raise
-    if first is None:
-        await events.aclose()
-        return CLIENT_GONE
-    return EventStream(_stream(first, events, done_event), events)
+        if first is None:
+            return CLIENT_GONE
+        return EventStream(_stream(first, events, done_event), closing.pop_all())
 
 
 async def _stream(

@@ -38,10 +38,10 @@ from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import Message
 
-ROWS_PER_REQUEST = 64  # rows of one request to the engine
-MAX_LETTERS_PER_TOKEN = 128  # the max_tokens letters of a token, on average over a text
-DEFAULT_MAX_TOKENS = 4096  # the max_tokens tokens of an answer if the application sets no limit
-MAX_NAMES_SHOWN = 10  # names of models in a message
+ROWS_PER_REQUEST = 64  # texts that one request asks the engine to embed
+MAX_LETTERS_PER_TOKEN = 128  # on average over a text; a longer text is refused before it is tokenized
+DEFAULT_MAX_TOKENS = 4096  # limit of an answer if the application sets none
+MAX_NAMES_SHOWN = 10  # names of models in an error message
 MAX_START_SECONDS = 60  # within which an engine says what it serves
 
 
@@ -143,9 +143,8 @@ class Backend:
         if isinstance(prompt, str):
             self._require_short(len(prompt), "prompt")
             with self._openai_length_errors("prompt"):
-                ids = self.codec.encode_prompt(
-                    prompt, self.memory.answers_inside(self.model(name).name, prompt)
-                ).tolist()
+                answers = self.memory.answers_inside(self.model(name).name, prompt)
+                ids = self.codec.encode_prompt(prompt, answers).tolist()
             return self._request(name, ids, "prompt", **options)
         return self._request(name, self.scramble_ids(prompt), "prompt", **options)
 
@@ -191,7 +190,7 @@ class Backend:
 
         Args:
             noun: the field of the request with the prompt.
-            max_tokens: of the answer. None: as many as fit, at most DEFAULT_MAX_TOKENS.
+            max_tokens: the most tokens of the answer. None: as many as fit, at most DEFAULT_MAX_TOKENS.
             logprobs: how many of the likeliest tokens are reported at each position. None: no token is.
             logit_bias: is added to logits, by the tokenizer's own ids.
             **sampling: fields of IdsRequest.
@@ -212,7 +211,7 @@ class Backend:
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def replies(self, request: GenerationRequest, count: int = 1, first: int = 0) -> list[Reply]:
-        """Returns so many replies to a request. With a seed each has its own, and the first has the seed itself.
+        """Returns `count` replies to a request. With a seed, each reply has the seed plus its index in this call.
 
         Args:
             first: the index of the first reply among all of the request.
