@@ -79,7 +79,7 @@ def measured(data: Path, name: str, trained: int, count: int, seed: int) -> dict
     order = np.random.default_rng(seed).permutation(len(examples))[: trained + count]
     drawn = [examples[i] for i in order]
     numbers = about[0].numbers if about else data_refs.numbers_by_label(examples)
-    whole = data_refs.labelled(drawn, numbers)
+    whole = data_refs.labelled_texts(drawn, numbers)
     asked, train = whole.part(slice(0, count)), whole.part(slice(count, None))
     truth, labels = np.asarray(asked.labels), np.asarray(train.labels)
     begun = time.process_time()
@@ -105,5 +105,5 @@ if __name__ == "__main__":
             value = float(np.mean(found))
             figures.append(ResultRecord(measure="accuracy", value=value, data=title, variant=variant, more=more))
         print(title, {one.variant: round(one.value, 1) for one in figures[-3:]}, flush=True)
-    document = {"made": made, "figures": [one.rounded(2).to_json() for one in figures]}
+    document = {"made": made, "figures": [one.round_to(2).to_json() for one in figures]}
     files.write(OUT, json.dumps(document, indent=1) + "\n")

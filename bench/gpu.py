@@ -43,7 +43,7 @@ from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.defences.obfuscated_tables import TableDefence
-from milkglass.demo.run import Service
+from milkglass.demo.run import ServerProcess
 from milkglass.device import DEVICE
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest
@@ -195,7 +195,7 @@ def job(asked: argparse.Namespace, figures: Figures) -> None:
     figures.add("seconds of obfuscate", _timed(obfuscate, out))
     size = sum(path.stat().st_size for path in scrambled.iterdir())
     figures.add("GB of the delta", round(size / 1e9, 2))
-    with Service(home, (model,), out / "serve.log", ("--max-batch", str(max(STREAMS)))) as service:
+    with ServerProcess(home, (model,), out / "serve.log", ("--max-batch", str(max(STREAMS)))) as service:
         at = ["--server", service.url, "--token-file", home / "token"]
         figures.add("seconds of upload", _timed([*MILKGLASS, "upload", scrambled, "--name", "big", *at], out))
         asks = ["big", "My patient has a cough.", "--raw", "--max-tokens", "16", "--key", key]

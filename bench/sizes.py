@@ -190,7 +190,7 @@ async def asked(
             headers = {} if quiet is None else {QUIET_HEADER: quiet}
             sent = json.dumps(body).encode()
             answer = await client.post(f"https://localhost:{port}/v1/chat/completions", headers=headers,
-                                       content=sent if quiet is None else passthrough.padded(sent))  # fmt: skip
+                                       content=sent if quiet is None else passthrough.pad_json(sent))  # fmt: skip
             answer.raise_for_status()
             records[number] = [one for part in recorder.answers for one in part]
             seconds.append(time.monotonic() - begun)
@@ -339,7 +339,7 @@ def main(folder: Path) -> None:
         mean = float(token_counts[topics == number].mean())
         figures.append(ResultRecord(measure="tokens an answer", value=mean, variant=topic))
     counts = {"answers": len(answers), "topics": len(TOPICS), "questions": len({*questions.tolist()})}
-    document = {"made": made, **counts, "figures": [one.rounded(3).to_json() for one in figures]}
+    document = {"made": made, **counts, "figures": [one.round_to(3).to_json() for one in figures]}
     files.write(OUT, json.dumps(document, indent=1) + "\n")
 
 

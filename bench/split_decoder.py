@@ -98,7 +98,7 @@ class TimedEnclave:
     """An enclave; `calls` has the time of those that an answer needs."""
 
     def __init__(self, inner: Enclave) -> None:
-        self.about, self.sanitize_text, self.rows = inner.about, Watch(inner.sanitize_text), Watch(inner.rows)
+        self.table_info, self.sanitize_text, self.rows = inner.table_info, Watch(inner.sanitize_text), Watch(inner.rows)
 
     @property
     def calls(self) -> float:
@@ -145,7 +145,7 @@ class Bench:
         package = compute_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
         self.sanitizer = TokenSanitizer(package, at_rest.token_counts_of(self.tokenizer, len(package.rows), None))
         self.folder = home / "enclave"
-        self.proof = at_rest.build_enclave(self.folder, "process", model, K, self.server.package)[1].proof
+        self.proof = at_rest.build_enclave(self.folder, "process", model, K, self.server.fetch_package)[1].proof
 
     @torch.inference_mode()
     def one_process(self) -> Timing:
@@ -172,7 +172,7 @@ class Bench:
         server = self._server_seconds()
         return Timing(
             total, made, before + rows.seconds, 0.0, server, total - before - rows.seconds - server, sanitizer.seconds,
-            stream.sent, stream.received,
+            stream.sent_bytes, stream.received_bytes,
         )  # fmt: skip
 
     def enclave(self, inner: Enclave, settings: RnmSettings, clear: Timing) -> Timing:

@@ -22,7 +22,7 @@ import torch
 from frame.result import show
 
 from milkglass.attacks.embeddings.matching import ClusterBatch, log_likelihood
-from milkglass.client.key.generate import reserved_ids
+from milkglass.client.special_tokens import reserved_ids
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve

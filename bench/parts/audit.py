@@ -35,7 +35,7 @@ def measure(quick: bool) -> Iterator[Figure]:
     texts = [(sentences(count, sigma, 1), sentences(count, sigma, 2)) for count in counts]
 
     def work(private: Sequences, public: Sequences) -> Callable[[], object]:
-        transcript = Transcript((Weights(model), Tokens(private.mapped(sigma))), len(sigma))
+        transcript = Transcript((Weights(model), Tokens(private.map_ids(sigma))), len(sigma))
         known = Knowledge(public_model=model, corpus=public, candidates=candidates)
         attack, rng = Decipherment(), np.random.default_rng(0)
         return lambda: attack(transcript, known, Budget(), rng)

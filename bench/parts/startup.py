@@ -17,7 +17,7 @@ from frame.rounds import interleaved
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.remote.remote import Remote, Sampling
-from milkglass.demo.run import Service
+from milkglass.demo.run import ServerProcess
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.schemes.permuted import Permuted
@@ -81,7 +81,7 @@ def _answering(folder: Path) -> Callable[[], object]:
 
     def served(first: bool = False) -> None:
         with (
-            Service(folder / "home", (), folder / f"log-{next(numbers)}") as service,
+            ServerProcess(folder / "home", (), folder / f"log-{next(numbers)}") as service,
             Remote(service.url, service.token) as remote,
         ):
             if first:

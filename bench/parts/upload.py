@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from milkglass.client.remote.remote import Remote
 from milkglass.client.remote.transfer import upload_file
-from milkglass.demo.run import Service
+from milkglass.demo.run import ServerProcess
 from milkglass.files import sha256
 
 MIB = 1 << 20
@@ -30,7 +30,10 @@ def measure(quick: bool) -> Iterator[Figure]:
         source, numbers = folder / "weights.safetensors", count()
         save_file({"weights": np.random.default_rng(0).integers(0, 256, size, np.uint8)}, source)
 
-        with Service(folder / "home", (), folder / "log") as service, Remote(service.url, service.token) as remote:
+        with (
+            ServerProcess(folder / "home", (), folder / "log") as service,
+            Remote(service.url, service.token) as remote,
+        ):
 
             def ours() -> None:
                 """A file that the server has already would not be sent again: each ends otherwise."""

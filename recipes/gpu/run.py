@@ -41,7 +41,7 @@ from milkglass.experiments.runs import RunFolder, commits_of, now
 ROOT = Path(__file__).parents[2]
 PIECE_MINUTES = 8.0  # of a piece
 STOP_SECONDS = 90.0  # seconds in which a stopped piece keeps its steps
-TRAININGS_AT_ONCE = 2  # trainings side by side, as `milkglass reproduce` has them
+TRAININGS_ON_DEVICE = 2  # trainings side by side for which a recipe says its need of the GPU
 MAX_TURNS = 3  # in a row without an end, after which a piece whose state cannot be kept is given up
 DEFAULT_MEMORY, DEFAULT_DEVICE = 2.0, 4.0  # GB that a recipe needs which does not say it
 STATE_FILE = "state.json"
@@ -127,9 +127,9 @@ def _whole(name: str, recipe: Recipe, needs: RecipeNeeds, free: FreeResources) -
 
 
 def _needs_of(needs: RecipeNeeds, at_once: int) -> RecipeNeeds:
-    """Returns what so many trainings need. A recipe says it for `TRAININGS_AT_ONCE` of them side by side."""
-    factor, (memory, on_device) = max(1.0, at_once / TRAININGS_AT_ONCE), _gigabytes(needs)
-    return replace(needs, memory=memory * factor, device=on_device * factor)
+    """Returns what so many trainings need side by side."""
+    memory, on_device = _gigabytes(needs)
+    return replace(needs, memory=memory * at_once, device=on_device * max(1.0, at_once / TRAININGS_ON_DEVICE))
 
 
 def _gigabytes(needs: RecipeNeeds) -> tuple[float, float]:

@@ -75,7 +75,7 @@ class Catalogue(Mapping[str, E], Generic[E]):
         return entries
 
     @property
-    def added(self) -> Mapping[str, E]:
+    def package_entries(self) -> Mapping[str, E]:
         """Returns the entries of installed packages. Raises PluginError if one cannot be used."""
         return {name: entry for name, entry in self._entries.items() if name not in self.built_in}
 

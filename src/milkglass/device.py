@@ -58,11 +58,11 @@ def on_gpu() -> bool:
     return current().type != "cpu"
 
 
-def moved(what: Movable) -> Movable:
+def move(movable: Movable) -> Movable:
     """Returns a tensor, or a module in place, on the device. On the CPU nothing is copied."""
-    if what is None:
-        return what
-    return what.to(current())  # type: ignore[return-value]
+    if movable is None:
+        return movable
+    return movable.to(current())  # type: ignore[return-value]
 
 
 def tensor(values: NDArray[Any]) -> torch.Tensor:

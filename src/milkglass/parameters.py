@@ -22,7 +22,7 @@ from typing import Any, Literal, Union, final, get_args, get_origin, get_type_hi
 
 from milkglass.errors import UsageError
 
-LIMIT, HINT = "limit", "hint"  # of a field's metadata
+LIMIT, HINT = "limit", "hint"  # keys of a field's metadata
 NOUNS: Mapping[Any, str] = {
     int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", type(None): "none",
 }  # fmt: skip
@@ -84,7 +84,7 @@ class Parameter:
     hint: str
 
     @property
-    def needed(self) -> str:
+    def accepted_words(self) -> str:
         """Returns what is accepted in words, such as "a whole number of 1 or more, or none"."""
         return ", or ".join(self._noun(alternative) for alternative in _alternatives(self.kind))
 
@@ -148,7 +148,7 @@ class Parameter:
 
     def _refusal(self, start: str) -> UsageError:
         default = "" if self.default is MISSING else f"{_show(self.default)} is the default"
-        return UsageError(f"{start} {self.needed} is needed", self.hint or default)
+        return UsageError(f"{start} {self.accepted_words} is needed", self.hint or default)
 
 
 @cache
@@ -238,7 +238,7 @@ def _describe(parameter: Parameter) -> str:
     if parameter.table is not None:
         return f"{parameter.name}.({describe_parameters(parameter.table)})"
     default = "" if parameter.default is MISSING else f"; {_show(parameter.default)}"
-    return f"{parameter.name} ({parameter.needed}{default})"
+    return f"{parameter.name} ({parameter.accepted_words}{default})"
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:

@@ -22,9 +22,9 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False,
     "axes.titlesize": 12, "axes.titlelocation": "left", "text.parse_math": False, "svg.id": None,
 }  # fmt: skip
-OFFSETS = tuple((x, y) for far in (1, 2, 3) for x in (6 * far, -6 * far) for y in (5 * far, -5 - 8 * far))  # of a label
-
-NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))  # of a name, in points
+# Where a label, or a name, may be put beside its point: offsets in points, the first that fits is taken
+OFFSETS = tuple((x, y) for far in (1, 2, 3) for x in (6 * far, -6 * far) for y in (5 * far, -5 - 8 * far))
+NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))
 Box = tuple[float, float, float, float]
 
 

@@ -47,16 +47,16 @@ class Sequences:
         """Returns (ids,) the index of the sequence that each id belongs to."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
-    def mapped(self, table: Ids) -> Sequences:
+    def map_ids(self, table: Ids) -> Sequences:
         """Returns the sequences with `table[id]` in place of each id."""
         return Sequences(table[self.ids], self.lengths)
 
-    def kept(self, keep: NDArray[np.bool_]) -> Sequences:
-        """Returns the ids where `keep` (ids,) is true. A sequence may become empty; none disappears."""
-        lengths = np.bincount(self.sequence_indices[keep], minlength=len(self)).astype(np.int64)
-        return Sequences(self.ids[keep], lengths)
+    def keep(self, is_kept: NDArray[np.bool_]) -> Sequences:
+        """Returns the ids where `is_kept` (ids,) is true. A sequence may become empty; none disappears."""
+        lengths = np.bincount(self.sequence_indices[is_kept], minlength=len(self)).astype(np.int64)
+        return Sequences(self.ids[is_kept], lengths)
 
-    def chosen(self, indices: Ids) -> Sequences:
+    def select(self, indices: Ids) -> Sequences:
         """Returns the sequences with these indices, in their order."""
         ends = np.cumsum(self.lengths)
         parts = [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in indices.tolist()]

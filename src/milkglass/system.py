@@ -16,7 +16,7 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-MAX_THREADS = 8  # of `in_threads`; more do not read faster
+MAX_THREADS = 8  # the most threads of `in_threads`: more do not read faster
 PR_SET_DUMPABLE = 4
 ALLOW_DEBUGGER = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
 

@@ -110,7 +110,7 @@ def test_what_stands_for_itself_is_read_so_and_what_is_nobody_s_shadow_not_at_al
 def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
     """Every token by its first shadow."""
     first = np.array([some[0] for some in SHADOWS])
-    return corpus.mapped(first), np.arange(len(corpus.ids))
+    return corpus.map_ids(first), np.arange(len(corpus.ids))
 
 
 TEXTS = [[0, 1, 6], [0, 1, 6], [0, 2], [6, 2, 0], [6, 2, 0], [3, 0], [0, 4]]

@@ -188,7 +188,8 @@ def test_another_public_model_is_refused() -> None:
 @pytest.mark.parametrize("name", ["bert", "llama-untied"])
 def test_through_the_scrambler(name: str, tmp_path: Path) -> None:
     """What the product writes; an untied head is solved together with the table."""
-    from milkglass.client.key.generate import new_key, scheme_for
+    from milkglass.client.key.generate import new_key
+    from milkglass.client.key.scheme import scheme_for
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
     from tests.tiny import save

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import guess_by_rank
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.ednn import EDNN
@@ -29,7 +29,7 @@ from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.metrics.recovery import Recovery
 from milkglass.models.resolve import resolve
-from milkglass.models.view import Model, overlaid
+from milkglass.models.view import Model, overlay_tensors
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids, Sequences
@@ -112,12 +112,12 @@ class Real:
         sigma = np.random.default_rng(seed).permutation(len(self.kept)).astype(np.int64)
         moved = torch.empty_like(self.model.table)
         moved[torch.from_numpy(sigma)] = change(self.model.table, seed)
-        return Model(overlaid(self.model.tensors, {TABLE: moved}), self.model.config), sigma
+        return Model(overlay_tensors(self.model.tensors, {TABLE: moved}), self.model.config), sigma
 
     def scene(self, change: Change, most: int = 120) -> tuple[Transcript, Knowledge, Truth]:
         model, sigma = self.simulate(change, 5)
-        some = self.sent.chosen(np.arange(min(most, len(self.sent))))
-        sent, ordinary, kept = some.mapped(sigma), self.ordinary, self.kept
+        some = self.sent.select(np.arange(min(most, len(self.sent))))
+        sent, ordinary, kept = some.map_ids(sigma), self.ordinary, self.kept
         return (
             Transcript((Weights(model), Tokens(sent)), len(kept)),
             Knowledge(public_model=self.model, corpus=self.known, simulate=lambda seed: self.simulate(change, seed)),
@@ -135,8 +135,8 @@ def real(size: int) -> Real:
     kept = np.sort(np.append(used, np.random.default_rng(0).choice(others, size - len(used), replace=False)))
     number = np.full(ALL, -1, np.int64)
     number[kept] = np.arange(size)
-    smaller = overlaid(whole.tensors, {TABLE: whole.table[torch.from_numpy(kept)]})
-    return Real(Model(smaller, {**whole.config, "vocab_size": size}), kept, sent.mapped(number), known.mapped(number))
+    smaller = overlay_tensors(whole.tensors, {TABLE: whole.table[torch.from_numpy(kept)]})
+    return Real(Model(smaller, {**whole.config, "vocab_size": size}), kept, sent.map_ids(number), known.map_ids(number))
 
 
 @cache
@@ -215,7 +215,7 @@ def clustered(size: int, epsilon: float) -> tuple[Transcript, Knowledge, Truth]:
 def flat(at: tuple[Transcript, Knowledge, Truth]) -> float:
     transcript, knowledge, truth = at
     assert knowledge.candidates is not None
-    guess = ranked(knowledge.candidates, transcript.size)
+    guess = guess_by_rank(knowledge.candidates, transcript.size)
     return score(guess, truth, np.random.default_rng(0))["tokens top-1"].value
 
 
@@ -313,7 +313,9 @@ def obfuslm_plus(size: int, seed: int) -> tuple[Model, Model, Ids]:
 
 def only(model: Model, rows: Tensor) -> Transcript:
     """A transcript of some rows of the table: the others are not graded, and each costs as much."""
-    return Transcript((Weights(Model(overlaid(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows))
+    return Transcript(
+        (Weights(Model(overlay_tensors(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows)
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import guess_by_rank
 from milkglass.attacks.hidden_states.era import ERA, states
 from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
@@ -71,7 +71,7 @@ def test_era_plus_starts_from_what_the_corpus_tells(models: dict[str, Model]) ->
     assert prior(transcript, known) == pytest.approx(expected, abs=1e-9)
     assert max(map(abs, prior(transcript, bare))) < 1e-9
     assert max(map(abs, prior(answered, known))) < 1e-9
-    read = ranked(reference, VOCAB).at(sent.ids)[:, 0]
+    read = guess_by_rank(reference, VOCAB).at(sent.ids)[:, 0]
     assert (read == np.argsort(sigma)[sent.ids.ids]).mean() > 0.3
 
 
@@ -96,7 +96,7 @@ def test_era_plus_believes_states_as_far_as_they_agree_with_what_is_known(
         prior.append(np.where(group.members == likeliest[:, None], 2.0, 0.0))
     found = Candidates(groups, tuple(prior))
     knowledge = Knowledge(public_model=public, candidates=found)
-    before = right(ranked(found, VOCAB), truth)
+    before = right(guess_by_rank(found, VOCAB), truth)
     after = right(ERAPlus()(transcript, knowledge, Budget(), np.random.default_rng(0)), truth)
     assert 0.3 < before < 0.95
     if useful:

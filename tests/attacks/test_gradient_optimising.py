@@ -280,7 +280,7 @@ def test_special_tokens_are_seen_in_public_text() -> None:
     assert Frame.of(None, None, framed, 100) == FRAME
     assert Frame.of(7, None, framed, 100) == Frame(7, LAST)  # what is given goes first
     assert Frame.of(None, None, None, 100) == Frame()
-    assert Frame.of(None, None, framed.chosen(np.arange(9)), 100) == Frame()  # too few texts
+    assert Frame.of(None, None, framed.select(np.arange(9)), 100) == Frame()  # too few texts
     inside = Sequences.of([*framed, [FIRST, 5, FIRST, LAST]])
     assert Frame.of(None, None, inside, 100) == Frame(None, LAST)  # an ordinary word with which all begin
     with pytest.raises(UsageError, match=r"id of 100\b.*\b100\b"):

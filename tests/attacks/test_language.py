@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaForCausalLM
 
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import guess_by_rank
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restrict
@@ -55,7 +55,7 @@ class Play:
 
     def share(self, found: Candidates) -> float:
         """Of the ids that are as frequent in every topic, how many are read."""
-        guess = ranked(found, N).table
+        guess = guess_by_rank(found, N).table
         assert guess is not None
         asked = np.array([word(number, topic) for number in ALIKE for topic in range(TOPICS)])
         rows = np.argsort(self.inverse)[asked]
@@ -68,7 +68,7 @@ def play(public: Model, corpus: Sequences, sentences: int = 160) -> Play:
     members += [np.array([one]) for one in range(FIRST + FILLERS)]
     groups = tuple(Group(np.sort(sigma[one]), one) for one in members)
     candidates = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
-    transcript = Transcript((Tokens(written(sentences, 2).mapped(sigma)),), N)
+    transcript = Transcript((Tokens(written(sentences, 2).map_ids(sigma)),), N)
     return Play(transcript, Knowledge(public, corpus, candidates=candidates), np.argsort(sigma))
 
 

@@ -54,7 +54,7 @@ def candidates(size: int) -> Candidates:
 
 def sent(original: Sequences, size: int) -> Transcript:
     symbol = np.array([t // 2 if t < TOKENS else PAIRS + t - TOKENS for t in range(size)])
-    return Transcript((Tokens(original.mapped(symbol)),), PAIRS + size - TOKENS)
+    return Transcript((Tokens(original.map_ids(symbol)),), PAIRS + size - TOKENS)
 
 
 def knowledge(public: Model, **fields: object) -> Knowledge:
@@ -97,7 +97,7 @@ def test_a_permutation_that_is_known_hides_nothing(public: Model) -> None:
     sigma, original = np.random.default_rng(7).permutation(public.vocab_size), texts(10, 2)
     alone = tuple(Group(sigma[[token]], np.array([token])) for token in range(public.vocab_size))
     known = knowledge(public, candidates=Candidates(alone, tuple(np.zeros((1, 1)) for _ in alone)))
-    crossed = original.mapped(sigma)
+    crossed = original.map_ids(sigma)
     assert (crossed.ids != original.ids).mean() > 0.9
     guess = SymbolDecoder(epochs=1)(
         Transcript((Tokens(crossed),), public.vocab_size), known, Budget(), np.random.default_rng(3)
@@ -113,7 +113,7 @@ def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> Non
     beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
     original = texts(5, 2)
     seen = 0
-    for place, members, network, chain in beliefs.read(original.mapped(symbols.of_token)):
+    for place, members, network, chain in beliefs.read(original.map_ids(symbols.of_token)):
         assert original.ids[place] in members
         assert np.exp(network).sum() == pytest.approx(1, abs=1e-5)
         assert np.exp(chain).sum() == pytest.approx(1)
@@ -135,7 +135,7 @@ def test_more_private_text_changes_nothing_of_what_is_read(public: Model) -> Non
 
     def reading(count: int) -> np.ndarray:
         torch.manual_seed(1)
-        part = sent(original.chosen(np.arange(count)), public.vocab_size)
+        part = sent(original.select(np.arange(count)), public.vocab_size)
         found = decoder(part, knowledge(public), Budget(), np.random.default_rng(3)).running
         assert found is not None
         return found[: 6 * 10]

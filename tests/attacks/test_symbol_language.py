@@ -66,7 +66,7 @@ def scene(public: Model) -> tuple[Transcript, Knowledge]:
     for i, one in enumerate(members()):
         symbol[one] = i
     known = Knowledge(public, written(40, 3), candidates=candidates, has_shared_ids=True)
-    return Transcript((Tokens(PRIVATE.mapped(symbol)),), len(groups)), known
+    return Transcript((Tokens(PRIVATE.map_ids(symbol)),), len(groups)), known
 
 
 def read(public: Model, reader: str | None, budget: Budget | None = None) -> Guess:

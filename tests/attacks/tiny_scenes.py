@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import guess_by_rank
 from milkglass.attacks.forward import batches, body, sample_states
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -91,5 +91,5 @@ def unsolved(truth: Truth) -> Candidates:
     parts = np.array_split(np.arange(VOCAB), VOCAB // 10)
     groups = tuple(Group(rng.permutation(sigma[part]), part) for part in parts)
     flat = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
-    assert right(ranked(flat, VOCAB), truth) < 0.2
+    assert right(guess_by_rank(flat, VOCAB), truth) < 0.2
     return flat

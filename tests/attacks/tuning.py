@@ -50,7 +50,7 @@ class Rehearsal:
         if members is not None:
             groups = tuple(Group(np.sort(sigma[one]), np.sort(one)) for one in members)
             candidates = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
-        transcript = Transcript((Tokens(private.mapped(sigma)),), size)
+        transcript = Transcript((Tokens(private.map_ids(sigma)),), size)
         knowledge = Knowledge(public_model=model, corpus=public, candidates=candidates)
         return cls(transcript, knowledge, np.argsort(sigma).astype(np.int64))
 
@@ -70,7 +70,7 @@ def halves(corpus: Sequences, share: float = 0.5) -> tuple[Sequences, Sequences]
     """Two parts of one corpus, in its order, since neighbouring texts of one source are more alike than two sources."""
     cut = round(len(corpus) * share)
     numbers = np.arange(len(corpus))
-    return corpus.chosen(numbers[:cut]), corpus.chosen(numbers[cut:])
+    return corpus.select(numbers[:cut]), corpus.select(numbers[cut:])
 
 
 def tune(rehearsals: Sequence[Rehearsal], variants: Sequence[Decipherment]) -> tuple[Decipherment, dict[int, float]]:

@@ -158,12 +158,14 @@ class Nvidia:
 
     def manifest(self, version: str, blocks: Mapping[int, bytes], active: str = "True") -> bytes:
         """A reference manifest with values by index."""
-        root: Any = etree.Element(f"{rim.SWID}SoftwareIdentity", nsmap={None: rim.SWID[1:-1]})
-        etree.SubElement(root, f"{rim.SWID}Meta", colloquialVersion=version, product="GH100")
-        payload = etree.SubElement(root, f"{rim.SWID}Payload")
+        root: Any = etree.Element(f"{rim.SWID_NAMESPACE}SoftwareIdentity", nsmap={None: rim.SWID_NAMESPACE[1:-1]})
+        etree.SubElement(root, f"{rim.SWID_NAMESPACE}Meta", colloquialVersion=version, product="GH100")
+        payload = etree.SubElement(root, f"{rim.SWID_NAMESPACE}Payload")
         for index, block in blocks.items():
             attributes = {"type": "Measurement", "active": active, "index": str(index), "alternatives": "1"}
-            etree.SubElement(payload, f"{rim.SWID}Resource", attributes | {f"{rim.HASH}0": block.hex()})
+            etree.SubElement(
+                payload, f"{rim.SWID_NAMESPACE}Resource", attributes | {f"{rim.HASH_ATTRIBUTE}0": block.hex()}
+            )
         from signxml.signer import XMLSigner
 
         signer = XMLSigner(signature_algorithm="ecdsa-sha384", digest_algorithm="sha384")
@@ -175,7 +177,7 @@ class Nvidia:
         found = nvidia.Measurements.parse(GPUS["Hopper on hold"].raw)
         indices = sorted(found.blocks)
         half = len(indices) // 2
-        parts = {"DRIVER": (found.text(nvidia.DRIVER), indices[:half]), "VBIOS": (found.vbios, indices[half:])}
+        parts = {"DRIVER": (found.text(nvidia.DRIVER_FIELD), indices[:half]), "VBIOS": (found.vbios, indices[half:])}
         return {
             name: self.manifest(version, {at - 1: found.blocks[at] for at in some})
             for name, (version, some) in parts.items()

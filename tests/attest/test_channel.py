@@ -26,13 +26,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from milkglass.attest import channel, connections
-from milkglass.attest.aci import canonical, signed_report_data
-from milkglass.attest.channel import AttestedChannel, Leases, verifier
+from milkglass.attest.aci import canonical_json, signed_report_data
+from milkglass.attest.channel import AttestedChannel, Leases, make_verifier
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.front import key_of
-from milkglass.attest.policy import Policy, parse
-from milkglass.attest.providers import PATH
+from milkglass.attest.front import spki_digest_of_file
+from milkglass.attest.policy import Policy, parse_policy
+from milkglass.attest.providers import EVIDENCE_PATH
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import Call
@@ -146,7 +146,7 @@ class Server:
             number = self._connections % len(contexts) if self.in_turn else min(self._connections, last)
             self._connections += 1
             connection.context = contexts[number]
-            self._keys[id(connection)] = key_of(self.pairs[number][0])
+            self._keys[id(connection)] = spki_digest_of_file(self.pairs[number][0])
 
         self._keys: dict[int, bytes] = {}
         context.sni_callback = chosen  # type: ignore[assignment]
@@ -172,10 +172,10 @@ class Server:
         assert task is not None
         self._tasks.add(task)
         try:
-            spki = self._keys.get(id(writer.get_extra_info("ssl_object")), key_of(self.pairs[0][0]))
+            spki = self._keys.get(id(writer.get_extra_info("ssl_object")), spki_digest_of_file(self.pairs[0][0]))
             while head := await reader.readuntil(b"\r\n\r\n"):
                 line = head.split(b"\r\n", 1)[0].decode()
-                if PATH in line:
+                if EVIDENCE_PATH in line:
                     self.asked += 1
                     nonce = bytes.fromhex(line.split("nonce=")[1].split(" ")[0])
                     answer = self.evidence(spki, nonce)
@@ -210,7 +210,7 @@ def honest(spki: bytes, nonce: bytes) -> bytes:
 
 def policy_for(port: int, lease: str = "15m") -> Policy:
     text = f'version = 1\nserver = "https://localhost:{port}"\nlease = "{lease}"\nkinds = ["software"]\n'
-    return parse(text.encode(), "p.toml", Policy)
+    return parse_policy(text.encode(), "p.toml", Policy)
 
 
 @dataclass
@@ -236,7 +236,7 @@ async def client(
 ) -> AsyncIterator[Client]:
     policy, verdicts, now, wall = policy_for(port, lease), list[Verdict](), [0.0], [1_000.0]
     leases = Leases(policy.lease_seconds, lambda: now[0], lambda: wall[0] + now[0])
-    channel = AttestedChannel(policy, verifier(policy, {}), authority.file, verdicts.append, leases, silence)
+    channel = AttestedChannel(policy, make_verifier(policy, {}), authority.file, verdicts.append, leases, silence)
     try:
         yield Client(channel, verdicts, now, wall)
     finally:
@@ -297,7 +297,7 @@ REFUSALS = {
 @pytest.mark.parametrize("scene", REFUSALS)
 def test_a_man_in_the_middle_with_a_valid_certificate_gets_no_byte(scene: str, authority: Authority) -> None:
     reason, answer = REFUSALS[scene]
-    other = key_of(authority.issued("honest")[0])
+    other = spki_digest_of_file(authority.issued("honest")[0])
 
     async def work() -> None:
         async with (
@@ -311,7 +311,7 @@ def test_a_man_in_the_middle_with_a_valid_certificate_gets_no_byte(scene: str, a
             assert server.asked == 1, "a refusal holds for some seconds"
             questions = [reader.seen for reader in server.readers if reader.seen]
             assert len(server.readers) > 3 and len(questions) == 1, "the other connections got no byte at all"
-            assert questions[0].startswith(b"GET ") and PATH.encode() in questions[0]
+            assert questions[0].startswith(b"GET ") and EVIDENCE_PATH.encode() in questions[0]
             assert questions[0].count(b"\r\n\r\n") == 1 and questions[0].endswith(b"\r\n\r\n")
 
     asyncio.run(work())
@@ -517,7 +517,7 @@ def test_of_several_servers_behind_one_address_each_is_verified(
 ) -> None:
     monkeypatch.setattr(connections, "MAX_IDLE", 0)  # so that each request has a connection of its own
     pairs = [authority.issued(name) for name in "abc"[:count]]
-    bad = key_of(pairs[1][0])
+    bad = spki_digest_of_file(pairs[1][0])
 
     def some(spki: bytes, nonce: bytes) -> bytes:
         return b"{}" if spki == bad else honest(spki, nonce)
@@ -532,7 +532,7 @@ def test_of_several_servers_behind_one_address_each_is_verified(
             for _ in range(12):
                 with suppress(AttestationError):
                     accepted += await one.ask() == b'{"ok": true}'
-            assert {*server.of_key} == {key_of(pair[0]) for pair in pairs} - {bad}
+            assert {*server.of_key} == {spki_digest_of_file(pair[0]) for pair in pairs} - {bad}
             assert 0 < accepted < 12, "a good one was accepted, a bad one refused"
 
     asyncio.run(work())
@@ -555,7 +555,7 @@ def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(mon
     async def work() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        transport = connections.SeparateConnections(5, None, 30.0)
+        transport = connections.SeparateConnectionsTransport(5, None, 30.0)
         async with server:
             client = httpx2.AsyncClient(transport=transport, timeout=30)
             for _ in range(3):
@@ -628,7 +628,7 @@ def test_who_waits_for_a_free_connection_is_refused_after_a_limit() -> None:
     async def work() -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        transport = connections.SeparateConnections(1, None, 0.1)
+        transport = connections.SeparateConnectionsTransport(1, None, 0.1)
         async with server, httpx2.AsyncClient(transport=transport, timeout=None) as client:
             first = asyncio.create_task(client.get(url))
             await asyncio.sleep(0.05)
@@ -654,7 +654,7 @@ def test_a_connection_is_not_used_again_at_the_moment_at_which_its_server_closes
         return Response()
 
     async def work(port: int) -> None:
-        async with connections.client_of(f"http://127.0.0.1:{port}", 1) as client:
+        async with connections.make_client(f"http://127.0.0.1:{port}", 1) as client:
             for pause in (0.0, 0.8, 0.0):
                 await client.get("/")
                 await asyncio.sleep(pause)
@@ -668,7 +668,7 @@ def test_a_document_that_names_another_form_than_the_policys_binds_no_key(author
     """An image that signs keysets of ACI: its quote is relayed under our own form's name, for another key."""
 
     def relayed(spki: bytes, nonce: bytes) -> bytes:
-        keyset = canonical({"not_after": int(intel_forger.NOW.timestamp()) + 86_400, "tls_public_keys": []})
+        keyset = canonical_json({"not_after": int(intel_forger.NOW.timestamp()) + 86_400, "tls_public_keys": []})
         quote = intel_forger.Quote(enclave=intel_forger.report(data=signed_report_data(keyset, nonce))).bytes()
         collateral = {"intel": intel_forger.Collateral().content()}
         return HardwareEvidence(
@@ -679,8 +679,8 @@ def test_a_document_that_names_another_form_than_the_policys_binds_no_key(author
         async with Server([authority.issued(f"between-{provider}")], relayed).running() as server:
             text = f'version = 1\nserver = "https://localhost:{server.port}"\nevidence = "{provider}"\n'
             text += f'[sgx]\nimage = [{{mrenclave = "{intel_forger.MEASUREMENT.hex()}", name = "x", origin = "x"}}]\n'
-            policy = parse(text.encode(), "policy", Policy)
-            channel = AttestedChannel(policy, verifier(policy, {}, None, lambda: intel_forger.NOW), authority.file)
+            policy = parse_policy(text.encode(), "policy", Policy)
+            channel = AttestedChannel(policy, make_verifier(policy, {}, None, lambda: intel_forger.NOW), authority.file)
             with pytest.raises(AttestationError) as refused:
                 await channel.send("POST", "/v1/chat/completions", {}, BODY)
             assert refused.value.reason == ("form" if provider == "milkglass" else "version")
@@ -756,7 +756,7 @@ def test_evidence_that_nothing_binds_gives_no_lease_also_where_recordings_of_it_
             client(authority, server.port) as one,
         ):
             accepting = one.channel.policy.model_copy(update={"accept": {"unbound": "a trial", "not-fresh": "a trial"}})
-            channel_of = AttestedChannel(accepting, verifier(accepting, {}), authority.file)
+            channel_of = AttestedChannel(accepting, make_verifier(accepting, {}), authority.file)
             with pytest.raises(AttestationError) as refused:
                 await channel_of.send("POST", "/v1/embeddings", {}, BODY)
             assert refused.value.reason == "form" and not server.received
@@ -771,7 +771,7 @@ def test_evidence_that_was_judged_by_another_clock_gives_no_lease(authority: Aut
     async def work() -> None:
         async with Server([authority.issued("a")], honest).running() as server:
             policy = policy_for(server.port)
-            judged_by_policy, leases = verifier(policy, {}), Leases(60.0, lambda: 0.0, lambda: 1e9 + wall[0])
+            judged_by_policy, leases = make_verifier(policy, {}), Leases(60.0, lambda: 0.0, lambda: 1e9 + wall[0])
 
             def judge(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
                 verdict = judged_by_policy(document, spki, nonce)
@@ -793,7 +793,7 @@ def test_evidence_that_was_judged_by_another_clock_gives_no_lease(authority: Aut
 @pytest.mark.parametrize("scene", REFUSALS)
 def test_a_proxy_with_a_key_sends_a_man_in_the_middle_nothing(scene: str, authority: Authority) -> None:
     reason, answer = REFUSALS[scene]
-    other = key_of(authority.issued("honest")[0])
+    other = spki_digest_of_file(authority.issued("honest")[0])
 
     async def work() -> None:
         async with (
@@ -819,4 +819,4 @@ def test_a_server_has_a_connection_left_for_evidence() -> None:
 def test_the_environment_gets_no_secrets_of_a_connection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys.txt"))
     assert ssl.create_default_context().keylog_filename is not None, "the library would write them"
-    assert channel.admitting(lambda spki: True, None).keylog_filename is None
+    assert channel.admission_context(lambda spki: True, None).keylog_filename is None

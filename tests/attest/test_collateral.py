@@ -20,8 +20,8 @@ from cryptography.x509 import ocsp
 from milkglass.attest import chains, channel, evidence, intel, nvidia, rim, sev_snp, sources
 from milkglass.attest.claims import Claim, VerifiedGpu, VerifiedMachine
 from milkglass.attest.evidence import HardwareEvidence, gpu_nonce, report_data
-from milkglass.attest.fetch import fetch
-from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse
+from milkglass.attest.fetch import fetch_collateral
+from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse_policy
 from milkglass.attest.sources import collateral_reader, read_collateral, with_collateral
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import AttestationError, EnclaveError, UsageError
@@ -132,10 +132,10 @@ def test_a_report_that_no_guest_asked_for_is_refused_and_versions_at_the_start_c
         assert reason(lambda one=raw: sev_snp.verify(one, amd.files, TODAY)) == "level"
     floor = b'version = 1\nserver = "https://x"\n[sev-snp]\nproducts = ["Genoa"]\n'
     floor += b"tcb = {bootloader = 10, tee = 0, snp = 23, microcode = 84}\n"
-    rules = parse(floor, "p", Policy)
+    rules = parse_policy(floor, "p", Policy)
     launched = bytes([10, 0, 0, 0, 0, 0, 22, 84])
-    assert "old-tcb" not in judge(rules, sev_snp.verify(amd.report(), amd.files, TODAY)).refused
-    refused = judge(rules, sev_snp.verify(amd.report({0x1F0: launched}), amd.files, TODAY)).refused
+    assert "old-tcb" not in judge(rules, sev_snp.verify(amd.report(), amd.files, TODAY)).refusals
+    refused = judge(rules, sev_snp.verify(amd.report({0x1F0: launched}), amd.files, TODAY)).refusals
     assert "when the guest was started" in refused["old-tcb"] and "snp" in refused["old-tcb"]
 
 
@@ -171,7 +171,7 @@ def test_each_of_intels_answers_is_the_newest_also_in_a_mixture(part: str) -> No
     clients = json.loads(replace(bad, now=NOW - timedelta(days=1), number=18).content())
     mixed = json.loads(replace(Collateral(), number=18).content())
     old = json.loads(OLD.content())
-    for name in (part, *intel.ANSWERS[part]):
+    for name in (part, *intel.COLLATERAL_PARTS[part]):
         mixed[name] = old[name]
     servers = {"intel": json.dumps(mixed).encode()}
     assert verified(servers).status == "UpToDate"
@@ -227,14 +227,14 @@ def test_a_policy_names_the_least_number_of_intels_levels_and_without_one_the_ve
     rest = '[accept]\nfirst-use = "x"\n'
 
     def policy(line: str) -> EnclavePolicy:
-        return parse(f"version = 1\n[sgx]\n{line}{image}{rest}".encode(), "p", EnclavePolicy)
+        return parse_policy(f"version = 1\n[sgx]\n{line}{image}{rest}".encode(), "p", EnclavePolicy)
 
     machine = verified(OLD.files())
     free = judge(policy(""), machine)
     assert free.holds and any("names no least eval_data_number" in line for line in free.lines())
     assert judge(policy("eval_data_number = 17\n"), machine).holds
     high = judge(policy("eval_data_number = 18\n"), machine)
-    assert set(high.refused) == {"eval-data-number"} and "17" in high.refused["eval-data-number"]
+    assert set(high.refusals) == {"eval-data-number"} and "17" in high.refusals["eval-data-number"]
     gate = QuoteVerifier(policy("eval_data_number = 18\n"), forger.intel().root_der, lambda: NOW)
     with pytest.raises(EnclaveError, match="eval-data-number"):
         gate.require(Quote().bytes(), forger.DATA, OLD.content())
@@ -327,7 +327,7 @@ def test_manifests_of_other_versions_do_not_matter_whatever_is_wrong_with_them(n
         content(f"nvidia/{one}") for one in (samples.VBIOS, samples.BAD_VBIOS, "incorrect_signature_driver_rim.xml")
     ]
     measurements = nvidia.Measurements.parse(sample.raw)
-    versions = {measurements.text(nvidia.DRIVER), measurements.vbios}
+    versions = {measurements.text(nvidia.DRIVER_FIELD), measurements.vbios}
     others = [one for one in files if rim.read_chip_and_version(one)[1] not in versions]
     assert others
     found = nvidia.verify(sample.raw, sample.chain, sample.nonce, others, [], TODAY)
@@ -348,13 +348,13 @@ def test_an_expired_manifest_is_replaced_by_one_of_the_same_version(monkeypatch:
 
 def test_a_manifest_without_active_values_or_with_many_certificates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = content("nvidia/incorrect_signature_driver_rim.xml")
-    assert reason(lambda: rim.read(changed, day("2026-01-01"))) == "rim-signature"
+    assert reason(lambda: rim.read_manifest(changed, day("2026-01-01"))) == "rim-signature"
     who = Nvidia.make().trusted(monkeypatch)
     found = nvidia.Measurements.parse(GPUS["Hopper on hold"].raw)
     for empty in (who.manifest(found.vbios, {}), who.manifest(found.vbios, {0: bytes(48)}, active="False")):
         assert reason(lambda one=empty: gpu(who, [], [one])) == "rim"
     many = replace(who, signer=replace(who.signer, chain=who.signer.chain * 3))
-    assert reason(lambda: rim.read(many.manifest("1", {0: bytes(48)}), TODAY)) == "size"
+    assert reason(lambda: rim.read_manifest(many.manifest("1", {0: bytes(48)}), TODAY)) == "size"
 
 
 def test_a_name_that_nobody_signed_is_cut_in_a_message() -> None:
@@ -369,7 +369,7 @@ def test_a_name_that_nobody_signed_is_cut_in_a_message() -> None:
 def docs_policy(launch: str) -> Policy:
     text = DOCS.read_text("utf-8").split("## A policy\n```\n", 1)[1].split("```", 1)[0]
     assert '"f57dc09a..."' in text
-    return parse(text.replace("f57dc09a...", launch).encode(), "docs", Policy)
+    return parse_policy(text.replace("f57dc09a...", launch).encode(), "docs", Policy)
 
 
 def test_the_docs_policy_holds_for_a_good_machine_with_the_files_that_fetch_gets(
@@ -377,7 +377,7 @@ def test_the_docs_policy_holds_for_a_good_machine_with_the_files_that_fetch_gets
 ) -> None:
     amd, who = Amd.make().trusted(monkeypatch), Nvidia.make().trusted(monkeypatch)
     gpus = ((who.evidence(gpu_nonce(SPKI, NONCE)), who.gpu.pem),)
-    data = report_data(SPKI, NONCE, nvidia.digest(gpus), b"")
+    data = report_data(SPKI, NONCE, nvidia.gpu_evidence_digest(gpus), b"")
     bare = HardwareEvidence("sev-snp", amd.report({0x50: data}), {}, "milkglass", SPKI, NONCE, gpus)
     manifests = who.manifests()
     makers = Makers({
@@ -389,15 +389,17 @@ def test_the_docs_policy_holds_for_a_good_machine_with_the_files_that_fetch_gets
 
     async def work() -> dict[str, bytes]:
         async with makers.running() as services:
-            return await fetch(bare, None, services)
+            return await fetch_collateral(bare, None, services)
 
     for name, file in asyncio.run(work()).items():
         (tmp_path / name).write_bytes(file)
     whole = with_collateral(bare, read_collateral(tmp_path))
     machine, found, bound = evidence.verify(whole, TODAY, SPKI, NONCE)
-    verdict = judge(docs_policy(machine.image["launch"]), machine, found, bound, {machine.machine: "2026-11-26"})
-    assert verdict.holds, verdict.refused
-    assert set(verdict.accepted) == {"relayable-gpu"}
+    verdict = judge(
+        docs_policy(machine.measurements["launch"]), machine, found, bound, {machine.machine_id: "2026-11-26"}
+    )
+    assert verdict.holds, verdict.refusals
+    assert set(verdict.accepted_weaknesses) == {"relayable-gpu"}
     assert "hardware proves: it answered our nonce" in map(str, bound)
     (binding, fresh) = evidence.verify(whole, TODAY)[2]
     assert fresh.state == "none" and fresh.source == "not checked", "only who made a recording knows its nonce"
@@ -406,22 +408,22 @@ def test_the_docs_policy_holds_for_a_good_machine_with_the_files_that_fetch_gets
     missing = with_collateral(bare, {name: file for name, file in read_collateral(tmp_path).items() if name != "crl"})
     machine, found, bound = evidence.verify(missing, TODAY, SPKI, NONCE)
     refused = judge(
-        docs_policy(machine.image["launch"]), machine, found, bound, {machine.machine: "2026-11-26"}
-    ).refused
+        docs_policy(machine.measurements["launch"]), machine, found, bound, {machine.machine_id: "2026-11-26"}
+    ).refusals
     assert set(refused) == {"no-revocation"}
 
 
 def test_a_folder_is_read_again_when_a_lease_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(evidence.intel, "verify", partial(intel.verify, root=forger.intel().root_der))
-    quote = Quote(enclave=forger.report(data=report_data(SPKI, NONCE, nvidia.digest([]), b""))).bytes()
+    quote = Quote(enclave=forger.report(data=report_data(SPKI, NONCE, nvidia.gpu_evidence_digest([]), b""))).bytes()
     document = HardwareEvidence("sgx", quote, {}, "milkglass", SPKI, NONCE).document()
     text = (
         f'image = [{{mrenclave = "{forger.MEASUREMENT.hex()}", name = "x", origin = "y"}}]\n[accept]\nfirst-use = "x"\n'
     )
-    rules = parse(f'version = 1\nserver = "https://x"\n[sgx]\n{text}'.encode(), "p", Policy)
+    rules = parse_policy(f'version = 1\nserver = "https://x"\n[sgx]\n{text}'.encode(), "p", Policy)
     clock = [NOW]
     (tmp_path / "intel.json").write_bytes(Collateral().content())
-    verify = channel.verifier(rules, {}, collateral_reader(tmp_path), lambda: clock[0])
+    verify = channel.make_verifier(rules, {}, collateral_reader(tmp_path), lambda: clock[0])
     assert verify(document, SPKI, NONCE).holds
     clock[0] = NOW + timedelta(days=40)
     assert reason(lambda: verify(document, SPKI, NONCE)) == "expired"
@@ -473,10 +475,10 @@ def test_a_file_that_vanishes_or_begins_with_a_dot_refuses_no_use(
 
 def test_a_use_reads_the_folder_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(evidence.intel, "verify", partial(intel.verify, root=forger.intel().root_der))
-    quote = Quote(enclave=forger.report(data=report_data(SPKI, NONCE, nvidia.digest([]), b""))).bytes()
+    quote = Quote(enclave=forger.report(data=report_data(SPKI, NONCE, nvidia.gpu_evidence_digest([]), b""))).bytes()
     document = HardwareEvidence("sgx", quote, {}, "milkglass", SPKI, NONCE).document()
     (tmp_path / "intel.json").write_bytes(Collateral().content())
-    rules = parse(b'version = 1\nserver = "https://x"\n[sgx]\n', "p", Policy)
+    rules = parse_policy(b'version = 1\nserver = "https://x"\n[sgx]\n', "p", Policy)
     reads = list[Path]()
 
     def counted(folder: Path) -> dict[str, bytes]:
@@ -484,6 +486,6 @@ def test_a_use_reads_the_folder_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return read_collateral(folder)
 
     monkeypatch.setattr(sources, "read_collateral", counted)
-    verify = channel.verifier(rules, {}, collateral_reader(tmp_path), lambda: NOW)
-    assert "image" in verify(document, SPKI, NONCE).refused
+    verify = channel.make_verifier(rules, {}, collateral_reader(tmp_path), lambda: NOW)
+    assert "image" in verify(document, SPKI, NONCE).refusals
     assert reads == [tmp_path]

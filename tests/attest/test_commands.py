@@ -65,7 +65,7 @@ def test_a_recorded_keyset_is_read_for_the_server_of_the_policy(tmp_path: Path) 
     key = bytes(32)
     entry = {"domain": "other.example", "spki_sha256": key.hex()}
     keyset = json.dumps({"not_after": 1_751_000_000, "tls_public_keys": [entry]}, separators=(",", ":")).encode()
-    recording = replace(TDX, form="aci", spki=key, nonce=bytes(32), keyset=keyset, host="other.example")
+    recording = replace(TDX, form="aci", spki_digest=key, nonce=bytes(32), keyset=keyset, host="other.example")
     head = 'version = 1\nserver = "https://gpu.example"\nevidence = "aci"\n[tdx]\n'
     found = replay(tmp_path / "a.json", recording.document(), head)
     assert "does not list the connection's key for gpu.example" in found

@@ -38,7 +38,7 @@ def test_a_processors_evidence_gives_its_verdict(name: str) -> None:
         return
     machine, gpus, bound = evidence.verify(sample.evidence, sample.time)
     assert {one.weakness for one in (*machine.claims, *bound) if one.weakness} == sample.weak | ALWAYS
-    assert not gpus and all(len(value) in (64, 96) for value in machine.image.values())
+    assert not gpus and all(len(value) in (64, 96) for value in machine.measurements.values())
     assert HardwareEvidence.parse(sample.evidence.document()) == sample.evidence
 
 
@@ -68,9 +68,13 @@ def test_what_a_processor_states() -> None:
 
     assert genoa.report_data == hashlib.sha256(found).digest() + bytes(32)
     tdx, *_ = evidence.verify(samples.TDX, day("2025-06-25"))
-    assert tdx.status == "UpToDate" and tdx.image["mrtd"].startswith("91eb2b44") and tdx.machine.startswith("811dca2a")
+    assert (
+        tdx.status == "UpToDate"
+        and tdx.measurements["mrtd"].startswith("91eb2b44")
+        and tdx.machine_id.startswith("811dca2a")
+    )
     sgx, *_ = evidence.verify(samples.SGX, day("2025-06-25"))
-    assert sgx.report_data.startswith(b"Hello, world!") and sgx.image["mrenclave"].startswith("33d8736d")
+    assert sgx.report_data.startswith(b"Hello, world!") and sgx.measurements["mrenclave"].startswith("33d8736d")
 
 
 @pytest.mark.parametrize("name", samples.PARSED)
@@ -81,8 +85,8 @@ def test_quotes_without_collateral_are_parsed_and_refused_for_it(name: str) -> N
 
 
 def test_turins_key_ends_at_amds_root_and_has_another_layout() -> None:
-    leaf = chains.certificates(content("virtee-sev/vcek_turin.der"), "x")[0]
-    chain, product = sev_snp._chain(leaf, chains.certificates(content("virtee-sev/cert_chain_turin"), "x"))
+    leaf = chains.parse_certificates(content("virtee-sev/vcek_turin.der"), "x")[0]
+    chain, product = sev_snp._order_chain(leaf, chains.parse_certificates(content("virtee-sev/cert_chain_turin"), "x"))
     chains.require_chain(chain, sev_snp.ROOTS[product], samples.TODAY, "x")
     assert product == "Turin"
     assert sev_snp.tcb_versions(bytes([1, 2, 3, 4, 0, 0, 0, 5]), "Turin") == {
@@ -139,7 +143,7 @@ def test_reference_values_of_another_chip_do_not_count(monkeypatch: pytest.Monke
 
 def test_what_is_signed_of_a_manifest_decides_which_chip_and_version_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     who, nonce = Nvidia.make().trusted(monkeypatch), bytes(32)
-    driver = nvidia.Measurements.parse(who.evidence(nonce)).text(nvidia.DRIVER)
+    driver = nvidia.Measurements.parse(who.evidence(nonce)).text(nvidia.DRIVER_FIELD)
     other = who.manifest("570.0", {0: bytes(48)})
     monkeypatch.setattr(rim, "read_chip_and_version", lambda raw: ("GH100", driver))
     with pytest.raises(AttestationError, match="another chip or version") as refused:
@@ -157,7 +161,7 @@ def test_four_gpus_are_four_devices_and_one_twice_is_refused() -> None:
 
 def test_one_index_of_a_changed_manifest_differs_and_the_real_one_agrees_in_all() -> None:
     real, changed = (
-        rim.read(content(f"nvidia/{name}"), day("2025-01-01")) for name in (samples.VBIOS, samples.BAD_VBIOS)
+        rim.read_manifest(content(f"nvidia/{name}"), day("2025-01-01")) for name in (samples.VBIOS, samples.BAD_VBIOS)
     )
     assert real.version == changed.version == "96.00.5E.00.01" and len(real.values) == 12
     assert [at for at in real.values if real.values[at] != changed.values[at]] == [9]
@@ -231,14 +235,14 @@ def test_each_changed_byte_of_a_gpus_evidence_is_refused() -> None:
 
 def test_a_changed_byte_of_a_manifest_changes_no_value() -> None:
     raw = content(f"nvidia/{samples.VBIOS}")
-    good = rim.read(raw, day("2025-01-01"))
+    good = rim.read_manifest(raw, day("2025-01-01"))
     rng, refused = np.random.default_rng(1), 0
     tried = range(0, len(raw), 41)
     for at in tried:
         changed = bytearray(raw)
         changed[at] ^= 1 << int(rng.integers(7))
         try:
-            assert rim.read(bytes(changed), day("2025-01-01")) == good, at
+            assert rim.read_manifest(bytes(changed), day("2025-01-01")) == good, at
         except AttestationError:
             refused += 1
     print(f"a manifest: {len(tried)} changes of {len(raw)} bytes: refused {refused}, equal {len(tried) - refused}")
@@ -304,12 +308,12 @@ def test_every_byte_of_a_gpus_certificates(name: str) -> None:
 @pytest.mark.slow
 def test_every_byte_of_a_manifest() -> None:
     raw = content(f"nvidia/{samples.VBIOS}")
-    good, rng, refused = rim.read(raw, day("2025-01-01")), np.random.default_rng(1), 0
+    good, rng, refused = rim.read_manifest(raw, day("2025-01-01")), np.random.default_rng(1), 0
     for at in range(len(raw)):
         changed = bytearray(raw)
         changed[at] ^= 1 << int(rng.integers(8))
         try:
-            assert rim.read(bytes(changed), day("2025-01-01")) == good, at
+            assert rim.read_manifest(bytes(changed), day("2025-01-01")) == good, at
         except AttestationError:
             refused += 1
     print("a manifest", len(raw), "refused", refused, "equal", len(raw) - refused)
@@ -328,8 +332,8 @@ def test_no_bytes_do_anything_but_a_refusal(noise: bytes, at: int) -> None:
             lambda one: sev_snp.verify(one, genoa.collateral, samples.TODAY),
             lambda one: intel.verify(one, samples.TDX.collateral, samples.TODAY),
             lambda one: nvidia.verify(hopper.raw[:37] + one, hopper.chain, None, [], [], samples.TODAY),
-            lambda one: chains.certificates(one, "noise"),
-            lambda one: rim.read(one, samples.TODAY),
+            lambda one: chains.parse_certificates(one, "noise"),
+            lambda one: rim.read_manifest(one, samples.TODAY),
             HardwareEvidence.parse,
         ):
             with pytest.raises(AttestationError):
@@ -362,7 +366,7 @@ def test_documents_that_are_too_large_or_too_deep_are_refused() -> None:
             evidence.verify(HardwareEvidence.parse(bad), day("2025-06-25"))
     many = content("virtee-sev/cert_chain_milan") * 20
     with pytest.raises(AttestationError) as refused:
-        chains.certificates(many, "a chain")
+        chains.parse_certificates(many, "a chain")
     assert refused.value.reason == "size"
 
 
@@ -378,7 +382,7 @@ def test_manifests_with_a_document_type_or_without_end_are_refused() -> None:
         laughs.encode("utf-16").decode("latin-1"),
     ):
         with pytest.raises(AttestationError):
-            rim.read(bad.encode("utf-8", "replace"), day("2025-01-01"))
+            rim.read_manifest(bad.encode("utf-8", "replace"), day("2025-01-01"))
 
 
 def wrapped(raw: str) -> list[str]:
@@ -400,10 +404,10 @@ def wrapped(raw: str) -> list[str]:
 
 def test_values_that_the_signature_does_not_cover_are_never_read() -> None:
     raw = content(f"nvidia/{samples.VBIOS}").decode()
-    good = rim.read(raw.encode(), day("2025-01-01"))
+    good = rim.read_manifest(raw.encode(), day("2025-01-01"))
     for number, bad in enumerate(wrapped(raw)):
         try:
-            assert rim.read(bad.encode(), day("2025-01-01")) == good, number
+            assert rim.read_manifest(bad.encode(), day("2025-01-01")) == good, number
         except AttestationError:
             continue
 

@@ -24,9 +24,9 @@ def test_amds_files_are_asked_for_this_chip_and_these_versions_and_verify_the_re
     sample = SAMPLES["Genoa"].evidence
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    from milkglass.attest.chains import certificates
+    from milkglass.attest.chains import parse_certificates
 
-    der = certificates(sample.collateral["key"], "x")[0].public_bytes(Encoding.DER)
+    der = parse_certificates(sample.collateral["key"], "x")[0].public_bytes(Encoding.DER)
     makers = Makers({
         "/vcek/v1/Genoa/cert_chain": (200, content("go-sev-guest/ask_ark_genoa.pem")),
         "/vcek/v1/Genoa/crl": (200, b"crl"), "/vcek/v1/Genoa/": (200, der),
@@ -34,7 +34,7 @@ def test_amds_files_are_asked_for_this_chip_and_these_versions_and_verify_the_re
 
     async def work() -> dict[str, bytes]:
         async with makers.running() as services:
-            return await fetch.fetch(replace(sample, collateral={}), None, services)
+            return await fetch.fetch_collateral(replace(sample, collateral={}), None, services)
 
     found = asyncio.run(work())
     chip = sev_snp.Report.parse(sample.raw).chip_id.hex()
@@ -47,7 +47,7 @@ def test_amds_files_are_asked_for_this_chip_and_these_versions_and_verify_the_re
 
 def test_reports_that_do_not_name_their_processor_need_it_named_and_a_clouds_key_is_not_amds_to_give() -> None:
     async def work(name: str, product: str | None) -> None:
-        await fetch.fetch(SAMPLES[name].evidence, product, Services("http://127.0.0.1:9", "", ""))
+        await fetch.fetch_collateral(SAMPLES[name].evidence, product, Services("http://127.0.0.1:9", "", ""))
 
     for name, product, reason in (("Milan", None, "product"), ("VLEK", "Milan", "vlek")):
         with pytest.raises(AttestationError) as refused:
@@ -71,13 +71,13 @@ def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
 
     async def work() -> dict[str, bytes]:
         async with makers.running() as services:
-            return await fetch.fetch(whole, None, services)
+            return await fetch.fetch_collateral(whole, None, services)
 
     found = asyncio.run(work())
     paths = [path for path, _ in makers.asked]
     assert "/v1/rim/NV_GPU_VBIOS_1010_0200_882_96005E0001" in paths and "/v1/rim/NV_GPU_DRIVER_GH100_535.86.09" in paths
     requests = [ocsp.load_der_ocsp_request(body) for path, body in makers.asked if path == "/ocsp"]
-    gpu, signer = chains.certificates(hopper.chain, "x"), rim_of.signers(content(f"nvidia/{samples.VBIOS}"))
+    gpu, signer = chains.parse_certificates(hopper.chain, "x"), rim_of.read_signers(content(f"nvidia/{samples.VBIOS}"))
     authorities = {one.serial_number for one in (*gpu[1:-1], *signer[:-1])}
     assert {one.serial_number for one in requests} == authorities and gpu[0].serial_number not in authorities
     assert len(requests) == len(authorities) == 6, "nothing is asked twice, and nothing of a key that a GPU made itself"
@@ -86,11 +86,11 @@ def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
 
 
 def test_a_service_that_answers_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "MAX_FILE", 1000)
+    monkeypatch.setattr(fetch, "MAX_FILE_BYTES", 1000)
 
     async def work(size: int) -> dict[str, bytes]:
         async with Makers({"/vcek": (200, bytes(size))}).running() as services:
-            return await fetch.fetch(SAMPLES["Genoa"].evidence, None, services)
+            return await fetch.fetch_collateral(SAMPLES["Genoa"].evidence, None, services)
 
     assert len(asyncio.run(work(1000))["key.der"]) == 1000
     with pytest.raises(AttestationError, match="more than 1,000 bytes") as refused:
@@ -101,7 +101,7 @@ def test_a_service_that_answers_without_end_is_left(monkeypatch: pytest.MonkeyPa
 def test_a_service_that_limits_requests_is_said() -> None:
     async def work() -> None:
         async with Makers({"/vcek": (429, b"")}).running() as services:
-            await fetch.fetch(SAMPLES["Genoa"].evidence, None, services)
+            await fetch.fetch_collateral(SAMPLES["Genoa"].evidence, None, services)
 
     with pytest.raises(AttestationError, match="429") as refused:
         asyncio.run(work())

@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from milkglass.attest import evidence, passthrough, sealing, sev_snp
 from milkglass.attest import front as front_module
-from milkglass.attest.chains import certificates
+from milkglass.attest.chains import parse_certificates
 from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.front import (
@@ -39,10 +39,10 @@ from milkglass.attest.front import (
     EvidenceBudget,
     Front,
 )
-from milkglass.attest.passthrough import PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER, filler, slots
-from milkglass.attest.providers import PATH
+from milkglass.attest.passthrough import PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER, fill_slots, filler_bytes
+from milkglass.attest.providers import EVIDENCE_PATH
 from milkglass.attest.sealing import Vault, seal
-from milkglass.attest.sources import EvidenceSource, Software, Tsm, certificate_table, nvml_evidence
+from milkglass.attest.sources import EvidenceSource, Software, Tsm, parse_certificate_table, read_nvml_evidence
 from milkglass.cli.serve import FrontAddress
 from milkglass.errors import AttestationError, Busy, Conflict, Unreachable, UsageError
 from milkglass.server.process import WebServer, listen, url_of
@@ -139,16 +139,16 @@ def table(parts: dict[bytes, bytes]) -> bytes:
 
 def test_amds_table_of_certificates_is_read_and_a_malformed_one_gives_nothing() -> None:
     whole = table({VCEK: b"VCEK", ASK: b"ASK", ARK: b"ARK", CRL: b"CRL"})
-    found = certificate_table(whole)
+    found = parse_certificate_table(whole)
     assert found["key"] == b"VCEK" and found["crl"] == b"CRL" and found["chain"].count(b"BEGIN CERTIFICATE") == 2
-    assert certificate_table(table({VLEK: b"VLEK"}))["key"] == b"VLEK"
+    assert parse_certificate_table(table({VLEK: b"VLEK"}))["key"] == b"VLEK"
     for bad in (b"", b"x" * 23, whole[:96], whole[:30], b"\xff" * 100):
-        assert "chain" not in certificate_table(bad)
-    both = certificate_table(table({VLEK: b"VLEK", VCEK: b"VCEK"}))
+        assert "chain" not in parse_certificate_table(bad)
+    both = parse_certificate_table(table({VLEK: b"VLEK", VCEK: b"VCEK"}))
     assert both == {"key": b"VCEK", "key+1": b"VLEK"}, "the report says which of them signed"
-    assert certificate_table(table({VCEK: b"VCEK", ASK: b"", ARK: b"ARK", CRL: b""})) == {"key": b"VCEK"}
+    assert parse_certificate_table(table({VCEK: b"VCEK", ASK: b"", ARK: b"ARK", CRL: b""})) == {"key": b"VCEK"}
     mixed = [guid[3::-1] + guid[5:3:-1] + guid[7:5:-1] + guid[8:] for guid in (VCEK, ASK, ARK, CRL)]
-    assert certificate_table(table(dict.fromkeys(mixed, b"x"))) == {}, "Windows' order of bytes is not AMD's"
+    assert parse_certificate_table(table(dict.fromkeys(mixed, b"x"))) == {}, "Windows' order of bytes is not AMD's"
 
 
 # --- NVML, as nvidia-ml-py 13.615.71 offers it ------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def test_each_gpu_gives_its_report_and_certificates_for_the_nonce(nvml: Nvml) -> None:
-    assert nvml_evidence(NONCE) == [(NONCE + bytes(7) + b"\1", b"PEM\1"), (NONCE + bytes(7) + b"\2", b"PEM\2")]
+    assert read_nvml_evidence(NONCE) == [(NONCE + bytes(7) + b"\1", b"PEM\1"), (NONCE + bytes(7) + b"\2", b"PEM\2")]
     assert nvml.open == 0, "the library is closed again"
 
 
@@ -235,7 +235,7 @@ def test_whatever_nvml_raises_is_a_named_refusal(
 
     monkeypatch.setattr(nvml, name, fail)
     with pytest.raises(AttestationError, match=type(error).__name__) as refused:
-        nvml_evidence(NONCE)
+        read_nvml_evidence(NONCE)
     assert refused.value.reason == "gpu"
 
 
@@ -243,7 +243,7 @@ def test_whatever_nvml_raises_is_a_named_refusal(
 def test_gpus_in_developer_mode_or_without_protection_give_no_evidence(nvml: Nvml, changed: dict[str, int]) -> None:
     vars(nvml.state).update(changed)
     with pytest.raises(AttestationError, match="not protected") as refused:
-        nvml_evidence(NONCE)
+        read_nvml_evidence(NONCE)
     assert refused.value.reason == "gpu" and nvml.open == 0
 
 
@@ -251,13 +251,13 @@ def test_no_gpu_and_a_size_that_cannot_be_are_refused(nvml: Nvml, monkeypatch: p
     for size in (0, 0x2001):
         nvml.size = size
         with pytest.raises(AttestationError, match=f"report of GPU 0 has {size} bytes"):
-            nvml_evidence(NONCE)
+            read_nvml_evidence(NONCE)
     nvml.gpus = 0
     with pytest.raises(AttestationError, match="no GPU"):
-        nvml_evidence(NONCE)
+        read_nvml_evidence(NONCE)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(UsageError, match="nvidia-ml-py"):
-        nvml_evidence(NONCE)
+        read_nvml_evidence(NONCE)
 
 
 # --- the application --------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def run(work: Callable[[], Any]) -> None:
 def test_evidence_answers_a_nonce_and_verifies_for_this_key_alone() -> None:
     async def work() -> None:
         async with client(Front(SOFTWARE, SPKI)) as one:
-            answer = await one.get(PATH, params={"nonce": NONCE.hex()})
+            answer = await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()})
             assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
             found = HardwareEvidence.parse(answer.content)
             evidence.verify(found, TODAY, SPKI, NONCE)
@@ -287,7 +287,7 @@ def test_evidence_answers_a_nonce_and_verifies_for_this_key_alone() -> None:
                 with pytest.raises(AttestationError):
                     evidence.verify(found, TODAY, spki, nonce)
             for bad in ("", "zz", "00" * 31, "00" * 33):
-                assert (await one.get(PATH, params={"nonce": bad})).status_code == 400
+                assert (await one.get(EVIDENCE_PATH, params={"nonce": bad})).status_code == 400
 
     run(work)
 
@@ -296,7 +296,7 @@ async def codes_of(app: Any, address: str, count: int, headers: dict[str, str] |
     """Asks for evidence from an address."""
     transport = httpx2.ASGITransport(app, client=(address, 1))
     async with httpx2.AsyncClient(transport=transport, base_url="https://x", headers=headers) as one:
-        return [(await one.get(PATH, params={"nonce": NONCE.hex()})).status_code for _ in range(count)]
+        return [(await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()})).status_code for _ in range(count)]
 
 
 def test_a_stranger_who_asks_for_evidence_again_and_again_locks_nobody_else_out() -> None:
@@ -333,11 +333,11 @@ def test_one_piece_of_evidence_is_made_at_a_time_few_wait_and_who_leaves_waits_n
         async def ask(address: str) -> httpx2.Response:
             transport = httpx2.ASGITransport(app, client=(address, 1))
             async with httpx2.AsyncClient(transport=transport, base_url="https://x") as one:
-                return await one.get(PATH, params={"nonce": NONCE.hex()})
+                return await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()})
 
         query = f"nonce={NONCE.hex()}"
-        await leave(app, PATH, lambda: at_once[0] == 1, method="GET", query=query)
-        full = front_module.MAX_EVIDENCE
+        await leave(app, EVIDENCE_PATH, lambda: at_once[0] == 1, method="GET", query=query)
+        full = front_module.MAX_UNFINISHED
         asked = [asyncio.create_task(ask(f"192.0.2.{number}")) for number in range(full + 5)]
         async with asyncio.timeout(20):
             while sum(task.done() for task in asked) < 5:
@@ -355,7 +355,7 @@ def test_one_piece_of_evidence_is_made_at_a_time_few_wait_and_who_leaves_waits_n
         await asyncio.sleep(0.1)
         going.set()
         of_one = sorted(answer.status_code for answer in await asyncio.gather(*held))
-        assert of_one.count(200) == front_module.MAX_EVIDENCE_OF_ADDRESS < full, "one address does not fill the queue"
+        assert of_one.count(200) == front_module.MAX_UNFINISHED_OF_ADDRESS < full, "one address does not fill the queue"
         assert (await other).status_code == 200
         assert (await ask("192.0.2.99")).status_code == 200
 
@@ -373,7 +373,9 @@ def test_a_header_does_not_say_from_which_address_a_request_comes() -> None:
         until(lambda: server.started)
         with httpx2.Client(base_url=url_of(listener, address), trust_env=False) as one:
             codes = [
-                one.get(PATH, params={"nonce": NONCE.hex()}, headers={"X-Forwarded-For": f"192.0.2.{n}"}).status_code
+                one.get(
+                    EVIDENCE_PATH, params={"nonce": NONCE.hex()}, headers={"X-Forwarded-For": f"192.0.2.{n}"}
+                ).status_code
                 for n in range(EVIDENCE_PER_ADDRESS + 2)
             ]
         assert codes == [200] * EVIDENCE_PER_ADDRESS + [503] * 2
@@ -441,7 +443,9 @@ def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> 
                     answer = await one.request(how, path, headers=authorization)
                     assert answer.status_code == (200 if path == "/health" else 401), path
                     assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
-                assert (await one.get(PATH, params={"nonce": NONCE.hex()}, headers=authorization)).status_code == 200
+                assert (
+                    await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()}, headers=authorization)
+                ).status_code == 200
             assert {*reached} == {"/health"}
             sealed = seal(b"x", vault.public_key, "x")
             released = await one.post(RELEASE_PATH, params={"name": "x"}, content=sealed, headers=WITH_TOKEN)
@@ -465,8 +469,8 @@ def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: P
             async with client(Front(source, SPKI)) as one:
                 nonce = {"nonce": NONCE.hex()}
                 sent = [
-                    await one.get("/nothing"), await one.put(PATH), await one.get(PATH),
-                    await one.get(PATH, params=nonce),
+                    await one.get("/nothing"), await one.put(EVIDENCE_PATH), await one.get(EVIDENCE_PATH),
+                    await one.get(EVIDENCE_PATH, params=nonce),
                     await one.post("/v1/chat/completions", content=b"x", headers={"Content-Length": str(1 << 40)}),
                 ]  # fmt: skip
                 codes = [answer.status_code for answer in sent]
@@ -482,7 +486,7 @@ def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: P
 
 def test_bodies_in_memory_have_a_limit_in_all() -> None:
     """A hundred clients send a body each and wait: what is held stays under the limit, and the others are refused."""
-    body = b"x" * passthrough.MAX_BODY
+    body = b"x" * passthrough.MAX_BODY_BYTES
     most = front_module.MAX_HELD // len(body)
 
     async def work() -> None:
@@ -610,7 +614,7 @@ def test_all_that_is_not_streamed_has_padded_sizes_if_the_request_is_quiet(tmp_p
     async def work(quiet: str) -> None:
         async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", token=RELEASE_TOKEN), engine) as one:
             one.headers[QUIET_HEADER] = quiet
-            refused = [await one.get("/v1/models"), await one.get(PATH)]
+            refused = [await one.get("/v1/models"), await one.get(EVIDENCE_PATH)]
             one.headers.update(WITH_TOKEN)
             answers = [
                 await one.request("GET", "/v1/models", content=b" " * PAD_BYTES), await one.get("/health"),
@@ -653,7 +657,7 @@ def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.Monkey
             assert answer.status_code == 502 and "50,000 bytes" in answer.json()["error"]["message"]
         sent = list[bytes]()
         with pytest.raises(Unreachable, match="50,000 bytes"):
-            async for piece in slots(endless()):
+            async for piece in fill_slots(endless()):
                 sent.append(piece)
         assert len(sent) <= 2, "what waited is not sent first"
 
@@ -712,7 +716,7 @@ def test_slots_have_one_size_and_carry_the_same_events(monkeypatch: pytest.Monke
                 await asyncio.sleep(0.005)
                 yield one[2:]
 
-        pieces = [one async for one in slots(parts())]
+        pieces = [one async for one in fill_slots(parts())]
         assert {len(one) for one in pieces} == {SLOT_BYTES}
         lines = b"".join(pieces).split(b"\n\n")
         assert [one for one in lines if one.startswith(b"data")] == [one.removesuffix(b"\n\n") for one in EVENTS]
@@ -723,7 +727,7 @@ def test_slots_have_one_size_and_carry_the_same_events(monkeypatch: pytest.Monke
 
 def test_a_filler_is_skipped_by_every_reader() -> None:
     for size in range(50):
-        found = filler(size)
+        found = filler_bytes(size)
         assert len(found) == size
         assert not found.strip(b"\n") or found.startswith(b":")
 
@@ -740,7 +744,7 @@ def test_slots_end_when_the_reader_leaves() -> None:
             finally:
                 ended.set()
 
-        found = slots(parts())
+        found = fill_slots(parts())
         await anext(found)
         await found.aclose()  # type: ignore[attr-defined]
         await asyncio.wait_for(ended.wait(), 5)
@@ -758,7 +762,7 @@ def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: P
     vault, other = Vault.new(tmp_path / "a", SENDER), Vault.new(tmp_path / "b", SENDER)
     sealed = seal(b"a key", vault.public_key, "my.mgkey")
     assert vault.open(BytesIO(sealed), "my.mgkey").read_bytes() == b"a key"
-    assert len(seal(b"", vault.public_key, "x")) == sealing.SEALED_EXTRA
+    assert len(seal(b"", vault.public_key, "x")) == sealing.SEALED_EXTRA_BYTES
     assert (tmp_path / "a").stat().st_mode & 0o077 == 0 and (tmp_path / "a" / "my.mgkey").stat().st_mode & 0o077 == 0
     (tmp_path / "a" / "my.mgkey").unlink()
     for where, what, name in ((other, sealed, "my.mgkey"), (vault, sealed, "other"), (vault, sealed[:-1], "my.mgkey"),
@@ -799,14 +803,14 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
 
     async def work() -> None:
         async with client(Front(source, SPKI, None, vault)) as one:
-            found = HardwareEvidence.parse((await one.get(PATH, params={"nonce": NONCE.hex()})).content)
-            assert found.sealing == vault.public_key
+            found = HardwareEvidence.parse((await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()})).content)
+            assert found.sealing_key == vault.public_key
             evidence.verify(found, TODAY, SPKI, NONCE)
             swapped = json.loads(found.document()) | {"sealing": ""}
             with pytest.raises(AttestationError):
                 evidence.verify(HardwareEvidence.parse(json.dumps(swapped).encode()), TODAY, SPKI, NONCE)
             one.headers.update(WITH_TOKEN)
-            sealed = sealing.seal(b"rows", found.sealing, "rows.jsonl")
+            sealed = sealing.seal(b"rows", found.sealing_key, "rows.jsonl")
             assert (await one.post(RELEASE_PATH, params={"name": "rows.jsonl"}, content=sealed)).json() == {
                 "kept": "rows.jsonl"
             }
@@ -909,11 +913,11 @@ def test_few_files_arrive_at_a_time(tmp_path: Path) -> None:
 
 def test_a_report_verifies_with_the_certificates_that_the_host_gave() -> None:
     sample = SAMPLES["Milan"]
-    chain = certificates(sample.evidence.collateral["chain"], "the chain")
+    chain = parse_certificates(sample.evidence.collateral["chain"], "the chain")
     ders = [sample.evidence.collateral["key"], *(one.public_bytes(Encoding.DER) for one in chain)]
-    collateral = certificate_table(table(dict(zip((VCEK, ASK, ARK), ders, strict=True))))
+    collateral = parse_certificate_table(table(dict(zip((VCEK, ASK, ARK), ders, strict=True))))
     assert sev_snp.verify(sample.evidence.raw, collateral, sample.time).product == "Milan"
-    empty = certificate_table(table({**dict(zip((VCEK, ASK, ARK), ders, strict=True)), CRL: b""}))
+    empty = parse_certificate_table(table({**dict(zip((VCEK, ASK, ARK), ders, strict=True)), CRL: b""}))
     assert sev_snp.verify(sample.evidence.raw, empty, sample.time).product == "Milan", "an empty list is none"
 
 

@@ -21,9 +21,9 @@ from milkglass.attest import chains, evidence, intel, nvidia, policy
 from milkglass.attest.aci import signed_report_data
 from milkglass.attest.claims import Verdict
 from milkglass.attest.evidence import HardwareEvidence, gpu_nonce, report_data
-from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse
-from milkglass.attest.providers import aci, tinfoil
-from milkglass.attest.sources import certificate_table
+from milkglass.attest.policy import EnclavePolicy, Policy, judge, parse_policy
+from milkglass.attest.providers import read_aci, read_tinfoil
+from milkglass.attest.sources import parse_certificate_table
 from milkglass.errors import AttestationError, UsageError
 from tests.attest.authority import Authority
 from tests.attest.makers import Amd, Nvidia
@@ -78,7 +78,7 @@ FORMAT = json.loads(RECORDED)["format"]
 )  # fmt: skip
 def test_tinfoils_document(document: bytes) -> None:
     with only(AttestationError):
-        assert tinfoil(document, BOUND, b"", HOST, NOW).form == "tinfoil"
+        assert read_tinfoil(document, BOUND, b"", HOST, NOW).form == "tinfoil"
 
 
 def keyset(**changes: Any) -> dict[str, Any]:
@@ -97,17 +97,17 @@ def report(keys: Any, quote: Any = TDX.raw.hex(), tee: str = "tdx") -> bytes:
        | LEAVES.map(lambda leaf: report(keyset(), leaf)))  # fmt: skip
 def test_acis_statement(document: bytes) -> None:
     with only(AttestationError):
-        assert aci(document, SPKI, NONCE, HOST, NOW).form == "aci"
+        assert read_aci(document, SPKI, NONCE, HOST, NOW).form == "aci"
 
 
 def test_a_keyset_that_has_no_canonical_form_is_refused() -> None:
     deep = b"[" * 900 + b"]" * 900
     for document in (
-        report(keyset(x="\ud800")), report(keyset(not_after=10**400)),
+        report(keyset(x="\ud800")), report(keyset(not_after=10**400)), report(keyset(x=float("nan"))),
         report(keyset(x=0)).replace(b'"x": 0', b'"x": ' + deep),
     ):  # fmt: skip
         with only(AttestationError):
-            aci(document, SPKI, NONCE, HOST, NOW)
+            read_aci(document, SPKI, NONCE, HOST, NOW)
 
 
 WHO = Authority.make("root", "middle", "leaf")
@@ -141,7 +141,7 @@ def table(entries: list[tuple[bytes, int, int]], body: bytes) -> bytes:
 ))  # fmt: skip
 def test_amds_table_of_certificates(raw: bytes) -> None:
     with only(AttestationError):
-        found = certificate_table(raw)
+        found = parse_certificate_table(raw)
         assert set(found) <= {"key", "chain", "crl"} and all(isinstance(one, bytes) for one in found.values())
         assert sum(map(len, found.values())) <= 8 * len(raw) + 1_000, "nothing is multiplied"
 
@@ -175,7 +175,7 @@ TOML = st.lists(st.sampled_from([
 def test_policies(raw: bytes) -> None:
     for model in (Policy, EnclavePolicy):
         with only(UsageError):
-            assert parse(raw, "p.toml", model).version == 1
+            assert parse_policy(raw, "p.toml", model).version == 1
 
 
 @FEW
@@ -187,7 +187,7 @@ def test_lock_files(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> Non
         assert all(isinstance(one, str) for one in policy.read_lock(path))
 
 
-INTEL = [*intel.ANSWERS, *(name for names in intel.ANSWERS.values() for name in names)]
+INTEL = [*intel.COLLATERAL_PARTS, *(name for names in intel.COLLATERAL_PARTS.values() for name in names)]
 
 
 @FEW
@@ -226,14 +226,14 @@ def counted(name: str, raw: bytes, read: Callable[[bytes], Any], step: int = 1) 
 
 
 def test_each_changed_byte_of_tinfoils_document() -> None:
-    refused, equal = counted("Tinfoil's document", RECORDED, lambda raw: tinfoil(raw, BOUND, b"", HOST, NOW))
+    refused, equal = counted("Tinfoil's document", RECORDED, lambda raw: read_tinfoil(raw, BOUND, b"", HOST, NOW))
     assert refused + equal == len(RECORDED) and refused > 0.95 * len(RECORDED)
 
 
 def holding(verdict: Verdict) -> tuple[str, ...]:
     """The lines of a verdict that holds. A document that lost a list is refused by the policy."""
     if not verdict.holds:
-        raise AttestationError("policy", str(verdict.refused))
+        raise AttestationError("policy", str(verdict.refusals))
     return tuple(map(str, verdict.claims))
 
 
@@ -245,25 +245,25 @@ evidence = "{form}"
 products = ["Genoa"]
 tcb = {{bootloader = 10, tee = 0, snp = 23, microcode = 84}}
 [[sev-snp.image]]
-launch = "{machine.image["launch"]}"
+launch = "{machine.measurements["launch"]}"
 name = "a"
 origin = "b"
 [machine]
-pinned = ["{machine.machine}"]
+pinned = ["{machine.machine_id}"]
 """
     if gpus:
         text += f'[nvidia]\ncount = {gpus}\narchitectures = ["HOPPER"]\n[accept]\nrelayable-gpu = "known"\n'
-    return parse(text.encode(), "p", Policy)
+    return parse_policy(text.encode(), "p", Policy)
 
 
 def our_document(amd: Amd, who: Nvidia | None) -> bytes:
     gpus = () if who is None else ((who.evidence(gpu_nonce(SPKI, NONCE)), who.gpu.pem),)
-    data = report_data(SPKI, NONCE, nvidia.digest(gpus), b"key")
+    data = report_data(SPKI, NONCE, nvidia.gpu_evidence_digest(gpus), b"key")
     collateral = {**amd.files, "crl": amd.authority.revoked(0, [], TODAY)}
     return HardwareEvidence(
         "sev-snp", amd.report({0x50: data}), collateral, "milkglass", SPKI, NONCE, gpus,
         () if who is None else tuple(who.manifests().values()), () if who is None else tuple(who.statuses(TODAY)),
-        sealing=b"key", recorded="2026-11-26T00:00:00Z",
+        sealing_key=b"key", recorded="2026-11-26T00:00:00Z",
     ).document()  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def flip_our_document(monkeypatch: pytest.MonkeyPatch, gpu: bool, step: int) -> 
     def read(raw: bytes) -> Any:
         parsed = HardwareEvidence.parse(raw)
         machine, gpus, bound = evidence.verify(parsed, TODAY, SPKI, NONCE)
-        return holding(judge(demanded, machine, gpus, bound)), parsed.sealing
+        return holding(judge(demanded, machine, gpus, bound)), parsed.sealing_key
 
     refused, equal = counted(f"our document{', with a GPU' * gpu}", document, read, step)
     assert refused > 0.8 * (refused + equal)
@@ -296,12 +296,14 @@ def flip_our_document(monkeypatch: pytest.MonkeyPatch, gpu: bool, step: int) -> 
 def test_a_changed_byte_of_acis_report(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     amd = Amd.make().trusted(monkeypatch)
     keys = keyset(tls_public_keys=[{"spki_sha256": SPKI.hex(), "domain": HOST}])
-    draft = aci(report(keys, "00", "sev_snp"), SPKI, NONCE, HOST, NOW)
+    draft = read_aci(report(keys, "00", "sev_snp"), SPKI, NONCE, HOST, NOW)
     signed = amd.report({0x50: signed_report_data(draft.keyset, NONCE)})
     collateral = {**amd.files, "crl": amd.authority.revoked(0, [], TODAY)}
 
     def machine_of(raw: bytes) -> Any:
-        return evidence.verify(replace(aci(raw, SPKI, NONCE, HOST, NOW), collateral=collateral), TODAY, SPKI, NONCE)
+        return evidence.verify(
+            replace(read_aci(raw, SPKI, NONCE, HOST, NOW), collateral=collateral), TODAY, SPKI, NONCE
+        )
 
     document = report(keys, signed.hex(), "sev_snp")
     demanded = rules(machine_of(document)[0], 0, "aci")

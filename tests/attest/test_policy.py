@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from milkglass.attest import policy as policies
-from milkglass.attest.claims import Verdict, VerifiedGpu, VerifiedMachine, proven, weak
+from milkglass.attest.claims import Verdict, VerifiedGpu, VerifiedMachine, proven_claim, weak_claim
 from milkglass.attest.evidence import verify
-from milkglass.attest.policy import WEAKNESSES, Policy, judge, parse
+from milkglass.attest.policy import WEAKNESSES, Policy, judge, parse_policy
 from milkglass.cli.attest import judge_evidence
 from milkglass.errors import AttestationError, UsageError
 from tests.attest.samples import GPUS, SAMPLES
@@ -60,13 +60,13 @@ def bound_of(name: str) -> list[object]:
 
 
 def policy(text: str, machine: VerifiedMachine, **changes: str) -> Policy:
-    values = {"LAUNCH": machine.image.get("launch", "00"), "MACHINE": machine.machine,
-              **{name.upper(): value for name, value in machine.image.items()}}  # fmt: skip
+    values = {"LAUNCH": machine.measurements.get("launch", "00"), "MACHINE": machine.machine_id,
+              **{name.upper(): value for name, value in machine.measurements.items()}}  # fmt: skip
     for name, value in values.items():
         text = text.replace(f'"{name}"', f'"{value}"')
     for old, new in changes.items():
         text = text.replace(old, new)
-    return parse(text.encode(), "p.toml", Policy)
+    return parse_policy(text.encode(), "p.toml", Policy)
 
 
 def verdict(name: str, text: str, gpus: list[VerifiedGpu] | None = None, **changes: str) -> Verdict:
@@ -77,7 +77,7 @@ def verdict(name: str, text: str, gpus: list[VerifiedGpu] | None = None, **chang
 def test_a_machine_of_the_policy_is_allowed_and_what_was_accepted_is_shown() -> None:
     for name, text in (("Genoa", GENOA), ("TDX", TDX)):
         found = verdict(name, text)
-        assert found.holds, found.refused
+        assert found.holds, found.refusals
         words = "\n".join(found.lines())
         assert "the policy holds" in words and "accepted by the policy: not-fresh (a recording)" in words
         assert "never on live" in words and "undoes the proof: unbound" in words
@@ -109,34 +109,36 @@ def test_a_machine_of_the_policy_is_allowed_and_what_was_accepted_is_shown() -> 
 )
 def test_each_demand_refuses_by_its_name(old: str, new: str, reason: str) -> None:
     found = verdict("Genoa", GENOA, **{old: new})
-    assert set(found.refused) == ({reason} if reason else set())
+    assert set(found.refusals) == ({reason} if reason else set())
 
 
 def test_no_image_no_machine_and_no_section_allow_nothing() -> None:
     machine = machine_of("Genoa")
-    other = replace(machine, image={"launch": "00" * 48}, machine="11" * 64)
+    other = replace(machine, measurements={"launch": "00" * 48}, machine_id="11" * 64)
     rules = policy(GENOA, machine)
-    assert {"image", "machine"} <= set(judge(rules, other).refused)
-    assert "kind" in judge(parse(HEAD.encode(), "p", Policy), machine).refused
-    assert "image" in judge(parse((HEAD + "[sev-snp]\n").encode(), "p", Policy), machine).refused
-    free = parse(
-        GENOA.replace('pinned = ["MACHINE"]', "").replace("LAUNCH", machine.image["launch"]).encode(), "p", Policy
+    assert {"image", "machine"} <= set(judge(rules, other).refusals)
+    assert "kind" in judge(parse_policy(HEAD.encode(), "p", Policy), machine).refusals
+    assert "image" in judge(parse_policy((HEAD + "[sev-snp]\n").encode(), "p", Policy), machine).refusals
+    free = parse_policy(
+        GENOA.replace('pinned = ["MACHINE"]', "").replace("LAUNCH", machine.measurements["launch"]).encode(),
+        "p",
+        Policy,
     )
-    assert set(judge(free, machine, [], bound_of("Genoa")).refused) == {"first-use"}  # type: ignore[arg-type]
-    assert judge(free, machine, [], bound_of("Genoa"), {machine.machine: "2026-01-01"}).holds  # type: ignore[arg-type]
-    nameless = replace(machine, machine="")
-    assert "machine" in judge(rules, nameless).refused
+    assert set(judge(free, machine, [], bound_of("Genoa")).refusals) == {"first-use"}  # type: ignore[arg-type]
+    assert judge(free, machine, [], bound_of("Genoa"), {machine.machine_id: "2026-01-01"}).holds  # type: ignore[arg-type]
+    nameless = replace(machine, machine_id="")
+    assert "machine" in judge(rules, nameless).refusals
 
 
 def test_intels_words_and_advisories_are_refused_unless_they_are_listed() -> None:
     machine = machine_of("SGX")
-    text = HEAD + f'[sgx]\nimage = [{{mrenclave = "{machine.image["mrenclave"]}", name = "x", origin = "y"}}]\n'
-    found = judge(parse(text.encode(), "p", Policy), machine, pinned={machine.machine: "now"})
+    text = HEAD + f'[sgx]\nimage = [{{mrenclave = "{machine.measurements["mrenclave"]}", name = "x", origin = "y"}}]\n'
+    found = judge(parse_policy(text.encode(), "p", Policy), machine, pinned={machine.machine_id: "now"})
     status = "ConfigurationAndSWHardeningNeeded"
-    assert set(found.refused) == {"status", f"status {status}", "INTEL-SA-00289", "INTEL-SA-00615"}
+    assert set(found.refusals) == {"status", f"status {status}", "INTEL-SA-00289", "INTEL-SA-00615"}
     text = text.replace("[sgx]\n", f'[sgx]\nstatus = ["UpToDate", "{status}"]\n')
     text += '[accept]\nINTEL-SA-00289 = "mitigated"\nINTEL-SA-00615 = "mitigated"\n'
-    assert judge(parse(text.encode(), "p", Policy), machine, pinned={machine.machine: "now"}).holds
+    assert judge(parse_policy(text.encode(), "p", Policy), machine, pinned={machine.machine_id: "now"}).holds
 
 
 WEAK = {
@@ -149,21 +151,21 @@ WEAK = {
 def test_every_weakness_is_refused_by_its_name_and_accepted_with_a_reason(name: str) -> None:
     machine = machine_of(WEAK.get(name, "Genoa"))
     if name not in WEAK:
-        machine = replace(machine, claims=(weak("it", "it is weak", name),))
+        machine = replace(machine, claims=(weak_claim("it", "it is weak", name),))
     head = HEAD + ("[sev-snp]\n" if name == "debug" else "")
-    bare = parse(head.encode(), "p", Policy)
-    assert name in judge(bare, machine).refused
-    accepting = parse((head + f'[accept]\n{name} = "because"\n').encode(), "p", Policy)
+    bare = parse_policy(head.encode(), "p", Policy)
+    assert name in judge(bare, machine).refusals
+    accepting = parse_policy((head + f'[accept]\n{name} = "because"\n').encode(), "p", Policy)
     found = judge(accepting, machine)
-    assert name not in found.refused and (name == "first-use" or found.accepted[name] == "because")
+    assert name not in found.refusals and (name == "first-use" or found.accepted_weaknesses[name] == "because")
 
 
 def test_debug_of_tdx_and_sgx_cannot_be_accepted_and_a_policy_that_says_so_is_refused() -> None:
     accept = '[accept]\ndebug = "because"\n'
     for section in ("[tdx]\n", "[sgx]\n", ""):
         with pytest.raises(UsageError, match=r"accept\.debug holds for SEV-SNP alone"):
-            parse((HEAD + section + accept).encode(), "p", Policy)
-    both = parse((HEAD + "[tdx]\n[sev-snp]\n" + accept).encode(), "p", Policy)
+            parse_policy((HEAD + section + accept).encode(), "p", Policy)
+    both = parse_policy((HEAD + "[tdx]\n[sev-snp]\n" + accept).encode(), "p", Policy)
     assert "debug" in both.accept
     with pytest.raises(AttestationError) as refused:  # whatever the policy says
         verify(SAMPLES["TDX, debug"].evidence, SAMPLES["TDX, debug"].time)
@@ -176,7 +178,7 @@ def test_gpus_are_counted_and_their_kinds_and_modes_allowed() -> None:
     spt, ppcie = GPUS["Hopper on hold"].verified(), GPUS["Hopper"].verified()
 
     def refused(gpus: list[VerifiedGpu], more: str) -> set[str]:
-        return set(verdict("Genoa", text, gpus, NVIDIA=more).refused)
+        return set(verdict("Genoa", text, gpus, NVIDIA=more).refusals)
 
     assert refused([spt], "") == {"no-rim", "no-gpu-revocation"}
     assert refused([spt], 'rim = "off"\nrevocation = "off"') == set()
@@ -185,7 +187,7 @@ def test_gpus_are_counted_and_their_kinds_and_modes_allowed() -> None:
     assert refused([ppcie], 'modes = ["ppcie"]\nrim = "off"\nrevocation = "off"') == set()
     blackwell = GPUS["Blackwell"].verified()
     assert "architecture" in refused([blackwell], 'rim = "off"\nrevocation = "off"')
-    assert "gpu" in verdict("Genoa", GENOA, [spt]).refused, "GPUs without a section"
+    assert "gpu" in verdict("Genoa", GENOA, [spt]).refusals, "GPUs without a section"
 
 
 @pytest.mark.parametrize("name", [name for name, one in GPUS.items() if not one.reason])
@@ -196,14 +198,14 @@ def test_a_gpu_whose_every_weakness_is_accepted_is_allowed_and_none_can_be_left_
 
     def refused(names: list[str]) -> set[str]:
         text = GENOA.replace("[machine]", section) + "".join(f'{one} = "known"\n' for one in names)
-        return set(verdict("Genoa", text, [gpu]).refused)
+        return set(verdict("Genoa", text, [gpu]).refusals)
 
     assert refused(weaknesses) == set()
     for left_out in weaknesses:
         assert left_out in refused([one for one in weaknesses if one != left_out])
     part_of_one = replace(gpu, mode="mpt")
     text = GENOA.replace("[machine]", section) + "".join(f'{one} = "known"\n' for one in {*weaknesses, "gpu-mode"})
-    assert set(verdict("Genoa", text, [part_of_one]).refused) == {"gpu-mode-of-policy"}, "a part of a GPU is no mode"
+    assert set(verdict("Genoa", text, [part_of_one]).refusals) == {"gpu-mode-of-policy"}, "a part of a GPU is no mode"
 
 
 @pytest.mark.parametrize(
@@ -219,19 +221,23 @@ def test_a_gpu_whose_every_weakness_is_accepted_is_allowed_and_none_can_be_left_
 )  # fmt: skip
 def test_a_policy_with_a_fault_is_refused_with_the_name_of_the_entry(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse(text.encode("latin-1"), "p.toml", Policy)
+        parse_policy(text.encode("latin-1"), "p.toml", Policy)
     assert "p.toml" in refused.value.message
 
 
 def test_a_policy_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="missing"):
-        policies.read(tmp_path / "missing.toml", Policy)
+        policies.read_policy(tmp_path / "missing.toml", Policy)
 
 
 def test_machines_are_pinned_once_and_a_damaged_lock_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     assert policies.read_lock(path) == {}
-    assert policies.pin(path, "aa" * 64) and policies.pin(path, "bb" * 64) and not policies.pin(path, "aa" * 64)
+    assert (
+        policies.pin_machine(path, "aa" * 64)
+        and policies.pin_machine(path, "bb" * 64)
+        and not policies.pin_machine(path, "aa" * 64)
+    )
     assert list(policies.read_lock(path)) == ["aa" * 64, "bb" * 64]
     policies.lock_path(path).write_text("[[machine]\n")
     with pytest.raises(UsageError, match="damaged"):
@@ -239,13 +245,15 @@ def test_machines_are_pinned_once_and_a_damaged_lock_file_is_refused(tmp_path: P
 
 
 def test_software_is_allowed_only_by_name_and_is_never_attested() -> None:
-    machine = VerifiedMachine("software", "", bytes(64), {}, claims=(proven("x", "y"),))
+    machine = VerifiedMachine("software", "", bytes(64), {}, claims=(proven_claim("x", "y"),))
     assert (
         "kind"
-        in judge(parse(GENOA.replace("LAUNCH", "00").replace("MACHINE", "00").encode(), "p", Policy), machine).refused
+        in judge(
+            parse_policy(GENOA.replace("LAUNCH", "00").replace("MACHINE", "00").encode(), "p", Policy), machine
+        ).refusals
     )
-    found = judge(parse((HEAD + 'kinds = ["software"]\n').encode(), "p", Policy), machine)
-    assert found.holds and not found.attested and found.lines()[0].startswith("NOT ATTESTED")
+    found = judge(parse_policy((HEAD + 'kinds = ["software"]\n').encode(), "p", Policy), machine)
+    assert found.holds and not found.is_from_hardware and found.lines()[0].startswith("NOT ATTESTED")
     assert found.to_json()["attested"] is False
     words = "\n".join(found.lines())
     assert "sees: everything" in words and "the policy takes software" in words and "the policy holds\n" not in words
@@ -255,9 +263,9 @@ def test_software_is_allowed_only_by_name_and_is_never_attested() -> None:
 def test_of_a_processor_whose_reports_can_be_forged_the_hardware_proves_no_claim(name: str, tmp_path: Path) -> None:
     machine, gpus, bound = verify(SAMPLES[name].evidence, SAMPLES[name].time)
     accepting = GENOA.replace('["Genoa"]', '["Milan"]') + 'milan = "known"\ndebug = "known"\nno-alias-check = "known"\n'
-    image = policy(accepting.replace("LAUNCH", machine.image["launch"]), machine)
+    image = policy(accepting.replace("LAUNCH", machine.measurements["launch"]), machine)
     for found in (
-        judge(image, machine, gpus, [*bound, proven("fresh", "it answered our nonce")]),
+        judge(image, machine, gpus, [*bound, proven_claim("fresh", "it answered our nonce")]),
         judge_evidence(SAMPLES[name].evidence, None, None, SAMPLES[name].time),
     ):
         assert any("no line of it is proven" in claim.text for claim in found.claims)
@@ -268,13 +276,13 @@ def test_of_a_processor_whose_reports_can_be_forged_the_hardware_proves_no_claim
 
 def test_of_gpus_beside_software_the_hardware_proves_no_claim() -> None:
     gpu = GPUS["Hopper on hold"].verified()
-    machine = VerifiedMachine("software", "", bytes(64), {}, claims=(proven("x", "y"),))
+    machine = VerifiedMachine("software", "", bytes(64), {}, claims=(proven_claim("x", "y"),))
     text = (
         HEAD
         + 'kinds = ["software"]\n[nvidia]\ncount = 1\narchitectures = ["HOPPER"]\nrim = "off"\nrevocation = "off"\n'
     )
-    found = judge(parse((text + '[accept]\nrelayable-gpu = "known"\n').encode(), "p", Policy), machine, [gpu])
-    assert found.holds and not found.attested
+    found = judge(parse_policy((text + '[accept]\nrelayable-gpu = "known"\n').encode(), "p", Policy), machine, [gpu])
+    assert found.holds and not found.is_from_hardware
     assert any("(HOPPER)" in line for line in found.lines())
     assert [claim.source for claim in gpu.claims if "HOPPER" in claim.text] == ["vendor states"]
     assert "hardware proves" not in "\n".join(found.lines()) + str(found.to_json()["claims"])
@@ -283,9 +291,9 @@ def test_of_gpus_beside_software_the_hardware_proves_no_claim() -> None:
 
 @pytest.mark.parametrize("weakness", ["debug", "unbound", "migration", "attributes", "milan"])
 def test_a_verdict_promises_nothing_where_what_is_accepted_undoes_the_proof(weakness: str) -> None:
-    claims = (proven("measurement", "the measured image"), weak("x", "a hole", weakness, bad=True))
-    found = Verdict(claims, accepted={weakness: "a trial"})
-    assert found.holds and found.undone_by == (weakness,)
+    claims = (proven_claim("measurement", "the measured image"), weak_claim("x", "a hole", weakness, undoes_proof=True))
+    found = Verdict(claims, accepted_weaknesses={weakness: "a trial"})
+    assert found.holds and found.undoing_weaknesses == (weakness,)
     assert "assume everything" in found.still_seen and weakness in found.still_seen
     assert found.to_json()["attested"] is False
     states = [claim.state for claim in found.claims if claim.source == "hardware proves"]
@@ -293,9 +301,9 @@ def test_a_verdict_promises_nothing_where_what_is_accepted_undoes_the_proof(weak
 
 
 def test_a_refused_verdict_is_not_attested() -> None:
-    claims = (proven("measurement", "the measured image"),)
+    claims = (proven_claim("measurement", "the measured image"),)
     assert Verdict(claims).to_json()["attested"] is True
-    assert Verdict(claims, refused={"product": "another"}).to_json()["attested"] is False
+    assert Verdict(claims, refusals={"product": "another"}).to_json()["attested"] is False
 
 
 @pytest.mark.parametrize("entry", [
@@ -305,4 +313,4 @@ def test_a_refused_verdict_is_not_attested() -> None:
 def test_what_would_never_hold_or_hold_for_long_is_no_policy(entry: str) -> None:
     text = "version = 1\n" + ("" if entry.startswith("server") else 'server = "https://a.example"\n') + entry
     with pytest.raises(UsageError):
-        parse(text.encode(), "p", Policy)
+        parse_policy(text.encode(), "p", Policy)

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from milkglass.attest import evidence, sev_snp
-from milkglass.attest.aci import canonical as canonical_json
-from milkglass.attest.aci import signed_report_data
-from milkglass.attest.providers import MAX_UNPACKED, PROVIDERS, aci, tinfoil
+from milkglass.attest.aci import canonical_json, signed_report_data
+from milkglass.attest.providers import MAX_UNPACKED_BYTES, PROVIDERS, read_aci, read_tinfoil
 from milkglass.errors import AttestationError
 from tests.attest.samples import SAMPLES, TDX, TODAY, content, day
 
@@ -33,13 +32,13 @@ def reason(call: Any) -> str:
 
 # --- Tinfoil ----------------------------------------------------------------------------------------------------------
 def test_tinfoils_document_is_unpacked_and_binds_the_key_that_was_recorded() -> None:
-    found = tinfoil(RECORDED, BOUND, b"", HOST, NOW)
+    found = read_tinfoil(RECORDED, BOUND, b"", HOST, NOW)
     report = sev_snp.Report.parse(found.raw)
     assert found.kind == "sev-snp" and report.version == 3 and report.report_data[:32] == BOUND
     machine = evidence.VerifiedMachine("sev-snp", "Genoa", report.report_data, {})
-    bound = evidence._binding(found, machine, BOUND, b"", True, NOW)
+    bound = evidence._binding_claims(found, machine, BOUND, b"", True, NOW)
     assert [one.weakness for one in bound] == ["", "not-fresh"]
-    assert reason(lambda: evidence._binding(found, machine, SPKI, b"", True, NOW)) == "binding"
+    assert reason(lambda: evidence._binding_claims(found, machine, SPKI, b"", True, NOW)) == "binding"
     assert reason(lambda: evidence.verify(found, TODAY)) == "collateral", "AMD's certificate is not in it"
 
 
@@ -47,14 +46,14 @@ def test_tinfoils_document_is_unpacked_and_binds_the_key_that_was_recorded() -> 
     "change",
     [
         {"format": "https://tinfoil.sh/predicate/other"}, {"body": "%%%"}, {"body": base64.b64encode(b"x").decode()},
-        {"body": base64.b64encode(gzip.compress(bytes(MAX_UNPACKED + 1))).decode()},
+        {"body": base64.b64encode(gzip.compress(bytes(MAX_UNPACKED_BYTES + 1))).decode()},
         {"body": base64.b64encode(gzip.compress(bytes(100 << 20), 9)).decode()},
         {"body": base64.b64encode(gzip.compress(bytes(1_184))[:-6]).decode()}, {"body": None}, {"format": None},
     ],
 )  # fmt: skip
 def test_a_bent_document_of_tinfoils_is_refused(change: dict[str, Any]) -> None:
     document = json.dumps(json.loads(RECORDED) | change).encode()
-    assert reason(lambda: tinfoil(document, BOUND, b"", HOST, NOW)) in ("kind", "evidence", "size")
+    assert reason(lambda: read_tinfoil(document, BOUND, b"", HOST, NOW)) in ("kind", "evidence", "size")
 
 
 # --- ACI --------------------------------------------------------------------------------------------------------------
@@ -69,7 +68,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 def read(document: dict[str, Any]) -> evidence.HardwareEvidence:
-    return aci(json.dumps(document).encode(), SPKI, NONCE, HOST, NOW)
+    return read_aci(json.dumps(document).encode(), SPKI, NONCE, HOST, NOW)
 
 
 def test_acis_statement_has_the_bytes_of_the_specification() -> None:
@@ -84,11 +83,13 @@ def test_acis_statement_has_the_bytes_of_the_specification() -> None:
     assert found.keyset == canonical.encode()
     signed = hashlib.sha256(expected.encode()).digest() + bytes(32)
     machine = evidence.VerifiedMachine("tdx", "", signed, {})
-    assert not [one.weakness for one in evidence._binding(found, machine, SPKI, NONCE, True, NOW) if one.weakness]
+    assert not [
+        one.weakness for one in evidence._binding_claims(found, machine, SPKI, NONCE, True, NOW) if one.weakness
+    ]
     for bad in (signed[:32] + b"\x01" + bytes(31), bytes(64)):
         other = replace(machine, report_data=bad)
-        assert reason(lambda other=other: evidence._binding(found, other, SPKI, NONCE, True, NOW)) == "binding"
-    assert reason(lambda: evidence._binding(found, machine, SPKI, bytes(32), True, NOW)) == "binding"
+        assert reason(lambda other=other: evidence._binding_claims(found, other, SPKI, NONCE, True, NOW)) == "binding"
+    assert reason(lambda: evidence._binding_claims(found, machine, SPKI, bytes(32), True, NOW)) == "binding"
     whole = replace(found, collateral=TDX.collateral)
     at = day("2025-06-25")
     keyset = {**report()["attestation"]["workload_keyset"], "not_after": int(at.timestamp()) + 86_400}
@@ -110,21 +111,21 @@ def test_a_keyset_without_our_key_or_out_of_date_is_refused(changes: dict[str, A
     found = replace(read(report(**changes)), collateral=TDX.collateral)
     signed = signed_report_data(found.keyset, NONCE)
     machine = evidence.VerifiedMachine("tdx", "", signed, {})
-    assert reason(lambda: evidence._binding(found, machine, SPKI, NONCE, True, NOW)) == expected
+    assert reason(lambda: evidence._binding_claims(found, machine, SPKI, NONCE, True, NOW)) == expected
 
 
 @pytest.mark.parametrize("keyset", [b"", b"[]", b"{}", b'{"not_after": 1}', b"[" * 100_000, b"\xff"])
 def test_a_recorded_keyset_that_is_none_is_refused(keyset: bytes) -> None:
     found = replace(read(report()), keyset=keyset)
     machine = evidence.VerifiedMachine("tdx", "", signed_report_data(keyset, NONCE), {})
-    assert reason(lambda: evidence._binding(found, machine, SPKI, NONCE, True, NOW)) in ("evidence", "expired")
+    assert reason(lambda: evidence._binding_claims(found, machine, SPKI, NONCE, True, NOW)) in ("evidence", "expired")
 
 
 @pytest.mark.parametrize("spki", [bytes(32), b""])
 def test_another_key_than_the_keysets_is_refused_of_a_recording_too(spki: bytes) -> None:
     found = read(report())
     machine = evidence.VerifiedMachine("tdx", "", signed_report_data(found.keyset, NONCE), {})
-    assert reason(lambda: evidence._binding(found, machine, spki, NONCE, False, NOW)) == "binding"
+    assert reason(lambda: evidence._binding_claims(found, machine, spki, NONCE, False, NOW)) == "binding"
 
 
 def test_a_report_of_another_version_or_hardware_is_refused() -> None:
@@ -144,5 +145,5 @@ def test_a_report_of_another_version_or_hardware_is_refused() -> None:
 
 
 def test_a_recording_of_each_form_can_be_read_again() -> None:
-    for found in (read(report()), tinfoil(RECORDED, BOUND, b"", HOST, NOW), SAMPLES["Genoa"].evidence):
+    for found in (read(report()), read_tinfoil(RECORDED, BOUND, b"", HOST, NOW), SAMPLES["Genoa"].evidence):
         assert evidence.HardwareEvidence.parse(found.document()) == found

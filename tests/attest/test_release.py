@@ -16,9 +16,9 @@ from starlette.routing import Route
 
 from milkglass.attest import sealing
 from milkglass.attest.channel import RELEASE_PATH
-from milkglass.attest.evidence import SOFTWARE, HardwareEvidence
-from milkglass.attest.front import key_of
-from milkglass.attest.providers import PATH
+from milkglass.attest.evidence import SOFTWARE_PREFIX, HardwareEvidence
+from milkglass.attest.front import spki_digest_of_file
+from milkglass.attest.providers import EVIDENCE_PATH
 from milkglass.attest.sealing import Vault
 from tests.attest.programs import command, serving
 from tests.attest.test_channel import Authority
@@ -86,18 +86,20 @@ def test_receiving_needs_a_sender(tmp_path: Path) -> None:
 @contextmanager
 def impostor(certificate: Path, key: Path, sealing_key: bytes, form: str, sent: list[bytes]) -> Iterator[str]:
     """A server whose evidence binds its TLS key in another form, which covers nothing of the sealing key it names."""
-    spki = key_of(certificate)
+    spki = spki_digest_of_file(certificate)
 
     async def evidence(request: Request) -> Response:
         nonce = bytes.fromhex(request.query_params["nonce"])
-        found = HardwareEvidence("software", SOFTWARE + spki + bytes(32), {}, form, spki, nonce, sealing=sealing_key)  # type: ignore[arg-type]
+        found = HardwareEvidence(
+            "software", SOFTWARE_PREFIX + spki + bytes(32), {}, form, spki, nonce, sealing_key=sealing_key
+        )  # type: ignore[arg-type]
         return Response(found.document())
 
     async def taken(request: Request) -> Response:
         sent.append(await request.body())
         return Response()
 
-    app = Starlette(routes=[Route(PATH, evidence), Route(RELEASE_PATH, taken, methods=["POST"])])
+    app = Starlette(routes=[Route(EVIDENCE_PATH, evidence), Route(RELEASE_PATH, taken, methods=["POST"])])
     with serving(app, ssl_certfile=certificate, ssl_keyfile=key) as port:
         yield str(port)
 

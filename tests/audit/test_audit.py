@@ -31,7 +31,7 @@ from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.plan import CHAIN_SHARE, planned_count
 from milkglass.audit.report.findings import warnings
-from milkglass.audit.report.page import percent, render, visible
+from milkglass.audit.report.page import escape_rare_characters, percent, render
 from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
 from milkglass.audit.resume import ResumeStore, pack_candidates, unpack_candidates
@@ -39,8 +39,9 @@ from milkglass.audit.scene import Scene
 from milkglass.cli.audit import report_text, result_line
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import CLASSES, classes, read_encoded
-from milkglass.client.key.generate import new_key, scheme_for
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
+from milkglass.client.key.scheme import scheme_for
 from milkglass.errors import EmptyText, KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
@@ -148,7 +149,7 @@ def test_an_audit_writes_all_it_found(setting: Setting, tmp_path: Path) -> None:
         ElementTree.fromstring(svg.read_text("utf-8"))
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0
     for one in result.examples:
-        assert len(one.pieces) >= one.right
+        assert len(one.pieces) >= one.right_count
 
 
 @dataclass(frozen=True)
@@ -555,7 +556,7 @@ def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Pa
     held = scene(setting).adversaries[1].knowledge.corpus
     assert held is not None
     seen = Transcript(
-        (Tokens(held.mapped(setting.key.sigma.astype(np.int64))),), len(setting.key.sigma), setting.key.identifier
+        (Tokens(held.map_ids(setting.key.sigma.astype(np.int64))),), len(setting.key.sigma), setting.key.identifier
     )
     with pytest.raises(UsageError, match=f"{len(held)} texts 0 "):
         key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), transcript=seen)
@@ -695,13 +696,15 @@ def test_pieces_are_joined_to_words_and_strange_glyphs_escaped(setting: Setting)
         (".", True, True),
     ]  # fmt: skip
     assert (
-        visible("caf\u00e9 \u114c \u0421\u0430\u0448\u0430\u200b", frozenset())
+        escape_rare_characters("caf\u00e9 \u114c \u0421\u0430\u0448\u0430\u200b", frozenset())
         == "caf\u00e9 \\u114c \u0421\u0430\u0448\u0430\\u200b"
     )
-    shown = visible("caf\u00e9 \u114c \u0421\u0430\u200b", frozenset())
+    shown = escape_rare_characters("caf\u00e9 \u114c \u0421\u0430\u200b", frozenset())
     assert shown == "caf\u00e9 \\u114c \u0421\u0430\\u200b"
-    assert visible("\u65e5\u672c", frozenset("\u65e5")) == "\u65e5\\u672c", "what the user writes is shown"
-    assert visible("two\nlines\tand\r\x00", frozenset()) == "two\nlines\tand\\u000d\\u0000"
+    assert escape_rare_characters("\u65e5\u672c", frozenset("\u65e5")) == "\u65e5\\u672c", (
+        "what the user writes is shown"
+    )
+    assert escape_rare_characters("two\nlines\tand\r\x00", frozenset()) == "two\nlines\tand\\u000d\\u0000"
 
 
 def test_percentages_of_almost_nothing_are_not_nothing() -> None:

@@ -75,8 +75,8 @@ def test_texts_that_are_there_as_ids_are_compared_as_they_read(tmp_path: Path) -
     tokenizer = load_tokenizer(tiny.save("bert", tmp_path / "model"))
     texts = [*tiny.TEXTS[:3], f"well, {tiny.TEXTS[0].upper()}"]
     ids = Sequences.of(tokenizer(texts)["input_ids"])
-    left = without_private(ids, ids.chosen(np.array([0])), tokenizer)
-    assert [one.tolist() for one in left] == [one.tolist() for one in ids.chosen(np.array([1, 2]))]
+    left = without_private(ids, ids.select(np.array([0])), tokenizer)
+    assert [one.tolist() for one in left] == [one.tolist() for one in ids.select(np.array([1, 2]))]
 
 
 def test_a_script_without_blanks_has_words_too() -> None:

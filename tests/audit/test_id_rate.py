@@ -23,7 +23,7 @@ def scene_of(symbols: np.ndarray | None, original: list[list[int]]) -> Scene:
     """Four ids; what is sent follows from the tokens."""
     ordinary = np.arange(6) > 0
     plain = Sequences.of(original)
-    sent = plain.mapped(SYMBOLS)
+    sent = plain.map_ids(SYMBOLS)
     truth = Truth(np.arange(6), ordinary, ordinary, str, sent, plain)
     seen = Transcript((Tokens(sent),), 4)
     return Scene.of(seen, truth, Adversary.without_text(Knowledge(symbols=symbols)), scheme={"name": "coarse"})

@@ -14,7 +14,7 @@ from milkglass.sequences import Sequences
 def test_a_substitution_keeps_all_of_it() -> None:
     rng = np.random.default_rng(0)
     texts = Sequences.of(rng.integers(100, 900, size=rng.integers(4, 40)) for _ in range(50))
-    same = metadata_leakage(texts.mapped(rng.permutation(900)))
+    same = metadata_leakage(texts.map_ids(rng.permutation(900)))
     found = metadata_leakage(texts)
     assert (same.length_bits, same.repeated, same.recognised) == (found.length_bits, found.repeated, found.recognised)
     assert found.sized == 0  # all ids have three digits

@@ -11,7 +11,7 @@ import torch
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report.findings import warnings, words_of_enclave
-from milkglass.audit.report.verdict import level, percent_text, unfinished, verdict, what_crosses
+from milkglass.audit.report.verdict import level, percent_text, unfinished_attacks, verdict, what_crosses
 from milkglass.audit.scene import Adversary, DefenceWords, Scene
 from milkglass.metrics.interval import Interval
 from milkglass.sequences import Sequences
@@ -92,7 +92,7 @@ def test_the_verdict_says_at_least_where_a_stronger_attack_was_not_finished() ->
     lone = replace(best, attack="gram", cut=True)
     assert "at least" not in verdict(joint, WHO, (joint, lone)), "it reads less anyway"
     assert "at least" in verdict(joint, WHO, (joint, replace(joint, cut=True)))
-    assert unfinished(replace(best, cut=True), (replace(best, cut=True),)), "the strongest itself was cut"
+    assert unfinished_attacks(replace(best, cut=True), (replace(best, cut=True),)), "the strongest itself was cut"
 
 
 def test_words_are_those_of_the_attack_that_reads_most_of_them() -> None:

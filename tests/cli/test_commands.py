@@ -363,7 +363,7 @@ def test_conversations(decoder: Owner) -> None:
 
 
 def test_ids_are_counted_before_they_are_shown(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "BATCH", 2)
+    monkeypatch.setattr(codec, "BATCH_SIZE", 2)
     before = usage.read(encoder.path)
     result = call("encode", "--key", encoder.path, "--refuse-long", stdin="one\ntwo\n" + "word " * 300 + "\n")
     shown = [json.loads(line) for line in result.stdout.splitlines()]
@@ -661,7 +661,7 @@ def test_interrupting_leaves_the_job(
     assert result.exit_code == 130
     assert "milkglass job ftjob-77aa --follow" in result.stderr
     assert not stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel")
-    monkeypatch.setattr("milkglass.cli.ui.job_progress.watched", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.job_progress.is_stderr_terminal", lambda: True)
     stub.replies["POST /v1/fine_tuning/jobs/ftjob-77aa/cancel"] = lambda h: h.answer(200, {})
     result = call("finetune", "mine", tickets, "--key", encoder.path, stdin="n\n")
     assert result.exit_code == 130 and "cancelled ftjob-77aa" in result.stderr
@@ -948,10 +948,10 @@ def test_an_interrupted_answer_leaves_the_chat_where_it_was(
 
 
 def test_a_models_control_characters_stay_off_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert terminal.shown("a\x1b[2Jb") == "a\x1b[2Jb"
+    assert terminal.text_for_stdout("a\x1b[2Jb") == "a\x1b[2Jb"
     monkeypatch.setattr("sys.stdout", type("Tty", (io.StringIO,), {"isatty": lambda self: True})())
-    assert terminal.shown("a\x1b[2J\tb\n\x9bç👩") == "a\ufffd[2J\tb\n\ufffdç👩"
-    assert terminal.shown("\u202eevil\u2066x\u200b") == "\ufffdevil\ufffdx\ufffd"
+    assert terminal.text_for_stdout("a\x1b[2J\tb\n\x9bç👩") == "a\ufffd[2J\tb\n\ufffdç👩"
+    assert terminal.text_for_stdout("\u202eevil\u2066x\u200b") == "\ufffdevil\ufffdx\ufffd"
 
 
 def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -959,7 +959,7 @@ def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypat
 
     terminal.occasional_lines("put together", 0)(1)
     assert capsys.readouterr().err == "put together ...\n"
-    monkeypatch.setattr(terminal, "watched", lambda: True)
+    monkeypatch.setattr(terminal, "is_stderr_terminal", lambda: True)
     made: list[Progress] = []
     start = Progress.start
     monkeypatch.setattr(Progress, "start", lambda progress: (made.append(progress), start(progress))[1])

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from milkglass.cli.ui.tls import reached
+from milkglass.cli.ui.tls import client_url
 from milkglass.client.key.file import write_key
 from milkglass.schemes.orthogonal import Orthogonal
 from tests import warm
@@ -175,12 +175,12 @@ def test_a_second_interruption_ends_the_answers_without_a_traceback(engine: tupl
 def test_what_listens_everywhere_is_called_by_a_name(tmp_path: Path) -> None:
     certificate, _ = self_signed(tmp_path)  # for 127.0.0.1
     here = socket.gethostname()
-    assert reached("http://127.0.0.1:8422", None) == "http://127.0.0.1:8422"
-    assert reached("http://[::1]:8422", None) == "http://[::1]:8422"
-    assert reached("https://192.0.2.7:8422", certificate) == "https://192.0.2.7:8422"
+    assert client_url("http://127.0.0.1:8422", None) == "http://127.0.0.1:8422"
+    assert client_url("http://[::1]:8422", None) == "http://[::1]:8422"
+    assert client_url("https://192.0.2.7:8422", certificate) == "https://192.0.2.7:8422"
     for everywhere in ("0.0.0.0", "[::]"):
-        assert reached(f"http://{everywhere}:8422", None) == f"http://{here}:8422"
-        assert reached(f"https://{everywhere}:8422", certificate) == "https://127.0.0.1:8422"
+        assert client_url(f"http://{everywhere}:8422", None) == f"http://{here}:8422"
+        assert client_url(f"https://{everywhere}:8422", certificate) == "https://127.0.0.1:8422"
 
 
 @pytest.mark.timeout(600)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milkglass.cli.ui.columns import classes_found
+from milkglass.cli.ui.columns import classes_text
 from milkglass.rows.examples import Summary
 from tests import tiny
 from tests.cli.kit import SECRET, Owner, call, document, has_model_of, refused
@@ -222,5 +222,5 @@ def test_the_option_is_where_rows_are_read() -> None:
 def test_a_rare_class_is_shown_among_many() -> None:
     labels = tuple(f"topic {n}" for n in range(20))
     found = Summary("labelled", 211, False, (*labels, "null"), counts=(*range(20, 40), 1))
-    words = classes_found(found)
+    words = classes_text(found)
     assert words.startswith("21 classes: topic 19 39, ") and words.endswith("null 1") and "and 12 more" in words

@@ -42,7 +42,7 @@ def sends(stub: Stub, *data: str, **state: Any) -> None:
 @pytest.fixture
 def bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar of a terminal, drawn into the test's own stderr."""
-    monkeypatch.setattr("milkglass.cli.ui.job_progress.watched", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.job_progress.is_stderr_terminal", lambda: True)
 
 
 # --- strings ----------------------------------------------------------------------------------------------------------

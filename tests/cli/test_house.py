@@ -78,7 +78,7 @@ def test_deleting_asks_first(stub: Stub, monkeypatch: pytest.MonkeyPatch, words:
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-1"] = lambda h: h.answer(200, {"id": "ftjob-1"})
     stub.replies[route] = lambda h: h.answer(200, {"deleted": True})
     refused(call(*words), 2, "there is no terminal to ask at")
-    monkeypatch.setattr("milkglass.cli.ui.terminal._asked_at_a_terminal", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.terminal._is_stdin_terminal", lambda: True)
     assert call(*words, stdin="n\n").exit_code == 130 and not stub.count(route)
     assert call(*words, stdin="y\n").exit_code == 0 and stub.count(route) == 1
     assert document(call(*words, "--yes", "--json")) == {"id": words[-1 if words[0] != "job" else 1], "deleted": True}

@@ -137,7 +137,7 @@ def test_what_a_killed_rotation_left_is_removed_and_named(owner: Owner, fresh: P
     assert result.exit_code == 0 and not any(one.exists() for one in left) and all(one.exists() for one in others)
     assert all(f"removed {one}" in result.stderr for one in left)
     left[0].write_bytes(b"cut off")
-    with usage.locked(owner.path):  # it is another command's, and being written
+    with usage.exclusive_lock(owner.path):  # it is another command's, and being written
         assert read_key(owner.path, FRESH).identifier == owner.key.identifier and left[0].exists()
     assert call("key", "show", owner.path, passphrase=FRESH).exit_code == 0 and not left[0].exists()
     for one in others:

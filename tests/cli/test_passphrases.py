@@ -18,7 +18,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is written to the terminal."""
     texts: list[str] = []
     monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: True)
-    monkeypatch.setattr("milkglass.cli.ui.passphrase._show", texts.append)
+    monkeypatch.setattr("milkglass.cli.ui.passphrase._write_to_terminal", texts.append)
     return texts
 
 

@@ -126,6 +126,9 @@ LINES: list[tuple[tuple[Any, ...], str]] = [
     (("data", "--text-column", "x"), "--text-column is not used to list the data sets"),
     (("obfuscate", "demo:minilm", "out", "--key", "new.mgkey", "--text-column", "x"), "--text-column is not used"),
     (("sanitize", "-", "--workers", "2"), "--workers is not used for stdin"),
+    (("sanitize", "t.csv", "o.csv", "--method", "mask", "--table", "glove.txt"), "mask has no use for --table"),
+    (("sanitize", "t.csv", "o.csv", "--method", "mask", "--epsilon", "2"), "mask has no use for --epsilon"),
+    (("sanitize", "t.csv", "o.csv", "--method", "ghost", "--by", "words"), "ghost has no use for --by"),
     (("ui", *K, *S, "--no-attack", "--budget", "5m"), "--budget is not used with --no-attack"),
     (("ui", *K, *S, "--text-column", "x"), "--text-column is not used without --public"),
 ]  # fmt: skip

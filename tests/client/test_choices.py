@@ -10,8 +10,9 @@ from scipy.stats import chisquare
 
 from milkglass.client.codec.aliases import AliasChoices, draw_from
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.generate import new_key, reserved_ids
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key, KeyInfo
+from milkglass.client.special_tokens import reserved_ids
 from milkglass.errors import CodecError, ModelError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream

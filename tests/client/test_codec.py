@@ -268,7 +268,7 @@ def test_options_reach_a_template_that_reads_them(smollm: Codec) -> None:
     switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     tokenizer.chat_template = "{{ messages[0]['content'] }}" + switch
     codec, talk = replace(smollm, tokenizer=tokenizer), [{"role": "user", "content": "hi"}]
-    assert codec.template_options == {"enable_thinking"}
+    assert codec.template_variables == {"enable_thinking"}
     assert codec.decode(codec.encode_chat(talk, options={"enable_thinking": False})) == "hi<think></think>"
     assert codec.decode(codec.encode_chat(talk, options={"enable_thinking": True})) == "hi"
     with pytest.raises(CodecError, match="does not read thinking_budget"):

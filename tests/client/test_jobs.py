@@ -10,8 +10,9 @@ import torch
 
 from milkglass.client.key import usage
 from milkglass.client.key.file import seal, unseal
-from milkglass.client.key.generate import for_job, new_key, scheme_of
+from milkglass.client.key.generate import for_job, new_key
 from milkglass.client.key.key import Key
+from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.scramble import mixture_of, scramble
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UsageError

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.client.remote import responses, strict_json, transfer
-from milkglass.client.remote.strict_json import escaped, one_line, running_text
+from milkglass.client.remote.strict_json import escape, one_line, running_text
 from milkglass.errors import MilkglassError, RemoteError
 from tests.client.odd_json import objects, written
 
@@ -116,13 +116,13 @@ def require_one_error(reader: Any, value: dict[str, Any]) -> None:
 
 @given(st.text())
 def test_json_for_a_terminal_is_the_same_document_and_printable(text: str) -> None:
-    document = escaped(json.dumps({"a": text}, ensure_ascii=False))
+    document = escape(json.dumps({"a": text}, ensure_ascii=False))
     assert document.isprintable() and json.loads(document) == {"a": text}
 
 
 def test_json_stays_readable() -> None:
-    assert escaped('{"a": "naïve 中文 👩"}') == '{"a": "naïve 中文 👩"}'
-    assert escaped('{"a": "\x9b31m\u202e\U000e0041"}') == '{"a": "\\u009b31m\\u202e\\udb40\\udc41"}'
+    assert escape('{"a": "naïve 中文 👩"}') == '{"a": "naïve 中文 👩"}'
+    assert escape('{"a": "\x9b31m\u202e\U000e0041"}') == '{"a": "\\u009b31m\\u202e\\udb40\\udc41"}'
 
 
 def test_running_text_keeps_what_scripts_need() -> None:

@@ -53,7 +53,7 @@ def test_a_scale_gives_mean_0_and_spread_1_and_reads_back(scores: list[float]) -
     assert np.mean(sent) == pytest.approx(0, abs=1e-4)
     assert np.std(sent) == pytest.approx(1, rel=1e-4)
     assert [scale.read(one) for one in sent] == pytest.approx(scores, rel=1e-6, abs=1e-6)
-    assert Scale.stored(json.loads(json.dumps(scale.document()))) == scale
+    assert Scale.from_document(json.loads(json.dumps(scale.document()))) == scale
 
 
 @pytest.mark.parametrize("scores", [[], [2.0], [3.0, 3.0, 3.0], [1e308, -1e308, 1e308]])

@@ -99,7 +99,7 @@ def options_of(words: list[str]) -> set[str] | None:
     for word in words:
         if not (below := getattr(command, "commands", None)):
             break
-        if word not in below and (default := getattr(command, "default", None)):
+        if word not in below and (default := getattr(command, "default_command", None)):
             command = below[default]
             break
         if word.startswith("-") or (command := below.get(word)) is None:

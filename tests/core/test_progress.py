@@ -7,7 +7,7 @@ import time
 import pytest
 
 from milkglass.cli.ui import terminal
-from milkglass.cli.ui.terminal import at_work, bars, note
+from milkglass.cli.ui.terminal import bars, note, report_activity
 from milkglass.progress import WINDOW_SECONDS, Heartbeat, TimeLeft, heartbeat
 
 
@@ -51,14 +51,14 @@ def test_a_command_that_is_at_work_says_what_it_does(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "Heartbeat", lambda log: Heartbeat(log, 0.2))
-    with at_work(), bars() as stage:
+    with report_activity(), bars() as stage:
         advance = stage("find shadows", 10)
         time.sleep(0.5)
         advance(1)
         note("halfway")
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "find shadows: still at work, for 0 s so far" and said[-1] == "halfway"
-    with at_work(quiet=True), bars(as_json=True) as stage:
+    with report_activity(is_quiet=True), bars(as_json=True) as stage:
         stage("find shadows", 10)
         time.sleep(0.5)
     assert capsys.readouterr().err == ""

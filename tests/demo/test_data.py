@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.demo.data.make import DESK, HELD_OUT, INSTRUCTION, main, situations
+from milkglass.demo.data.make import DESK_OF_LABEL, HELD_OUT_SITUATIONS, INSTRUCTION, main, read_situations
 
 DATA = files("milkglass.demo") / "data"
 NAMES = ("tickets_train.jsonl", "tickets_test.jsonl", "replies_train.jsonl", "replies_test.jsonl")
@@ -48,10 +48,10 @@ def test_texts_differ_by_more_than_names() -> None:
 
 
 def test_test_situations_are_not_in_training() -> None:
-    messages = {label: [one["message"] for one in group] for label, group in situations().items()}
+    messages = {label: [one["message"] for one in group] for label, group in read_situations().items()}
     assert all(len(group) == 40 for group in messages.values())
-    assert {one for group in messages.values() for one in group[-HELD_OUT:]}.isdisjoint(
-        one for group in messages.values() for one in group[:-HELD_OUT]
+    assert {one for group in messages.values() for one in group[-HELD_OUT_SITUATIONS:]}.isdisjoint(
+        one for group in messages.values() for one in group[:-HELD_OUT_SITUATIONS]
     )
     train = {shape(row["text"]) for row in rows("tickets_train.jsonl")}
     assert train.isdisjoint(shape(row["text"]) for row in rows("tickets_test.jsonl"))
@@ -63,7 +63,7 @@ def test_replies_are_about_the_tickets_of_their_split(name: str, count: int) -> 
     pairs = rows(name)
     assert len({(pair["instruction"], pair["input"]) for pair in pairs}) == count
     assert {pair["instruction"] for pair in pairs} == {INSTRUCTION}
-    assert [pair["output"] for pair in pairs] == [DESK[tickets[pair["input"]]] for pair in pairs]
+    assert [pair["output"] for pair in pairs] == [DESK_OF_LABEL[tickets[pair["input"]]] for pair in pairs]
 
 
 def test_the_generator_writes_what_is_shipped(tmp_path: Path) -> None:

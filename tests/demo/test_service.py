@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from milkglass.demo import run
-from milkglass.demo.run import Service
+from milkglass.demo.run import ServerProcess
 from milkglass.errors import Unreachable
 
 LISTEN = "print('milkglass serve: listening on http://127.0.0.1:1234', flush=True)"
 
 
-def stand_in(tmp_path: Path, script: str) -> Service:
-    made = Service(tmp_path / "home", [], tmp_path / "log")
+def stand_in(tmp_path: Path, script: str) -> ServerProcess:
+    made = ServerProcess(tmp_path / "home", [], tmp_path / "log")
     made._command = [sys.executable, "-c", script]
     return made
 
 
-def alive(made: Service) -> bool:
+def alive(made: ServerProcess) -> bool:
     return made._process.poll() is None
 
 
 def test_the_command_is_the_real_one(tmp_path: Path) -> None:
-    command = Service(tmp_path / "home", [tmp_path / "base"], tmp_path / "log")._command
+    command = ServerProcess(tmp_path / "home", [tmp_path / "base"], tmp_path / "log")._command
     assert command[1:5] == ["-P", "-m", "milkglass.cli.main", "serve"]
     assert command[-2:] == ["--base-models", str(tmp_path / "base")]
 

@@ -107,7 +107,7 @@ def test_on_a_gpu_attention_asks_for_its_dropout(monkeypatch: pytest.MonkeyPatch
 def test_the_pretended_gpu_refuses_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     here = torch.ones(3)
     with kit.pretended.pretend_gpu(monkeypatch) as gpu:
-        there = device.moved(here)
+        there = device.move(here)
         assert there.device == gpu
         with pytest.raises(RuntimeError, match="at least two devices"):
             _ = there + here

@@ -190,7 +190,7 @@ def _step(name: str, task: Any) -> SharedStep:
 
     from milkglass import device
 
-    return SharedStep(device.moved(deepcopy(gradient_kit.step(name, task).module)), task)
+    return SharedStep(device.move(deepcopy(gradient_kit.step(name, task).module)), task)
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -290,7 +290,7 @@ def test_the_selection_of_shadows(name: str, other: str, monkeypatch: pytest.Mon
     starts = ghost.starts_of(originals, of)
 
     def chosen() -> list[Any]:
-        network = HeadlessModel.wrap(device.moved(ghost.plain(name)), name == "llama-tied")
+        network = HeadlessModel.wrap(device.move(ghost.plain(name)), name == "llama-tied")
         return select(network, of, originals, starts, Selection(beams=2))
 
     here, there = both(chosen, other, monkeypatch)
@@ -326,7 +326,7 @@ def test_answers(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"input_ids": np.array([1, 7, 9, 30, 2]), "labels": np.array([-100, 7, 9, 30, 2])}]
 
     def answered() -> tuple[list[list[int]], np.ndarray]:
-        model = device.moved(tiny.build("llama-tied"))
+        model = device.move(tiny.build("llama-tied"))
         return [one.tolist() for one in generation.greedy_ids(model, prompts, 6)], generation.row_losses(model, rows)[0]
 
     (here, losses), (there, again) = both(answered, other, monkeypatch)

@@ -67,7 +67,7 @@ scrambled(tiny, out.with_name(f"tiny {what}"))
 used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, (used + bound, used + bound))
 try:
-    Checkpoint.open(large).mapped("model.embed_tokens.weight").float()
+    Checkpoint.open(large).map_tensor("model.embed_tokens.weight").float()
     sys.exit("the limit holds nothing")
 except RuntimeError as error:
     assert "can't allocate memory" in str(error)

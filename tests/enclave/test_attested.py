@@ -11,7 +11,7 @@ import pytest
 
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave import gramine, release
-from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED, software_quote
+from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED, make_software_quote
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.verification import COLLATERAL, QuoteVerifier
 from milkglass.errors import EnclaveError
@@ -69,16 +69,16 @@ def test_a_program_that_says_it_is_of_another_kind_is_refused(tmp_path: Path, mo
 
 
 def test_a_word_proves_nothing_and_a_quote_does(enclave: QuotedEnclave) -> None:
-    assert not enclave.attested and NOT_ATTESTED in enclave.notice
+    assert not enclave.is_attested and NOT_ATTESTED in enclave.notice
     enclave.quoted = forged
     enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
-    assert enclave.attested and NOT_ATTESTED not in enclave.notice and "a quote of SGX" in enclave.notice
+    assert enclave.is_attested and NOT_ATTESTED not in enclave.notice and "a quote of SGX" in enclave.notice
 
 
 @pytest.mark.parametrize(
     ("quoted", "words"),
     [
-        (lambda data: software_quote(ATTESTED_KIND, MEASUREMENT.hex(), data), "no quote"),
+        (lambda data: make_software_quote(ATTESTED_KIND, MEASUREMENT.hex(), data), "no quote"),
         (lambda data: forged(bytes(64)), "another question"),
         (lambda data: forged(data, b"x" * 32), "mrenclave 7878"),
     ],
@@ -87,21 +87,21 @@ def test_no_other_quote_does(enclave: QuotedEnclave, quoted: Callable[[bytes], b
     enclave.quoted = quoted
     with pytest.raises(EnclaveError, match=words):
         enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
-    assert not enclave.attested
+    assert not enclave.is_attested
 
 
 def test_another_measurement_than_the_expected_one_is_refused(enclave: QuotedEnclave) -> None:
     enclave.quoted = forged
     with pytest.raises(EnclaveError, match=f"{MEASUREMENT.hex()}.*{'ab' * 32}"):
         enclave.attest("ab" * 32, of(enclave.folder))
-    assert not enclave.attested
+    assert not enclave.is_attested
 
 
 def test_a_quote_that_ends_at_another_root_than_intels_is_refused(enclave: QuotedEnclave) -> None:
     enclave.quoted = forged
     with pytest.raises(EnclaveError, match="the quote is refused"):
         enclave.attest(MEASUREMENT.hex(), replace(of(enclave.folder), root=None))
-    assert not enclave.attested
+    assert not enclave.is_attested
 
 
 def test_an_enclave_whose_processor_was_revoked_or_that_has_no_collateral_stays_closed(enclave: QuotedEnclave) -> None:
@@ -112,7 +112,7 @@ def test_an_enclave_whose_processor_was_revoked_or_that_has_no_collateral_stays_
     (enclave.folder / COLLATERAL).unlink()
     with pytest.raises(EnclaveError, match="collateral"):
         enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
-    assert not enclave.attested
+    assert not enclave.is_attested
 
 
 def test_what_the_hosts_policy_accepts_is_in_every_report(enclave: QuotedEnclave) -> None:

@@ -76,27 +76,27 @@ def raw(kind: str = KIND) -> dict[str, Any]:
 
 def test_it_is_prepared_signed_and_built_and_may_be_moved(served: Served, tmp_path: Path) -> None:
     folder = prepared(tmp_path / "enclave")
-    about, built = at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.package)
-    assert about.kind == KIND and not built.attested
+    about, built = at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.fetch_package)
+    assert about.kind == KIND and not built.is_attested
     with at_rest.open_enclave(folder.rename(tmp_path / "moved")) as enclave:
         assert enclave.kind == KIND and "NOT ATTESTED" in enclave.notice
         assert enclave.rows([7]) == served.table[[7]].numpy().tobytes()
-        assert enclave.sanitize_text(TEXT, "", 100, RnmSettings(None)).changed == 0
+        assert enclave.sanitize_text(TEXT, "", 100, RnmSettings(None)).changed_count == 0
     with pytest.raises(UsageError, match="moved holds"):
-        at_rest.build_enclave(tmp_path / "moved", KIND, "tiny", 8, served.server.package)
+        at_rest.build_enclave(tmp_path / "moved", KIND, "tiny", 8, served.server.fetch_package)
 
 
 def test_each_step_names_the_one_before_it(served: Served, tmp_path: Path) -> None:
     folder = tmp_path / "enclave"
     with pytest.raises(UsageError, match="prepared for gramine-direct") as error:
-        at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.package)
+        at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.fetch_package)
     assert "split enclave prepare" in error.value.hint
     at_rest.prepare_folder(folder, KIND)
     with pytest.raises(UsageError, match=r"milkglass-enclave\.manifest") as error:
-        at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.package)
+        at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.fetch_package)
     assert str(folder / "sign.sh") in error.value.hint
     with pytest.raises(UsageError, match="prepared for gramine-sgx"):
-        at_rest.build_enclave(folder, "gramine-sgx", "tiny", 8, served.server.package)
+        at_rest.build_enclave(folder, "gramine-sgx", "tiny", 8, served.server.fetch_package)
     with pytest.raises(UsageError, match="exists"):
         at_rest.prepare_folder(folder, KIND)
     with pytest.raises(UsageError, match="'process'"):

@@ -51,7 +51,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 @pytest.fixture(scope="module")
 def built(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("client") / "enclave"
-    at_rest.build_enclave(folder, "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(folder, "process", "tiny", 8, served.server.fetch_package)
     return folder
 
 
@@ -65,7 +65,7 @@ def enclave(built: Path) -> Iterator[Enclave]:
 def test_vectors_of_plain_text_are_the_tables_rows(enclave: Enclave, served: Served, model: Path) -> None:
     ids = load_tokenizer(model)(PRIVATE)["input_ids"]
     sent = enclave.sanitize_text(PRIVATE, "", 100, PLAIN)
-    assert sent.tokens == sent.private == len(ids) and sent.changed == 0
+    assert sent.token_count == sent.private_count == len(ids) and sent.changed_count == 0
     assert sent.vectors == served.table[ids].numpy().tobytes()
     assert enclave.rows([7, 9]) == served.table[[7, 9]].numpy().tobytes()
     assert enclave.decode(ids) == PRIVATE
@@ -75,12 +75,12 @@ def test_the_users_text_is_sanitized_and_nothing_else_is(enclave: Enclave, serve
     tokenizer, table = load_tokenizer(model), served.table.numpy()
     instruction = "please move: "
     sent = enclave.sanitize_text(PRIVATE, instruction, 100, ALL)
-    rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.tokens, -1)
+    rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.token_count, -1)
     before = tokenizer(instruction + PRIVATE)["input_ids"]
     after = [int((table == row).all(1).argmax()) for row in rows]
-    kept = sent.tokens - sent.private
+    kept = sent.token_count - sent.private_count
     assert kept > 0 and after[:kept] == before[:kept]
-    assert sent.changed == sent.private == sum(a != b for a, b in zip(after, before, strict=True))
+    assert sent.changed_count == sent.private_count == sum(a != b for a, b in zip(after, before, strict=True))
     assert not set(after) & set(tokenizer.all_special_ids) - set(before), "special tokens are never drawn"
 
 
@@ -91,13 +91,13 @@ def test_of_a_chat_the_users_words_alone_are_sanitized(enclave: Enclave, served:
     template, tokens = tokenizer.template(), tokenizer.special_tokens_map
     [text], _ = render_jinja_template([talk], chat_template=template, add_generation_prompt=True, **tokens)
     before = tokenizer(text, add_special_tokens=False)["input_ids"]
-    rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.tokens, -1)
+    rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.token_count, -1)
     after = [int((table == row).all(1).argmax()) for row in rows]
     same = [a == b for a, b in zip(after, before, strict=True)]
-    assert 0 < sent.private < sent.tokens and sum(same) == sent.tokens - sent.changed
+    assert 0 < sent.private_count < sent.token_count and sum(same) == sent.token_count - sent.changed_count
     first = same.index(False)
     assert "be brief" in tokenizer.decode(after[:first]), "the system's message crosses as it is"
-    assert all(same[first + sent.private :]), "and so does the template"
+    assert all(same[first + sent.private_count :]), "and so does the template"
 
 
 def test_the_same_text_has_the_same_substitutes_after_a_restart(built: Path, enclave: Enclave, tmp_path: Path) -> None:
@@ -122,15 +122,17 @@ def test_a_message_has_the_same_substitutes_in_every_turn(enclave: Enclave, serv
     same = 0
     while first.vectors[: (same + 1) * size] == second.vectors[: (same + 1) * size]:
         same += 1
-    assert 0 < first.changed < first.private
-    assert same > first.private + 2, "the role, the whole message, and the template behind it"
+    assert 0 < first.changed_count < first.private_count
+    assert same > first.private_count + 2, "the role, the whole message, and the template behind it"
     with_role = enclave.sanitize_chat([{"role": "system", "content": "be brief"}, user], 120, settings)
-    assert first.vectors[-(first.private + 2) * size :] == with_role.vectors[-(first.private + 2) * size :]
+    assert first.vectors[-(first.private_count + 2) * size :] == with_role.vectors[-(first.private_count + 2) * size :]
 
 
 def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> None:
     text = " ".join(tiny.TEXTS[:3])
-    few, many = (enclave.sanitize_text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).changed for p in (0.1, 0.9))
+    few, many = (
+        enclave.sanitize_text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).changed_count for p in (0.1, 0.9)
+    )
     assert few < many
     with pytest.raises(UsageError, match="epsilon"):
         enclave.sanitize_text(text, "", 120, RnmSettings(-1.0))
@@ -141,7 +143,7 @@ def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> No
 
 
 def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served, tmp_path: Path) -> None:
-    at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.fetch_package)
     read = 0
     with at_rest.open_enclave(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
         for row in range(10_000):
@@ -154,7 +156,7 @@ def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served
 
 def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> None:
     """The level is written before the rows leave: killing the process again and again reads no more of the table."""
-    at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.fetch_package)
     read = 0
     for _ in range(5):
         with at_rest.open_enclave(tmp_path / "enclave") as running, suppress(EnclaveError):
@@ -167,23 +169,23 @@ def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> Non
 def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_path: Path) -> None:
     """Removing the state, taking another build's, opening twice: none of it gives a full bucket."""
     one, two = (shutil.copytree(built, tmp_path / name) for name in ("one", "two"))
-    (one / at_rest.STATE).unlink()
+    (one / at_rest.STATE_FILE).unlink()
     with pytest.raises(EnclaveError, match=r"no state\.bin"), at_rest.open_enclave(one):
         pass
-    at_rest.build_enclave(tmp_path / "new", "process", "tiny", 8, served.server.package)
-    shutil.copy(tmp_path / "new" / at_rest.STATE, one)
-    shutil.copy(tmp_path / "new" / at_rest.SECRET, one)
+    at_rest.build_enclave(tmp_path / "new", "process", "tiny", 8, served.server.fetch_package)
+    shutil.copy(tmp_path / "new" / at_rest.STATE_FILE, one)
+    shutil.copy(tmp_path / "new" / at_rest.SECRET_FILE, one)
     with pytest.raises(EnclaveError, match="does not open"), at_rest.open_enclave(one):
         pass
-    fresh = (two / at_rest.STATE).read_bytes()
+    fresh = (two / at_rest.STATE_FILE).read_bytes()
     with at_rest.open_enclave(two) as running:
         with pytest.raises(UsageError, match="open already"), at_rest.open_enclave(two):
             pass
-        sealed, secret = ((two / name).read_bytes() for name in (at_rest.SEALED, at_rest.SECRET))
+        sealed, secret = ((two / name).read_bytes() for name in (at_rest.SEALED_FILE, at_rest.SECRET_FILE))
         with pytest.raises(EnclaveError, match="holds a table already"):
-            running.open(sealed, secret, fresh, two / at_rest.TOKENIZER, [1] * 300)
+            running.open(sealed, secret, fresh, two / at_rest.TOKENIZER_FOLDER, [1] * 300)
         with Enclave("process", two) as other, pytest.raises(EnclaveError, match="does not open"):
-            other.open(sealed, secret, b"", two / at_rest.TOKENIZER, [1] * 300)
+            other.open(sealed, secret, b"", two / at_rest.TOKENIZER_FOLDER, [1] * 300)
         assert running.rows([5])
     with at_rest.open_enclave(two) as running:
         assert running.rows([5]), "the lock ends with its block"
@@ -197,8 +199,8 @@ def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None
         return stages[name].append
 
     with Enclave("process", built) as running:
-        running.release(served.server.package(running), bytes(32))
-        running.lists(8, stage)
+        running.release(served.server.fetch_package(running), bytes(32))
+        running.compute_lists(8, stage)
     ((name, steps),) = stages.items()
     assert name == "compute candidate lists" and -steps[0] == sum(steps[1:]) > 200
 
@@ -208,13 +210,13 @@ def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
     with Enclave("process", built) as running:
         sealed = list[tuple[bytes, bytes]]()
         for _ in range(2):
-            running.release(served.server.package(running), secret)
-            sealed.append(running.lists(8))
+            running.release(served.server.fetch_package(running), secret)
+            sealed.append(running.compute_lists(8))
         (one, _), (_, state) = sealed
         with pytest.raises(EnclaveError, match="before a table"):
-            running.lists(8)
+            running.compute_lists(8)
         with pytest.raises(EnclaveError, match="another table"):
-            running.open(one, secret, state, built / at_rest.TOKENIZER, [1] * 300)
+            running.open(one, secret, state, built / at_rest.TOKENIZER_FOLDER, [1] * 300)
 
 
 def test_the_provider_sees_how_often_its_table_was_released(
@@ -222,7 +224,7 @@ def test_the_provider_sees_how_often_its_table_was_released(
 ) -> None:
     with serving(model, tmp_path / "home") as served, Enclave("process", tmp_path) as running:
         for _ in range(2):
-            served.server.package(running)
+            served.server.fetch_package(running)
     lines = [one.getMessage() for one in caplog.records if "released" in one.getMessage()]
     assert [f"release {n}" in one for n, one in enumerate(lines, 1)] == [True, True]
 
@@ -259,19 +261,21 @@ def test_rows_that_do_not_exist_are_refused(enclave: Enclave, ids: list[int]) ->
 def test_a_corpus_decides_what_is_sensitive(served: Served, tmp_path: Path, enclave: Enclave) -> None:
     other, corpus = tmp_path / "other", tmp_path / "corpus.txt"
     corpus.write_text("\n".join([PRIVATE] * 5 + tiny.TEXTS), "utf-8")
-    at_rest.build_enclave(other, "process", "tiny", 8, served.server.package, corpus)
+    at_rest.build_enclave(other, "process", "tiny", 8, served.server.fetch_package, corpus)
     settings = RnmSettings(3.0, p=0.0, share=0.2)
     with at_rest.open_enclave(other) as running:
         assert (
-            running.sanitize_text(PRIVATE, "", 100, settings).changed
-            < enclave.sanitize_text("zq zq", "", 100, settings).private
+            running.sanitize_text(PRIVATE, "", 100, settings).changed_count
+            < enclave.sanitize_text("zq zq", "", 100, settings).private_count
         )
-        assert running.sanitize_text("zqx", "", 100, settings).changed > 0, "tokens that the corpus lacks are sensitive"
+        assert running.sanitize_text("zqx", "", 100, settings).changed_count > 0, (
+            "tokens that the corpus lacks are sensitive"
+        )
 
 
 # --- its walls --------------------------------------------------------------------------------------------------------
 def test_it_says_that_it_is_not_attested(enclave: Enclave) -> None:
-    assert not enclave.attested and NOT_ATTESTED in enclave.notice
+    assert not enclave.is_attested and NOT_ATTESTED in enclave.notice
     assert "no network calls" in enclave.notice
     assert enclave.measurement == measurement_of("process")
 
@@ -372,7 +376,7 @@ def test_a_provider_that_wants_attestation_refuses_a_process(model: Path, tmp_pa
 
     strict = serving(model, tmp_path / "home", unattested=False)
     with strict as served, pytest.raises(RemoteError, match="not attested"):
-        at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+        at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.fetch_package)
     assert not (tmp_path / "enclave").exists(), "nothing stays behind"
 
 
@@ -438,6 +442,6 @@ def test_no_enclave_is_built_with_a_tokenizer_of_the_providers_own(
         lambda self, name, *rest, **more: asked.append(name) or plain(self, name, *rest, **more),
     )
     with serving(hostile, tmp_path / "home") as served, pytest.raises(ModelError, match="pre-tokenizer Split"):
-        at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+        at_rest.build_enclave(tmp_path / "enclave", "process", "tiny", 8, served.server.fetch_package)
     assert asked == ["challenge", "release"], "no candidate lists, which take long, are computed before"
     assert not (tmp_path / "enclave").exists(), "nothing stays behind"

@@ -14,8 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from milkglass.enclave import attestation, release
-from milkglass.enclave.attestation import software_quote
-from milkglass.enclave.budget import ROWS_AHEAD, NotCharged, RowBudget, RowPolicy
+from milkglass.enclave.attestation import make_software_quote
+from milkglass.enclave.budget import ROWS_AHEAD, RowBudget, RowPolicy, RowsNotCharged
 from milkglass.enclave.package import TablePackage
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
@@ -99,7 +99,7 @@ def spend(budget: RowBudget, rows: int) -> None:
     """As the enclave does it: what is not charged yet is charged, then taken."""
     try:
         budget.take(rows)
-    except NotCharged:
+    except RowsNotCharged:
         budget.charge(rows)
         budget.take(rows)
 
@@ -131,10 +131,10 @@ def test_no_more_than_a_burst_leaves_at_once_or_is_ever_in_the_bucket() -> None:
     budget.charge(100)
     budget.take(1)  # 99 are charged and were not used
     clock.now += 10_000
-    with pytest.raises(NotCharged):
+    with pytest.raises(RowsNotCharged):
         budget.take(100)
     budget.charge(100)
-    assert budget.charged + budget.level == 100
+    assert budget.charged_count + budget.level == 100
     with pytest.raises(EnclaveError, match=r"\b150 tokens\b.*\b100\b"):
         budget.take(150)
 
@@ -162,18 +162,18 @@ def test_what_was_charged_is_gone_unless_it_is_refunded() -> None:
     clock = Clock()
     policy = RowPolicy(per_hour=3600, burst=1000)
     budget = RowBudget(policy, 1000.0, clock)
-    with pytest.raises(NotCharged):
+    with pytest.raises(RowsNotCharged):
         budget.take(1)
     assert budget.charge(1) == 1000 - ROWS_AHEAD, "this is written before the row leaves"
     budget.take(ROWS_AHEAD)
-    with pytest.raises(NotCharged):
+    with pytest.raises(RowsNotCharged):
         budget.take(1)
     assert budget.charge(500) == 1000 - ROWS_AHEAD - 500
     budget.take(1)
-    assert budget.refund() == 1000 - ROWS_AHEAD - 1 and budget.charged == 0
+    assert budget.refund() == 1000 - ROWS_AHEAD - 1 and budget.charged_count == 0
     with pytest.raises(EnclaveError, match=f"leaves {1000 - ROWS_AHEAD - 1}"):
         budget.charge(1000)
-    with pytest.raises(NotCharged):
+    with pytest.raises(RowsNotCharged):
         budget.take(1)
 
 
@@ -220,7 +220,7 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
         own, nonce = X25519PrivateKey.generate(), gate.challenge()
         public = own.public_key().public_bytes_raw()
         data = release.report_data(public, bytes.fromhex(nonce))
-        quote = base64.b64encode(software_quote("process", "", data)).decode()
+        quote = base64.b64encode(make_software_quote("process", "", data)).decode()
         answer = b"".join(gate.release(ReleaseRequest(nonce=nonce, public=public.hex(), quote=quote)))
         assert (
             TablePackage.from_bytes(release.decrypt_package(answer, own, bytes.fromhex(nonce))).files == package().files

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from milkglass.attest import chains, intel
 from milkglass.attest.claims import Verdict
-from milkglass.attest.policy import EnclavePolicy, read
+from milkglass.attest.policy import EnclavePolicy, read_policy
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import AttestationError, EnclaveError, UsageError
 from tests.attest import intel_forger as forger
@@ -45,7 +45,7 @@ def check(
 
 def test_a_good_quote_counts_and_its_verdict_says_what_was_accepted() -> None:
     found = check()
-    assert found.holds and found.attested and set(found.accepted) == {"first-use"}
+    assert found.holds and found.is_from_hardware and set(found.accepted_weaknesses) == {"first-use"}
     words = "\n".join(found.lines())
     assert "revocation lists do not name" in words and "firmware and microcode are up to date" in words
 
@@ -75,7 +75,7 @@ def test_each_weakness_is_refused_by_its_name_and_accepted_by_it_alone(what: str
     statuses = (name.removeprefix("status "),) if name.startswith("status") else ("UpToDate",)
     reasons = {"INTEL-SA-00001": "known"} if "OutOfDate" in name and "microcode" in what else {}
     found = check(quote, collateral, verifier({name: "we know", **reasons}, statuses))
-    assert name in found.accepted and any(name in line for line in found.lines())
+    assert name in found.accepted_weaknesses and any(name in line for line in found.lines())
 
 
 def test_a_machine_must_be_pinned_or_any_accepted() -> None:
@@ -83,7 +83,7 @@ def test_a_machine_must_be_pinned_or_any_accepted() -> None:
     with pytest.raises(EnclaveError, match="first-use"):
         check(who=replace(verifier(), policy=policy))
     pinned = policy.model_validate({"version": 1, "sgx": policy.sgx, "machine": {"pinned": [(b"P" * 16).hex()]}})
-    assert check(who=replace(verifier(), policy=pinned)).accepted == {}
+    assert check(who=replace(verifier(), policy=pinned)).accepted_weaknesses == {}
     other = policy.model_validate({"version": 1, "sgx": policy.sgx, "machine": {"pinned": ["ab" * 16]}})
     with pytest.raises(EnclaveError, match="pinned"):
         check(who=replace(verifier(), policy=other))
@@ -162,7 +162,7 @@ def test_cut_quotes_are_refused() -> None:
         with pytest.raises(EnclaveError):
             check(raw[:length])
     with pytest.raises(EnclaveError, match=r"\(size\)"):
-        check(raw + bytes(intel.MAX_QUOTE))
+        check(raw + bytes(intel.MAX_QUOTE_BYTES))
 
 
 def test_no_changed_byte_passes() -> None:
@@ -215,15 +215,15 @@ def pem(der: bytes) -> bytes:
 def test_the_root_is_the_key_of_the_certificate_that_intel_publishes() -> None:
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    chain = chains.certificates(intel.parse_quote(samples.SGX.raw).cert_chain_pem_bytes(), "it")
+    chain = chains.parse_certificates(intel.parse_quote(samples.SGX.raw).cert_chain_pem_bytes(), "it")
     assert chain[-1].fingerprint(SHA256()).hex() == ROOT_FINGERPRINT
-    assert chains.spki_of(chain[-1]).hex() == intel.ROOT
+    assert chains.spki_digest_of(chain[-1]).hex() == intel.ROOT
 
 
 def test_a_recorded_quote_ends_at_intels_root_and_its_microcode_needs_a_policy() -> None:
     quote, answers, when = samples.SGX.raw, samples.SGX.collateral["intel"], samples.day("2025-06-25")
     machine = intel.verify(quote, samples.SGX.collateral, when)
-    found = replace(QuoteVerifier.of_measurements([machine.image["mrenclave"]]), now=lambda: when)
+    found = replace(QuoteVerifier.of_measurements([machine.measurements["mrenclave"]]), now=lambda: when)
     with pytest.raises(EnclaveError, match="status ConfigurationAndSWHardeningNeeded.*INTEL-SA-00289"):
         found.require(quote, machine.report_data, answers)
     with pytest.raises(AttestationError) as refused:
@@ -240,13 +240,13 @@ def test_a_policy_of_enclaves_has_sgx_alone_and_no_server(tmp_path: Path) -> Non
         f'version = 1\n[sgx]\nimage = [{{mrenclave = "{MEASUREMENT.hex()}", name = "a", origin = "signed here"}}]\n'
         '[accept]\nfirst-use = "any client"\nsmt = "most have it"\n'
     )
-    found = replace(verifier(), policy=read(path, EnclavePolicy))
-    assert set(check(Quote(machine=WHO.platform(SMT)), who=found).accepted) == {"first-use", "smt"}
+    found = replace(verifier(), policy=read_policy(path, EnclavePolicy))
+    assert set(check(Quote(machine=WHO.platform(SMT)), who=found).accepted_weaknesses) == {"first-use", "smt"}
     for bad in ('server = "https://x"', "[sev-snp]", "[tdx]", '[accept]\nsmtt = "x"', '[accept]\ndebug = "x"',
                 'kinds = ["software"]'):  # fmt: skip
         path.write_text(f"version = 1\n{bad}\n")
         with pytest.raises(UsageError, match=r"p\.toml"):
-            read(path, EnclavePolicy)
+            read_policy(path, EnclavePolicy)
 
 
 def test_the_policy_of_a_folder_is_its_hosts(tmp_path: Path) -> None:
@@ -259,4 +259,4 @@ def test_the_policy_of_a_folder_is_its_hosts(tmp_path: Path) -> None:
     with pytest.raises(EnclaveError, match="smt"):
         found()
     (tmp_path / "policy.toml").write_text('version = 1\n[accept]\nsmt = "my own machine"\n')
-    assert json.loads(json.dumps(dict(found().accepted)))["smt"] == "my own machine"
+    assert json.loads(json.dumps(dict(found().accepted_weaknesses)))["smt"] == "my own machine"

@@ -71,7 +71,7 @@ def test_an_exchange_is_asked_and_read_as_it_was(name: str, title: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_what_an_engine_lists_is_read(name: str) -> None:
-    (model,) = ENGINES[name].served(document(name)["models"])
+    (model,) = ENGINES[name].served_models(document(name)["models"])
     assert model.name == "tiny" and model.length is not None and model.length >= 64
 
 

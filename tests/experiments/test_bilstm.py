@@ -117,7 +117,7 @@ def test_permuting_table_and_ids_changes_nothing(table: WordTable) -> None:
     ids, lengths = pad_rows(list(texts))
     plain = net(ids, lengths)
     net.table = torch.nn.Embedding.from_pretrained(table.rows[torch.from_numpy(np.argsort(sigma))])
-    ids, lengths = pad_rows(list(texts.mapped(sigma)))
+    ids, lengths = pad_rows(list(texts.map_ids(sigma)))
     assert torch.equal(net(ids, lengths), plain)
     ids[torch.arange(ids.shape[1]) >= lengths[:, None]] = 7  # what stands behind a text has no part in it
     assert torch.equal(net(ids, lengths), plain)
@@ -252,7 +252,7 @@ def test_the_transcript_holds_what_crosses_and_nothing_else(tmp_path: Path, glov
     sent = scene.transcript.tokens
     assert len(sent) == 40 and scene.truth.tokens.ids.tolist() == scene.texts.original.ids.tolist()
     held = {one.tobytes() for one in texts}
-    assert all(one.tobytes() in held for one in sent.mapped(np.argsort(key.sigma).astype(np.int64)))
+    assert all(one.tobytes() in held for one in sent.map_ids(np.argsort(key.sigma).astype(np.int64)))
     knowledge = scene.adversaries[0].knowledge
     assert knowledge.simulate is not None and knowledge.corpus is None
     model, sigma = knowledge.simulate(1)

@@ -150,7 +150,7 @@ def test_pieces_run_side_by_side_as_far_as_the_machine_goes(tmp_path: Path, monk
 
 
 def test_as_many_trainings_of_a_recipe_run_side_by_side_as_the_machine_holds() -> None:
-    """obfuslm_alpaca has six, and says that two of them need 6 GB of memory and 8 of the GPU's."""
+    """obfuslm_alpaca has six, and says that one needs 6 GB of memory, and two 8 of the GPU's."""
     for device, at_once in ((80.0, 6), (None, 6), (16.0, 4), (9.0, 2), (1.0, 1)):
         free = run.FreeResources(memory=100, device=device, cores=16)
         (piece,) = run.split_into_pieces(["obfuslm_alpaca"], free)

@@ -63,6 +63,15 @@ def test_what_it_takes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_fewer_trainings_run_side_by_side_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    for memory, requested, expected in ((7, 2, 2), (5.9, 2, 1), (2, 2, 1), (9, 8, 3), (9, 1, 1), (None, 2, 2)):
+        machine(monkeypatch, memory)
+        assert RecipeNeeds(memory=3).trainings_at_once(requested, said.append) == expected
+    assert RecipeNeeds().trainings_at_once(4, said.append) == 4
+    assert said[0] == "trains 1 at a time in place of 2: 5.9 GB of memory are free" and len(said) == 3
+
+
 def test_a_recipe_is_refused_before_anything_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.toml"
     path.write_text(TOML)

@@ -509,7 +509,7 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
     )
     known = {one.name: one.knowledge.corpus for one in scene.adversaries}
     assert [one.tolist() for one in known["bare"]] == [one.tolist() for one in other]
-    wanted = (*other, *private.original.chosen(np.array([1, 3])))
+    wanted = (*other, *private.original.select(np.array([1, 3])))
     assert [one.tolist() for one in known["leaked"]] == [one.tolist() for one in wanted]
 
 

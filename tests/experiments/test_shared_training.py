@@ -318,7 +318,7 @@ def test_texts_of_too_many_tokens_are_counted_where_rows_are_too_few(data: Path)
 def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
     step = SharedStep.open(data / "bert")
-    seen = SharedGradients(step, rows, NoDefence(), 2, 1, 0).all()
+    seen = SharedGradients(step, rows, NoDefence(), 2, 1, 0).all_gradients()
     assert [one.batch_size for one in seen] == [2, 2]
 
 

@@ -171,7 +171,7 @@ def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path
         optimiser = torch.optim.SGD(parameters, lr=0.1)
         order = order_of(secret_of(site.folder), 0, len(rows))
         for at in range(0, len(rows), 3):
-            ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[at : at + 3])], pad=0)
+            ids, mask = batch([one.tolist() for one in rows.ids.select(order[at : at + 3])], pad=0)
             optimiser.zero_grad()
             step.loss(step.embed(ids), mask, torch.from_numpy(rows.labels[order[at : at + 3]])).backward()
             optimiser.step()
@@ -193,7 +193,7 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
     assert [(one.round, one.batch_size) for one in seen] == [(0, 3), (1, 3)]
     rows, step = load(sites[1].folder), there.step()
     order = order_of(secret_of(sites[1].folder), 0, len(rows))
-    ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[:3])], pad=0)
+    ids, mask = batch([one.tolist() for one in rows.ids.select(order[:3])], pad=0)
     own = step.gradient(ids, mask, torch.from_numpy(rows.labels[order[:3]]))
     assert equal(dict(seen[0].tensors), own)
     answer = json.loads((updates / "round-0" / "b.json").read_text())
@@ -256,7 +256,7 @@ def test_whoever_asks_otherwise_meets_other_noise(there: World, tmp_path: Path) 
 
 def _third(site: Site, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = load(site.folder)
-    ids, mask = batch([next(iter(rows.ids.chosen(np.array([number])))).tolist()], pad=0)
+    ids, mask = batch([next(iter(rows.ids.select(np.array([number])))).tolist()], pad=0)
     return ids, mask, torch.from_numpy(rows.labels[[number]])
 
 

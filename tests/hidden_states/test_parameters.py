@@ -7,7 +7,7 @@ import re
 import pytest
 
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES, TRAINING, from_words, restored, values_of
+from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES, TRAINING, from_words, restore_defence, values_of
 from milkglass.parameters import describe_parameters
 
 
@@ -67,6 +67,6 @@ def test_what_there_is_is_listed() -> None:
 @pytest.mark.parametrize("method", HIDDEN_STATE_DEFENCES)
 def test_a_method_comes_back_from_what_is_values_of(method: str) -> None:
     defence = HIDDEN_STATE_DEFENCES[method]
-    assert values_of(restored(method, values_of(defence))) == values_of(defence)
+    assert values_of(restore_defence(method, values_of(defence))) == values_of(defence)
     with pytest.raises(CorruptCheckpoint, match="'more'"):
-        restored(method, {**values_of(defence), "more": 1})
+        restore_defence(method, {**values_of(defence), "more": 1})

@@ -116,7 +116,7 @@ client, server = defence.split(base, None, bytes(32), Path("server"))
 texts = Path("texts.txt").read_text().splitlines()
 chosen = attacks_of(["knn"])
 audit = lab.audit_defence(base, client, server, texts[:24], texts[24:], attacks=chosen)
-print(json.dumps([audit.best.value("tokens top-1"), sorted(ATTACKS.added), sorted(ENGINES.added)]))
+print(json.dumps([audit.best.value("tokens top-1"), sorted(ATTACKS.package_entries), sorted(ENGINES.package_entries)]))
 """
 
 

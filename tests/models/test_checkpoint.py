@@ -21,8 +21,9 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, UsageError, WrongBaseModel
 from milkglass.models import safetensors_file
-from milkglass.models.checkpoint import INDEX, Checkpoint
-from milkglass.models.safetensors_file import DTYPES, mapped, write_safetensors
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.file_names import INDEX
+from milkglass.models.safetensors_file import DTYPES, map_tensor, write_safetensors
 from milkglass.models.safetensors_header import read_header
 from milkglass.models.staging import assemble
 from milkglass.progress import Progress, no_progress
@@ -284,11 +285,11 @@ def test_a_mapped_tensor_is_the_one_that_is_read(padding: int, tmp_path: Path) -
     data = b"".join(one.view(torch.uint8).numpy().tobytes() for one in made.values())
     (tmp_path / "file").write_bytes(struct.pack("<Q", len(head)) + head + data)
     refs = read_header(tmp_path / "file")
-    assert all(torch.equal(mapped(refs[name]), one) for name, one in made.items())
-    assert mapped(refs["none"]).shape == (0, 5)
+    assert all(torch.equal(map_tensor(refs[name]), one) for name, one in made.items())
+    assert map_tensor(refs["none"]).shape == (0, 5)
     os.truncate(tmp_path / "file", 20)
     with pytest.raises(CorruptCheckpoint, match="shorter"):
-        mapped(refs["F32"])
+        map_tensor(refs["F32"])
 
 
 def test_what_another_key_left_is_not_continued(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import SkipInitialisation, body, classifier, language_model
-from milkglass.models.view import Model, overlaid
+from milkglass.models.view import Model, overlay_tensors
 from tests import tiny
 
 NAMES = ("bert", "mpnet", "roberta", "distilbert", "gpt2", "llama-tied", "llama-untied", "gemma3")
@@ -74,7 +74,7 @@ def test_changed_tensors_lie_over_those_of_a_file_of_which_only_what_is_needed_i
     save_file(tensors | {"bert.embeddings.position_ids": torch.arange(9)}, folder / "model.safetensors")
     name = "bert.embeddings.word_embeddings.weight"
     base = Model.open(folder)
-    changed = Model(overlaid(base.tensors, {name: tensors[name] + 1}), base.config)
+    changed = Model(overlay_tensors(base.tensors, {name: tensors[name] + 1}), base.config)
     found, expected = body(changed), body(base)
     assert torch.equal(found.embeddings.word_embeddings.weight, expected.embeddings.word_embeddings.weight + 1)
     assert torch.equal(found.encoder.layer[0].output.dense.weight, expected.encoder.layer[0].output.dense.weight)

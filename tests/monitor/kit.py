@@ -47,7 +47,7 @@ class Shown:
     @property
     def address(self) -> str:
         """With the code that opens the next tab."""
-        return f"{self.url}/#{self.page.opening.code}"
+        return f"{self.url}/#{self.page.access.code}"
 
     def state(self, since: int = -1) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {KEY}"}

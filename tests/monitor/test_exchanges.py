@@ -24,8 +24,8 @@ def test_an_answer_belongs_to_its_question(log: ExchangeLog) -> None:
     second([9, 9])
     one, other = log.exchanges
     assert (one.question, one.answer, other.question, other.answer) == ([1, 2, 3], [4, 5], [7, 8], [9, 9, 9])
-    assert other.speed == 2 / (other.last - other.first) and one.speed == 0.0
-    assert one.changed < other.changed == log.version
+    assert other.speed == 2 / (other.last_time - other.first_time) and one.speed == 0.0
+    assert one.changed_version < other.changed_version == log.version
 
 
 def test_what_a_conversation_repeats_is_counted_and_not_kept_twice(log: ExchangeLog) -> None:
@@ -33,16 +33,16 @@ def test_what_a_conversation_repeats_is_counted_and_not_kept_twice(log: Exchange
     log.begin_exchange([50, 2, 3])
     log.begin_exchange([1, 2, 3, 4, 5, 6, 7])
     again = log.exchanges[-1]
-    assert (again.repeated, again.question) == (5, [6, 7])
+    assert (again.repeated_count, again.question) == (5, [6, 7])
     assert log.kept_texts() == [[1, 2, 3], [4, 5], [50, 2, 3], [6, 7]]
     log.begin_exchange([1, 2, 3])
-    assert log.exchanges[-1].question == [] and log.count == 4
+    assert log.exchanges[-1].question == [] and log.total_count == 4
 
 
 def test_the_oldest_go_first(log: ExchangeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(exchanges.EXCHANGES_KEPT + 5):
+    for number in range(exchanges.MAX_EXCHANGES_KEPT + 5):
         log.begin_exchange([number, number])
-    assert len(log.exchanges) == exchanges.EXCHANGES_KEPT and log.exchanges[0].number == 6
+    assert len(log.exchanges) == exchanges.MAX_EXCHANGES_KEPT and log.exchanges[0].number == 6
     monkeypatch.setattr(exchanges, "MAX_TOKENS_KEPT", 100)
     log.begin_exchange(list(range(1000, 1090)))
     assert [one.number for one in log.exchanges] == [*range(101, 107)]

@@ -97,12 +97,12 @@ def test_the_owner_sees_roles_and_no_marks_of_the_template(shown: Shown) -> None
 
 
 def test_the_time_that_is_left_is_shown_while_attacks_run(shown: Shown) -> None:
-    attacker = replace(shown.attacker, state="working", running=None, budget=90.0)
-    assert attacker.left() == 90.0
-    attacker.running = Budget(60.0, clock=lambda: 0.0)
-    assert attacker.left() == 60.0
+    attacker = replace(shown.attacker, state="working", model_budget=None, budget=90.0)
+    assert attacker.seconds_left() == 90.0
+    attacker.model_budget = Budget(60.0, clock=lambda: 0.0)
+    assert attacker.seconds_left() == 60.0
     attacker.state = "done"
-    assert attacker.left() == 0.0
+    assert attacker.seconds_left() == 0.0
 
 
 def test_ids_that_no_row_has_break_nothing(shown: Shown) -> None:
@@ -189,7 +189,7 @@ def test_whatever_fails_ends_the_attacks_and_only_its_kind_is_said(
     def broken(self: LiveAttacker, *_: object) -> None:
         raise RuntimeError("zanzibar")
 
-    monkeypatch.setattr(LiveAttacker, "_solve", broken)
+    monkeypatch.setattr(LiveAttacker, "_attack_model", broken)
     with showing(tmp_path / "home") as one:
         until(lambda: one.state()["attack"]["state"] != "working")
         attack = one.state()["attack"]

@@ -13,7 +13,7 @@ from milkglass.monitor.attacker import run_in_thread
 
 ENDLESS = """
 import asyncio, time
-from milkglass.cli.proxy import leave
+from milkglass.cli.proxy import exit_command
 from milkglass.monitor.attacker import is_attacking, run_in_thread
 
 async def work():
@@ -24,7 +24,7 @@ async def work():
         print("not done", is_attacking())
 
 asyncio.run(work())
-leave(130)
+exit_command(130)
 """
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.nearest import products, top_k
-from milkglass.nearest.products import Cosines, exact, limit_threads, product
+from milkglass.nearest.products import Cosines, exact_cosines, limit_threads, product
 from milkglass.nearest.select import Metric
 from milkglass.nearest.top_k import ExactIndex
 
@@ -106,7 +106,7 @@ def test_no_queries_have_no_neighbours() -> None:
 def test_cosines_are_as_near_as_they_say_whatever_the_lengths(size: float) -> None:
     table = rows_of(500, 64, 3) * size
     found, slack = Cosines.of(table, k=1)(table[:20])
-    expected = np.stack([exact(table, i, np.arange(500)) for i in range(20)])
+    expected = np.stack([exact_cosines(table, i, np.arange(500)) for i in range(20)])
     assert (np.abs(found.numpy() - expected) <= slack.fixed + slack.share * np.abs(found.numpy())).all()
     assert slack.above(1.0) < 1.02
 
@@ -146,7 +146,7 @@ def test_some_cosines_are_measured_again_in_fp32(kind: torch.dtype, monkeypatch:
     table, others = rows_of(60, 24, 9).to(kind), np.array([3, 59, 7, *range(20, 50)])
     table[7] = 0
     one = Cosines.of(table)
-    assert np.abs(one.measure(5, others) - exact(table, 5, others)).max() <= one.slack.fixed
+    assert np.abs(one.measure(5, others) - exact_cosines(table, 5, others)).max() <= one.slack.fixed
     assert one.measure(5, others).dtype == np.float32
 
 

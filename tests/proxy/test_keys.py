@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.cli.proxy import named_keys
+from milkglass.cli.proxy import parse_serves
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.engines.engine import ServedModel
 from milkglass.engines.milkglass import MilkglassServer
@@ -185,13 +185,13 @@ def test_upload_notes_the_name_in_the_key(
 
 
 def test_serves_names_a_key(tmp_path: Path) -> None:
-    assert named_keys(["clinic", "x=y"]) == (["clinic", "x=y"], {})
+    assert parse_serves(["clinic", "x=y"]) == (["clinic", "x=y"], {})
     (tmp_path / "k.mgkey").touch()
-    assert named_keys([f"a=b={tmp_path / 'k.mgkey'}"]) == (["a=b"], {"a=b": tmp_path / "k.mgkey"})
+    assert parse_serves([f"a=b={tmp_path / 'k.mgkey'}"]) == (["a=b"], {"a=b": tmp_path / "k.mgkey"})
     with pytest.raises(KeyFileError, match="no key file at"):
-        named_keys([f"clinic={tmp_path / 'none.mgkey'}"])
+        parse_serves([f"clinic={tmp_path / 'none.mgkey'}"])
     with pytest.raises(UsageError, match="clinic twice"):
-        named_keys(["clinic", f"clinic={tmp_path / 'k.mgkey'}"])
+        parse_serves(["clinic", f"clinic={tmp_path / 'k.mgkey'}"])
 
 
 def test_a_folder_of_keys_is_opened_by_one_passphrase(two: tuple[Scrambled, Scrambled], tmp_path: Path) -> None:

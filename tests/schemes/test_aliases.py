@@ -102,7 +102,8 @@ def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     assert isinstance(mixture, AliasedMixture)
     first = mixture.mixtures[0]
     assert isinstance(first, Mixture)
-    from milkglass.client.key.generate import reserved_ids, scheme_of
+    from milkglass.client.key.scheme import scheme_of
+    from milkglass.client.special_tokens import reserved_ids
 
     special = reserved_ids(bert, tiny.VOCAB)
     clusters = scheme_of(key).groups(plain, cluster_order(key), special, lambda done: None)

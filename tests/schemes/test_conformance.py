@@ -15,8 +15,9 @@ from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.client.codec.aliases import AliasChoices, mechanism_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
-from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key, hashed_permutation, permutation
+from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key, KeyInfo, permutation
+from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.scramble import replace_tensors, scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify

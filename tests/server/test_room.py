@@ -92,7 +92,7 @@ def test_an_8b_model_does_not_fit_on_64_gb_and_what_would_is_said() -> None:
     shape = of_8b()
 
     def estimate(chosen: Hyperparameters) -> Needs:
-        return needs_of(shape, chosen.fitted(32), 60.0)
+        return needs_of(shape, chosen.for_layers(32), 60.0)
 
     chosen = Hyperparameters(task="causal-lm", dtype="bfloat16")
     with pytest.raises(DiskFull) as caught:
@@ -112,7 +112,7 @@ def test_settings_that_would_fit_are_tried_from_the_mildest() -> None:
     shape = of_8b()
 
     def estimate(chosen: Hyperparameters) -> Needs:
-        return needs_of(shape, chosen.fitted(32), 60.0)
+        return needs_of(shape, chosen.for_layers(32), 60.0)
 
     full = Hyperparameters(task="causal-lm", method="full", batch_size=8)
     with pytest.raises(DiskFull) as caught:

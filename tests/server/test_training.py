@@ -258,14 +258,14 @@ def test_defaults_follow_the_task() -> None:
 def test_the_default_leaves_a_layer_to_adapt_in_a_model_of_any_depth(
     layers: int | None, given: dict[str, Any], outer: tuple[int, int]
 ) -> None:
-    chosen = Hyperparameters(task="causal-lm", **given).fitted(layers)
+    chosen = Hyperparameters(task="causal-lm", **given).for_layers(layers)
     assert (chosen.full_first, chosen.full_last) == outer
 
 
 @pytest.mark.parametrize(("layers", "given"), [(3, {"full_first": 2, "full_last": 1}), (2, {"full_first": 2})])
 def test_what_was_asked_for_and_leaves_no_layer_is_refused(layers: int, given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"leave none of {layers} to adapt") as caught:
-        Hyperparameters(task="causal-lm", **given).fitted(layers)
+        Hyperparameters(task="causal-lm", **given).for_layers(layers)
     assert "lower full_first or full_last" in caught.value.hint
 
 

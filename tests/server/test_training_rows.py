@@ -23,8 +23,8 @@ from starlette.testclient import TestClient
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.data.training_rows import write_parquet
-from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.key import Key, KeyInfo
+from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import BadUpload
 from milkglass.rows.labels import Scale
 from milkglass.server import spec

@@ -27,7 +27,7 @@ class Made:
     server: Path
 
     @property
-    def about(self) -> folders.ClientAbout:
+    def about(self) -> folders.ClientDescription:
         return folders.read_client(self.client)
 
     def half(self, text_count: int = 0) -> ClientHalf:

@@ -14,7 +14,7 @@ import pytest
 from milkglass.audit.key_scene import AuditFiles
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, KeyForOtherModel, UsageError
 from milkglass.hidden_states import frames
-from milkglass.hidden_states.catalogue import restored
+from milkglass.hidden_states.catalogue import restore_defence
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders, train
 from milkglass.split.audit_scene import encoder_scene
@@ -31,7 +31,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "milkglass" / "split"
 
 def test_the_servers_half_answers_from_its_folder_alone(each: Made) -> None:
     about = each.about
-    _, loaded = restored(about.method, about.parameters, about.training).load(each.base, each.client, each.server)
+    _, loaded = restore_defence(about.method, about.parameters, about.training).load(
+        each.base, each.client, each.server
+    )
     frame = each.half().client.frame(TEXTS)
     mine = each.other().answer(frame)
     assert np.array_equal(mine, loaded.answer((frames.decode(frame),)))
@@ -119,10 +121,10 @@ def test_steps_are_counted(bert: Checkpoint, tmp_path: Path) -> None:
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{tmp_path} exists"):
-        train.require_free(tmp_path, tmp_path / "s")
+        train.require_free_folders(tmp_path, tmp_path / "s")
     for client, server in (("a", "a"), ("a/b", "a"), ("a", "a/b")):
         with pytest.raises(UsageError, match="one folder"):
-            train.require_free(tmp_path / client, tmp_path / server)
+            train.require_free_folders(tmp_path / client, tmp_path / server)
 
 
 def test_halves_of_two_trainings_are_no_model(noisy: Made, fresh: Made, bert: Checkpoint, tmp_path: Path) -> None:

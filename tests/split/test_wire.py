@@ -24,7 +24,7 @@ from milkglass.errors import RemoteError
 from milkglass.hidden_states import frames
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.tokens import padded_batches
-from milkglass.split.client import Wire, _logits
+from milkglass.split.client import SplitConnection, _logits
 from milkglass.split.spec import EncoderInfo
 from milkglass.threat.observations import Activations
 from tests import warm
@@ -104,7 +104,7 @@ def test_what_crosses_is_states_and_numbers(live: Running, noisy: Made) -> None:
 
 def test_over_http_and_in_one_process_the_same_is_read(live: Running, noisy: Made) -> None:
     connection = Connection(live.url, live.token.read_text("ascii").strip())
-    wire = Wire(connection)
+    wire = SplitConnection(connection)
     there = noisy.half().classify(TEXTS, None, wire.info(), wire.answer)
     connection.close()
     other = noisy.other()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from milkglass.attacks.assignment import best, ranked
+from milkglass.attacks.assignment import best, guess_by_rank
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.sequences import Sequences
 from milkglass.threat import transcript_file as on_disk
@@ -73,8 +73,8 @@ def test_no_belief_is_never_right_and_never_read_out() -> None:
 
 def test_content_tokens_are_rare_and_have_a_letter() -> None:
     counts, pieces = np.array([9, 8, 1, 1, 0]), ["the", "of", "wound", "!", "arm"]
-    assert content_tokens(counts, pieces, commonest=2).tolist() == [False, False, True, False, True]
-    assert content_tokens(counts, pieces, commonest=1).tolist() == [False, True, True, False, True]
+    assert content_tokens(counts, pieces, common_limit=2).tolist() == [False, False, True, False, True]
+    assert content_tokens(counts, pieces, common_limit=1).tolist() == [False, True, True, False, True]
     assert content_tokens(counts, pieces).tolist() == [False, False, True, False, True]  # half of the four that occur
 
 
@@ -87,7 +87,7 @@ def test_assignment_uses_each_public_id_once() -> None:
     likelihood = np.array([[0.0, -1.0], [0.0, -9.0]])
     rows, columns = best(likelihood)
     assert dict(zip(rows.tolist(), columns.tolist(), strict=True)) == {0: 1, 1: 0}
-    guess = ranked(Candidates((Group(np.array([4, 2]), np.array([10, 11])),), (likelihood,)), 6, 3)
+    guess = guess_by_rank(Candidates((Group(np.array([4, 2]), np.array([10, 11])),), (likelihood,)), 6, 3)
     assert guess.table is not None
     assert guess.table[4].tolist() == [11, 10, NO_BELIEF]
     assert guess.table[2].tolist() == [10, 11, NO_BELIEF]

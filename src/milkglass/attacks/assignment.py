@@ -31,10 +31,10 @@ class Solver(Attack):
         """Returns what each scrambled id can stand for, and how likely that is."""
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size)
+        return guess_by_rank(self.learn(transcript, knowledge, budget, rng), transcript.size)
 
 
-def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
+def guess_by_rank(candidates: Candidates, size: int, k: int = 10) -> Guess:
     """Returns a guess (size, k): first the best joint assignment, then the row's other members, most likely first."""
     table = np.full((size, k), NO_BELIEF, np.int64)
     for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):

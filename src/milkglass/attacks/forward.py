@@ -25,7 +25,7 @@ BATCH_TOKENS = 2048  # tokens of a batch, unless one sequence is longer
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     """Returns the transformer without a head, in fp32 and evaluation mode: all layers, or the first `layers`."""
     built: PreTrainedModel = torch_model.body(model, layers=layers).eval()
-    return device.moved(built)
+    return device.move(built)
 
 
 def is_tied(model: Model) -> bool:
@@ -108,7 +108,9 @@ def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor, clip: float | 
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     if clip is not None:
-        torch.nn.utils.clip_grad_norm_([one for group in optimiser.param_groups for one in group["params"]], clip)
+        torch.nn.utils.clip_grad_norm_(
+            [parameter for group in optimiser.param_groups for parameter in group["params"]], clip
+        )
     optimiser.step()
 
 
@@ -122,4 +124,4 @@ def why_no_head(model: Model) -> str | None:
 def public_head(model: Model) -> torch.Tensor:
     """Returns (n, d) the output embeddings, or the table if both are tied. Call `why_no_head` before."""
     head = model.head
-    return device.moved(model.table if head is None else head)
+    return device.move(model.table if head is None else head)

@@ -1,4 +1,4 @@
-"""Certificate chains that end at a pinned key."""
+"""Verifies certificate chains that end at a pinned key, signatures of their keys, and that no key is revoked."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from milkglass.errors import AttestationError
 
-MAX_CERTIFICATES, MAX_BYTES, MAX_LISTS = 8, 64 << 10, 512
-WITHOUT_END = timedelta(hours=1)  # how long an answer of OCSP without an end counts, as in NVIDIA's own verifier
-_Word = x509.CertificateRevocationList | ocsp.OCSPResponse
+MAX_CERTIFICATES, MAX_BYTES, MAX_LISTS = 8, 64 << 10, 512  # MAX_BYTES limits one file of certificates, and one list
+# How long an OCSP response without nextUpdate counts, as in NVIDIA's own verifier
+OCSP_DEFAULT_VALIDITY = timedelta(hours=1)
+_RevocationData = x509.CertificateRevocationList | ocsp.OCSPResponse
 
 
-def certificates(raw: bytes, noun: str) -> list[x509.Certificate]:
-    """Returns the certificates in PEM or one in DER. AMD's leaves have the serial number 0, of which the library warns.
+def parse_certificates(raw: bytes, noun: str) -> list[x509.Certificate]:
+    """Parses certificates in PEM, or one in DER.
+
+    Args:
+        noun: whose certificates these are, for messages.
 
     Raises:
-        AttestationError: there is none, or too much.
+        AttestationError: there is none, or there are too many or too long ones.
     """
     if len(raw) > MAX_BYTES:
         raise AttestationError("size", f"{noun} has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
     try:
         with warnings.catch_warnings():
+            # AMD's leaves have the serial number 0, of which the library warns
             warnings.simplefilter("ignore", CryptographyDeprecationWarning)
             pem = raw.lstrip().startswith(b"-----BEGIN")
             chain = x509.load_pem_x509_certificates(raw) if pem else [x509.load_der_x509_certificate(raw)]
@@ -46,36 +51,37 @@ def certificates(raw: bytes, noun: str) -> list[x509.Certificate]:
     return chain
 
 
-def spki_of(certificate: x509.Certificate) -> bytes:
-    """Returns SHA-256 of a certificate's public key."""
+def spki_digest_of(certificate: x509.Certificate) -> bytes:
+    """Returns SHA-256 of a certificate's SubjectPublicKeyInfo (SPKI) in DER, 32 bytes."""
     key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(key).digest()
 
 
-def require_chain(chain: Sequence[x509.Certificate], root: str, now: datetime, noun: str) -> None:
+def require_chain(chain: Sequence[x509.Certificate], root_digest: str, now: datetime, noun: str) -> None:
     """Checks a chain from its leaf to a root.
 
     Args:
-        chain: each is issued by the next; the last by itself.
-        root: SHA-256 of the root's public key.
+        chain: the certificates; each must be issued by the next, and the last by itself. All but the leaf must be
+            authorities.
+        root_digest: SHA-256 of the root's SPKI, in hex.
         now: the time at which all must be valid.
-        noun: whose chain it is.
+        noun: whose chain it is, for messages.
 
     Raises:
-        AttestationError: the chain is broken, ends elsewhere, or has expired.
+        AttestationError: the chain is broken, ends at another root, has a wrong role, or is not valid at that time.
     """
     try:
         for certificate, issuer in zip(chain, [*chain[1:], chain[-1]], strict=True):
             certificate.verify_directly_issued_by(issuer)
-        authorities = [_is_authority(certificate) for certificate in chain]
-        end = spki_of(chain[-1]).hex()
+        authority_flags = [_is_authority(certificate) for certificate in chain]
+        end_digest = spki_digest_of(chain[-1]).hex()
     except Exception as error:  # noqa: BLE001 - as above
         raise AttestationError(
             "chain", f"the certificates of {noun} do not sign each other ({type(error).__name__})"
         ) from None
-    if end != root:
+    if end_digest != root_digest:
         raise AttestationError("root", f"the certificates of {noun} end at another root than the maker's")
-    if authorities[0] or not all(authorities[1:]):
+    if authority_flags[0] or not all(authority_flags[1:]):
         raise AttestationError("chain", f"a certificate of {noun} has a role that it must not have")
     for certificate in chain:
         if not _is_valid(certificate, now):
@@ -97,7 +103,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 
 
 def require_signed(key: object, r: int, s: int, content: bytes, noun: str) -> None:
-    """Checks a signature of ECDSA over P-384 with SHA-384. Raises AttestationError."""
+    """Checks an ECDSA signature (r, s) of P-384 with SHA-384 over a content. Raises AttestationError."""
     try:
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             raise TypeError("another kind of key")
@@ -107,22 +113,26 @@ def require_signed(key: object, r: int, s: int, content: bytes, noun: str) -> No
 
 
 def require_not_revoked(
-    chain: Sequence[x509.Certificate], lists: Sequence[bytes], now: datetime, noun: str, first: int = 0
+    chain: Sequence[x509.Certificate], lists: Sequence[bytes], now: datetime, noun: str, first_index: int = 0
 ) -> bool:
-    """Checks a chain against revocation lists and answers of OCSP that its own authorities signed.
+    """Checks a chain against revocation lists (CRL) and OCSP responses that its own authorities signed.
 
-    Whoever hands them over, all of them count: one that revokes a certificate refuses it, also if it is out of date.
+    All of them count, whoever hands them over: one that revokes a certificate refuses it, even if it is out of date.
 
     Args:
-        lists: lists in DER or PEM, and answers of OCSP in DER. Those of others do not count.
-        first: the index of the first certificate about which the maker publishes whether it is revoked. Those below
-            it, such as a processor's own, need no word.
+        chain: the certificates, leaf first.
+        lists: CRLs in DER or PEM, and OCSP responses in DER. Those of other authorities do not count.
+        now: the time at which they must be current.
+        noun: whose chain it is, for messages.
+        first_index: the index of the first certificate whose revocation status the maker publishes. Those before it,
+            such as a processor's own, need no status.
 
     Returns:
-        Whether each certificate from the first to below the root has a current word of its issuer.
+        Whether each certificate from that index on, except the root, has a current status from its issuer.
 
     Raises:
-        AttestationError: a certificate is revoked or on hold, or a list is damaged.
+        AttestationError: a certificate is revoked or on hold, a list is damaged, or there are too many or too long
+            ones.
     """
     if len(lists) > MAX_LISTS:
         raise AttestationError("size", f"{len(lists)} revocation lists, at most {MAX_LISTS} are read")
@@ -131,7 +141,7 @@ def require_not_revoked(
         if len(raw) > MAX_BYTES:
             raise AttestationError("size", f"a revocation list has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
         try:
-            revoked_by = _revoked_by(_parsed(raw), chain, now)
+            revoked_by = _revocation_by_index(_parse_revocation(raw), chain, now)
         except Exception as error:  # noqa: BLE001 - as above
             raise AttestationError(
                 "revocation", f"a word on revoked keys is damaged ({type(error).__name__})"
@@ -141,10 +151,11 @@ def require_not_revoked(
                 name = chain[index + 1].subject.rfc4514_string()
                 raise AttestationError("revoked", f"a certificate of {noun} was revoked by {name}")
         answered_for |= revoked_by.keys()
-    return answered_for >= set(range(first, len(chain) - 1))
+    return answered_for >= set(range(first_index, len(chain) - 1))
 
 
-def _parsed(raw: bytes) -> _Word:
+def _parse_revocation(raw: bytes) -> _RevocationData:
+    """Parses a CRL in PEM or DER, or an OCSP response in DER. Raises ValueError."""
     if raw.lstrip().startswith(b"-----BEGIN"):
         return x509.load_pem_x509_crl(raw)
     try:
@@ -153,66 +164,73 @@ def _parsed(raw: bytes) -> _Word:
         return ocsp.load_der_ocsp_response(raw)
 
 
-def _revoked_by(word: _Word, chain: Sequence[x509.Certificate], now: datetime) -> dict[int, bool]:
-    """Returns whether each certificate is revoked, by its index, where a list or an answer says so."""
-    found = dict[int, bool]()
+def _revocation_by_index(data: _RevocationData, chain: Sequence[x509.Certificate], now: datetime) -> dict[int, bool]:
+    """Returns whether a certificate is revoked, by its index, for each one whose status the data give."""
+    revoked_by_index = dict[int, bool]()
     for index, (certificate, issuer) in enumerate(zip(chain, chain[1:], strict=False)):
-        if isinstance(word, ocsp.OCSPResponse):
-            revoked = _answer_says_revoked(word, certificate, issuer, now)
+        if isinstance(data, ocsp.OCSPResponse):
+            is_revoked = _is_revoked_by_response(data, certificate, issuer, now)
         else:
-            revoked = _is_listed(word, certificate, issuer, now)
-        if revoked is not None:
-            found[index] = revoked
-    return found
+            is_revoked = _is_revoked_by_list(data, certificate, issuer, now)
+        if is_revoked is not None:
+            revoked_by_index[index] = is_revoked
+    return revoked_by_index
 
 
-def _is_listed(
+def _is_revoked_by_list(
     revocation_list: x509.CertificateRevocationList,
     certificate: x509.Certificate,
     issuer: x509.Certificate,
     now: datetime,
 ) -> bool | None:
+    """Returns whether a list of the issuer revokes a certificate, or None if the list gives no current status of it."""
     if revocation_list.issuer != issuer.subject or not revocation_list.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
         return None
     if now < revocation_list.last_update_utc:
         return None
     if revocation_list.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
         return True
-    is_partial = any(extension.critical for extension in revocation_list.extensions)  # of some certificates alone
+    # A critical extension may limit the list to some certificates
+    is_partial = any(extension.critical for extension in revocation_list.extensions)
     until = revocation_list.next_update_utc
     return None if is_partial or until is None or now > until else False
 
 
-def _answer_says_revoked(
+def _is_revoked_by_response(
     response: ocsp.OCSPResponse, certificate: x509.Certificate, issuer: x509.Certificate, now: datetime
 ) -> bool | None:
-    """Reads an answer that the issuer signed itself, or by a certificate that it made for this.
+    """Returns whether an OCSP response revokes a certificate, or None if it gives no current status of it.
 
-    "unknown" is no word: NVIDIA's service does not know the certificates that a GPU makes for itself.
+    The issuer must have signed the response, or a key that it certified for this purpose. "unknown" is no status:
+    NVIDIA's service does not know the certificates that a GPU makes for itself.
     """
     if response.response_status != ocsp.OCSPResponseStatus.SUCCESSFUL:
         return None
     answers = [answer for answer in response.responses if _is_about(answer, certificate, issuer)]
-    if not answers or not any(_has_signed(signer, response) for signer in _signers(response, issuer, now)):
+    if not answers or not any(_has_signed(signer, response) for signer in _allowed_signers(response, issuer, now)):
         return None
-    known = [answer for answer in answers if now >= answer.this_update_utc]
-    if any(answer.certificate_status == ocsp.OCSPCertStatus.REVOKED for answer in known):
+    started = [answer for answer in answers if now >= answer.this_update_utc]
+    if any(answer.certificate_status == ocsp.OCSPCertStatus.REVOKED for answer in started):
         return True
-    current = [answer for answer in known if now <= (answer.next_update_utc or answer.this_update_utc + WITHOUT_END)]
+    current = [
+        answer
+        for answer in started
+        if now <= (answer.next_update_utc or answer.this_update_utc + OCSP_DEFAULT_VALIDITY)
+    ]
     is_good = any(answer.certificate_status == ocsp.OCSPCertStatus.GOOD for answer in current)
     return False if is_good else None
 
 
 def _is_about(answer: ocsp.OCSPSingleResponse, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    """Returns whether an answer names a certificate by its number, its issuer's name and its issuer's key."""
-    asked = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, answer.hash_algorithm).build()
+    """Returns whether an answer names a certificate by its serial number and its issuer's name and key."""
+    request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, answer.hash_algorithm).build()
     return (answer.serial_number, answer.issuer_name_hash, answer.issuer_key_hash) == (
-        asked.serial_number, asked.issuer_name_hash, asked.issuer_key_hash
+        request.serial_number, request.issuer_name_hash, request.issuer_key_hash
     )  # fmt: skip
 
 
-def _signers(response: ocsp.OCSPResponse, issuer: x509.Certificate, now: datetime) -> list[x509.Certificate]:
-    """Returns the certificates whose keys may sign an answer: the issuer's, and those that it made for this."""
+def _allowed_signers(response: ocsp.OCSPResponse, issuer: x509.Certificate, now: datetime) -> list[x509.Certificate]:
+    """Returns the certificates whose keys may sign a response: the issuer's, and those that it made for OCSP."""
     signers = [issuer]
     for candidate in response.certificates[:MAX_CERTIFICATES]:
         usages = [item.value for item in candidate.extensions if isinstance(item.value, x509.ExtendedKeyUsage)]
@@ -227,6 +245,7 @@ def _signers(response: ocsp.OCSPResponse, issuer: x509.Certificate, now: datetim
 
 
 def _has_signed(signer: x509.Certificate, response: ocsp.OCSPResponse) -> bool:
+    """Returns whether the signer's ECDSA key signed a response. Other kinds of keys do not count."""
     key, algorithm = signer.public_key(), response.signature_hash_algorithm
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(algorithm, SHA256 | SHA384 | SHA512):
         return False

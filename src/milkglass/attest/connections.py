@@ -1,9 +1,9 @@
-"""A transport that keeps each connection apart.
+"""Sends requests on connections that are kept apart, and not in one pool.
 
 httpcore's pool looks at every idle connection whenever a request comes and whenever one ends. Beside many streams that
-is a third of what a hop costs, so here each connection has a pool of its own, and the last one that was used comes
-first. Cookies end here: the requests of several clients share a connection and a jar, and one's would go out with
-another's.
+is a third of what a hop costs. So each connection has a pool of its own here, and the one that was used last is used
+first. Cookies are dropped: requests of several clients share a cookie jar, and the cookies of one would be sent with
+the requests of another.
 """
 
 from __future__ import annotations
@@ -17,47 +17,50 @@ import httpx2
 
 from milkglass.errors import Busy
 
-MAX_IDLE = 64  # connections that are kept for later requests
-IDLE_SECONDS = 2.0  # that one is kept: servers close theirs after 5, and a request must not meet that
-CONNECT_SECONDS = 30.0
-SILENCE_SECONDS = 600.0  # seconds without a byte of the other side's, and for a free connection
+MAX_IDLE = 64  # the most connections that are kept for later requests
+IDLE_SECONDS = 2.0  # how long a connection is kept: servers close theirs after 5 s, which a request must not meet
+CONNECT_SECONDS = 30.0  # how long a connection may take to be made
+SILENCE_SECONDS = 600.0  # how long the other side may be silent, and a request may wait for a free connection
 
 
-def client_of(
+def make_client(
     server: str, max_connections: int, context: ssl.SSLContext | None = None, silence: float = SILENCE_SECONDS
 ) -> httpx2.AsyncClient:
-    """Returns a client of one server, which tells it nothing about this library.
+    """Returns a client of one server, whose requests do not name this library.
 
     Args:
-        max_connections: requests at a time; further ones wait.
-        context: of TLS. None: the usual one.
-        silence: seconds that the server may be silent, and that a request waits for a free connection.
+        server: the server's address.
+        max_connections: the most requests at a time; further ones wait.
+        context: the TLS context. None: the library's own.
+        silence: the seconds that the server may be silent, and that a request waits for a free connection.
     """
     client = httpx2.AsyncClient(
         base_url=server, trust_env=False, timeout=httpx2.Timeout(silence, connect=CONNECT_SECONDS),
-        headers={"Accept-Encoding": "identity"}, transport=SeparateConnections(max_connections, context, silence),
+        headers={"Accept-Encoding": "identity"},
+        transport=SeparateConnectionsTransport(max_connections, context, silence),
     )  # fmt: skip
     del client.headers["User-Agent"]
     return client
 
 
-class SeparateConnections(httpx2.AsyncBaseTransport):
-    """Sends each request on a connection that is free, or on a new one. See `client_of`."""
+class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
+    """Sends each request on a connection that is free, or on a new one. The arguments are those of `make_client`."""
 
     def __init__(self, max_connections: int, context: ssl.SSLContext | None, silence: float) -> None:
-        # One context for all connections: to make it takes longer than a request
+        # All connections share one context, which takes longer to make than a request
         self._context = context or httpx2.create_ssl_context(trust_env=False)
-        self._free, self._max, self._silence = asyncio.Semaphore(max_connections), max_connections, silence
+        self._free, self._max_connections, self._silence = asyncio.Semaphore(max_connections), max_connections, silence
         self._idle = list[httpx2.AsyncHTTPTransport]()
         self._is_closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Sends a request. Raises Busy if no connection is free in time."""
         try:
             async with asyncio.timeout(self._silence):
                 await self._free.acquire()
         except TimeoutError:
             raise Busy(
-                f"all {self._max} connections to {request.url.host} were in use for {self._silence:g} s",
+                f"all {self._max_connections} connections to {request.url.host} were in use for {self._silence:g} s",
                 "try again later, with fewer requests at a time",
             ) from None
         connection = self._idle.pop() if self._idle else self._new()
@@ -93,7 +96,7 @@ class SeparateConnections(httpx2.AsyncBaseTransport):
 
 @dataclass
 class _ReleasingStream(httpx2.AsyncByteStream):
-    """A body whose connection is free once it was closed."""
+    """Yields the body of an answer, and frees its connection when it is closed."""
 
     stream: httpx2.AsyncByteStream
     release: Callable[[], Awaitable[None]]

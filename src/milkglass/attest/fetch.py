@@ -1,11 +1,11 @@
-"""Gets the makers' signed files for a piece of evidence. No other module of this room goes to a vendor.
+"""Gets the makers' signed files for a piece of evidence. No other module of this package asks a maker's service.
 
     AMD      Key Distribution Service: the VCEK's certificate, its authorities, the revocation list
     Intel    Provisioning Certification Service, by the library dcap-qvl
-    NVIDIA   reference manifests of driver and VBIOS, and answers of OCSP on each authority of the GPU's and of the
-             manifests' keys
+    NVIDIA   reference manifests of driver and VBIOS, and OCSP responses on each authority of the GPU's key and on
+             each certificate of the manifests' signers
 
-What is fetched is signed and is verified when it is used. The services learn which processor asks, and when.
+What is fetched is signed, and is verified when it is used. The services learn which processor is asked about, and when.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
 from milkglass.attest import rim, sev_snp
-from milkglass.attest.chains import certificates
+from milkglass.attest.chains import parse_certificates
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.nvidia import AUTHORITY, DRIVER, Measurements, chip_of
+from milkglass.attest.nvidia import AUTHORITY_INDEX, DRIVER_FIELD, Measurements, chip_of
 from milkglass.errors import AttestationError, Unreachable
 
-MAX_FILE, SECONDS = 4 << 20, 60.0
-PROJECT, PROJECT_SKU, CHIP_SKU = 17, 18, 15  # types of a GPU's opaque data, which name its VBIOS's manifest
-# CPUID family and model of a report of version 3 or later
+MAX_FILE_BYTES, TIMEOUT_SECONDS = 4 << 20, 60.0
+# The types of a GPU's opaque data that name its VBIOS's manifest
+PROJECT_FIELD, PROJECT_SKU_FIELD, CHIP_SKU_FIELD = 17, 18, 15
+# The product by CPUID family and model, which reports of version 3 and later state
 PRODUCTS = {
     (0x19, 0x01): "Milan",
     (0x19, 0x11): "Genoa",
@@ -41,7 +42,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Services:
-    """The makers' addresses."""
+    """Holds the addresses of the makers' services, of which tests put others in place."""
 
     amd: str = "https://kdsintf.amd.com"
     nvidia_rim: str = "https://rim.attestation.nvidia.com"
@@ -49,12 +50,15 @@ class Services:
 
 
 def product_of(report: sev_snp.Report) -> str | None:
-    """Returns the processor's generation, or None: reports of version 2 do not say it."""
+    """Returns the processor's generation, or None if the report does not state a known one, as of version 2."""
     return PRODUCTS.get((report.raw[0x188], report.raw[0x189])) if report.version >= 3 else None
 
 
 def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
-    """Returns the path of each file at AMD's service, by the name that it gets."""
+    """Returns the path of each file at AMD's service, by its name in a collateral folder.
+
+    Raises AttestationError for a report that no VCEK signed.
+    """
     if report.signing_key != sev_snp.SIGNED_BY_VCEK:
         raise AttestationError(
             "vlek", "the cloud's own key signed (VLEK): AMD does not hand it out", "its host gives the certificate"
@@ -68,39 +72,44 @@ def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
 
 
 def manifest_names(raw: bytes, chip: str) -> dict[str, str]:
-    """Returns the names of the manifests of a GPU's driver and VBIOS, by the name of the file.
+    """Returns the ids of the manifests of a GPU's driver and VBIOS, by the beginning of the file's name.
 
     Args:
-        chip: such as "GH100".
+        raw: the GPU's evidence.
+        chip: the chip's name, such as "GH100".
     """
     measurements = Measurements.parse(raw)
-    parts = [measurements.text(field_type) for field_type in (PROJECT, PROJECT_SKU, CHIP_SKU)]
+    parts = [measurements.text(field_type) for field_type in (PROJECT_FIELD, PROJECT_SKU_FIELD, CHIP_SKU_FIELD)]
     vbios = "_".join([*parts, measurements.vbios.replace(".", "")])
     return {
-        "rim-driver": f"NV_GPU_DRIVER_{chip}_{measurements.text(DRIVER)}",
+        "rim-driver": f"NV_GPU_DRIVER_{chip}_{measurements.text(DRIVER_FIELD)}",
         "rim-vbios": f"NV_GPU_VBIOS_{vbios.upper()}",
     }
 
 
 def status_requests(chain: Sequence[x509.Certificate]) -> Iterator[bytes]:
-    """Yields a request of OCSP for each certificate of a chain below the root."""
+    """Yields an OCSP request in DER for each certificate of a chain below the root."""
     for certificate, issuer in zip(chain, chain[1:], strict=False):
         request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA384()).build()
         yield request.public_bytes(Encoding.DER)
 
 
-async def fetch(evidence: HardwareEvidence, product: str | None, services: Services = Services()) -> dict[str, bytes]:
-    """Returns the makers' files for evidence, by the names that a collateral folder gives them.
+async def fetch_collateral(
+    evidence: HardwareEvidence, product: str | None, services: Services = Services()
+) -> dict[str, bytes]:
+    """Fetches the makers' files for evidence, by their names in a collateral folder.
 
     Args:
-        product: AMD's generation, for reports that do not say it.
+        evidence: the evidence.
+        product: the generation of AMD's processor, for reports that do not state it.
+        services: the addresses to ask.
 
     Raises:
-        AttestationError: a file cannot be named or is not there.
+        AttestationError: the evidence does not name a file, or a service does not have it.
         Unreachable: a service does not answer.
     """
     files, statuses = dict[str, bytes](), dict[bytes, bytes]()
-    async with httpx2.AsyncClient(timeout=SECONDS, follow_redirects=False) as client:
+    async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
         if evidence.kind == "sev-snp":
             report = sev_snp.Report.parse(evidence.raw)
             generation = product_of(report) or product
@@ -111,21 +120,22 @@ async def fetch(evidence: HardwareEvidence, product: str | None, services: Servi
         elif evidence.kind in ("tdx", "sgx"):
             files["intel.json"] = await _intel_collateral(evidence.raw)
         for number, (raw, pem) in enumerate(evidence.gpus):
-            chain_of_gpu = certificates(pem, "a GPU's chain")
-            signed_by = [("", chain_of_gpu[AUTHORITY:])]
-            for file, name in manifest_names(raw, chip_of(chain_of_gpu)).items():
+            gpu_chain = parse_certificates(pem, "a GPU's chain")
+            chains = [("", gpu_chain[AUTHORITY_INDEX:])]
+            for file, name in manifest_names(raw, chip_of(gpu_chain)).items():
                 answer = await _download(client, f"{services.nvidia_rim}/v1/rim/{name}")
                 manifest = files[f"{file}-{number}.xml"] = _manifest(answer)
-                signed_by.append((f"{file}-", rim.signers(manifest)))
-            for what, chain in signed_by:
+                chains.append((f"{file}-", rim.read_signers(manifest)))
+            for prefix, chain in chains:
                 for index, request in enumerate(status_requests(chain)):
                     if request not in statuses:
                         statuses[request] = await _download(client, services.nvidia_ocsp, request)
-                        files[f"gpu-{what}{number}-{index}.der"] = statuses[request]
+                        files[f"gpu-{prefix}{number}-{index}.der"] = statuses[request]
     return files
 
 
 def _manifest(answer: bytes) -> bytes:
+    """Returns the manifest in an answer of NVIDIA's service. Raises AttestationError."""
     try:
         return base64.b64decode(json.loads(answer)["rim"])
     except (ValueError, KeyError, TypeError) as error:
@@ -135,6 +145,7 @@ def _manifest(answer: bytes) -> bytes:
 
 
 async def _download(client: httpx2.AsyncClient, url: str, body: bytes | None = None) -> bytes:
+    """Returns the answer to a GET, or to a POST of an OCSP request. Raises AttestationError, Unreachable."""
     headers = {"Content-Type": "application/ocsp-request"} if body is not None else {}
     service, content = url.split("?")[0], b""
     method = "GET" if body is None else "POST"
@@ -146,14 +157,15 @@ async def _download(client: httpx2.AsyncClient, url: str, body: bytes | None = N
                 raise AttestationError("collateral", f"{service} answers {answer.status_code}", hint)
             async for piece in answer.aiter_bytes():
                 content += piece
-                if len(content) > MAX_FILE:
-                    raise AttestationError("size", f"{service} answers more than {MAX_FILE:,} bytes")
+                if len(content) > MAX_FILE_BYTES:
+                    raise AttestationError("size", f"{service} answers more than {MAX_FILE_BYTES:,} bytes")
     except httpx2.TransportError as error:
         raise Unreachable(f"{service} cannot be reached ({type(error).__name__})", "try again") from error
     return content
 
 
 async def _intel_collateral(quote: bytes) -> bytes:
+    """Returns Intel's collateral for a quote, as JSON. Raises Unreachable."""
     import dcap_qvl
 
     try:

@@ -1,9 +1,9 @@
-"""The server inside a confidential machine: it owns the TLS key, gives evidence, and forwards requests to an engine.
+"""Serves inside a confidential machine: owns the TLS key, gives evidence, and forwards requests to an engine.
 
 The engine, such as vLLM or `milkglass serve`, listens on the machine's own loopback. Only listed paths are forwarded.
 Processors are slow to sign, and limit how often they do. So one piece of evidence is made at a time, and few requests
-wait for one. Each address gets evidence a limited number of times a minute, and so do all addresses together. Beyond
-that, only an address that had none in the last minute gets its first.
+wait for one. Each address gets evidence a limited number of times a minute, and so do all addresses together. When the
+limit of all is used up, an address that had no evidence in the last minute still gets one piece.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from milkglass.attest import passthrough, sealing
-from milkglass.attest.chains import spki_of
+from milkglass.attest.chains import spki_digest_of
 from milkglass.attest.channel import RELEASE_PATH
-from milkglass.attest.connections import client_of
-from milkglass.attest.evidence import NONCE
-from milkglass.attest.providers import PATH
+from milkglass.attest.connections import make_client
+from milkglass.attest.evidence import NONCE_BYTES
+from milkglass.attest.providers import EVIDENCE_PATH
 from milkglass.attest.sealing import Vault
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
@@ -42,152 +42,156 @@ from milkglass.server.settings import Limits
 
 # Pieces of evidence a minute: for one address, for the /48 of an IPv6 address, and for all addresses
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
-# Pieces of evidence a minute for all, with the first ones of addresses that ask after EVIDENCE_PER_MINUTE is used up
+# Pieces of evidence a minute for all, including the first pieces of addresses once EVIDENCE_PER_MINUTE is used up
 EVIDENCE_WITH_FIRST = 960
-# Pieces of evidence that are being made or wait for that: of all addresses, and of one
-MAX_EVIDENCE, MAX_EVIDENCE_OF_ADDRESS = 12, 4
-MAX_HELD = 4 * passthrough.MAX_BODY  # bytes of all bodies that are arriving or not answered yet
-MAX_CONNECTIONS = 1024  # to the engine at a time
+# Requests for evidence that may be unfinished at a time: of all addresses, and of one
+MAX_UNFINISHED, MAX_UNFINISHED_OF_ADDRESS = 12, 4
+MAX_HELD = 4 * passthrough.MAX_BODY_BYTES  # bytes of all bodies that are arriving or are not answered
+MAX_CONNECTIONS = 1024  # the most connections to the engine at a time
 
 
-def key_of(certificate: Path) -> bytes:
-    """Returns SHA-256 of the public key of the first certificate in a PEM file, which is the server's."""
-    return spki_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
+def spki_digest_of_file(certificate: Path) -> bytes:
+    """Returns SHA-256 of the SPKI of the first certificate in a PEM file, which is the server's own."""
+    return spki_digest_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
 
 
 class Front:
     """Answers requests for evidence, takes released files, and forwards all else to the engine.
 
     Attributes:
-        spki: SHA-256 of the server's public key, which the evidence binds.
-        engine: the address of the engine on this machine. None: only evidence is given.
+        source: makes the evidence.
+        spki_digest: SHA-256 of the SPKI of the server's certificate, which the evidence binds.
+        engine: the address of the engine on this machine. None: only evidence is given, and files are taken.
         vault: keeps files that are released to this machine. None: none are taken.
-        limits: of connections and bodies.
-        token: needed by all requests except those for evidence and health, and releases, which have a token of their
-            own. None: none is needed.
-        attested: whether hardware signs the evidence.
+        limits: the limits of connections and bodies.
+        token: the token that requests need, except those for evidence and health, and releases, which have a token of
+            their own. None: no token is needed.
+        is_attested: whether hardware signs the evidence.
     """
 
     def __init__(
-        self, source: EvidenceSource, spki: bytes, engine: str | None = None, vault: Vault | None = None,
+        self, source: EvidenceSource, spki_digest: bytes, engine: str | None = None, vault: Vault | None = None,
         limits: Limits | None = None, token: str | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.spki, self.engine, self.vault, self.token = source, spki, engine, vault, token
+        self.source, self.spki_digest, self.engine, self.vault, self.token = source, spki_digest, engine, vault, token
         self.limits = limits or Limits()
-        self.attested = not isinstance(source.hardware, Software)
+        self.is_attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
         self._maker, self._unfinished = ThreadPoolExecutor(1, "evidence"), Counter[str]()
         self._client: Any = None
 
     def app(self) -> Starlette:
+        """Returns the application behind its guard."""
+
         @asynccontextmanager
-        async def running(_: Starlette) -> AsyncIterator[None]:
-            async with client_of(self.engine or "http://127.0.0.1", MAX_CONNECTIONS) as self._client:
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            async with make_client(self.engine or "http://127.0.0.1", MAX_CONNECTIONS) as self._client:
                 yield
 
         forwarded = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
-        handlers = [(PATH, "GET", self.evidence), *forwarded]
+        handlers = [(EVIDENCE_PATH, "GET", self.evidence), *forwarded]
         if self.vault is not None:
             handlers.append((RELEASE_PATH, "POST", self.release))
         routes = [Route(path, handler, methods=[method]) for path, method, handler in handlers]
-        app = passthrough.web_app(routes, running)
+        app = passthrough.web_app(routes, lifespan)
         app.add_middleware(
             Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False,
-            open_paths={*OPEN_PATHS, PATH, RELEASE_PATH},
+            open_paths={*OPEN_PATHS, EVIDENCE_PATH, RELEASE_PATH},
         )  # fmt: skip
         app.add_middleware(passthrough.PaddingMiddleware)
-        state = passthrough.ATTESTED if self.attested else passthrough.NOT_ATTESTED
+        state = passthrough.SEE_EVIDENCE if self.is_attested else passthrough.NOT_ATTESTED
         headers = {passthrough.STATE_HEADER: state, "Cache-Control": "no-store"}
         app.add_middleware(passthrough.HeaderMiddleware, headers=lambda path, status: headers)
         return app
 
     async def evidence(self, request: Request) -> Response:
-        """Answers with evidence for the nonce of the request."""
-        nonce = _nonce(request.query_params.get("nonce", ""))
+        """Answers with evidence for the nonce of the request. Raises UsageError for an invalid nonce, and Busy."""
+        nonce = _parse_nonce(request.query_params.get("nonce", ""))
         address = "" if request.client is None else request.client.host
         group = _groups(address)[0]
-        if self._unfinished[group] >= MAX_EVIDENCE_OF_ADDRESS or self._unfinished.total() >= MAX_EVIDENCE:
+        if self._unfinished[group] >= MAX_UNFINISHED_OF_ADDRESS or self._unfinished.total() >= MAX_UNFINISHED:
             raise Busy(
-                f"too many pieces of evidence are being made or wait: {MAX_EVIDENCE_OF_ADDRESS} of one address, and "
-                f"{MAX_EVIDENCE} of all, are possible", "try again in a moment",
+                f"too many pieces of evidence are being made or wait: {MAX_UNFINISHED_OF_ADDRESS} of one address, and "
+                f"{MAX_UNFINISHED} of all, are possible", "try again in a moment",
             )  # fmt: skip
         self._budget.take(address)
-        made = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki, nonce)
+        future = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki_digest, nonce)
         self._unfinished[group] += 1
         try:
-            evidence = await result_unless_gone(made, wait_for_disconnect(request))
+            evidence = await result_unless_gone(future, wait_for_disconnect(request))
         finally:
             self._unfinished[group] -= 1
             self._unfinished += Counter()  # removes groups with none
         return CLIENT_GONE if evidence is None else Response(evidence.document(), media_type=passthrough.JSON_TYPE)
 
     async def release(self, request: Request) -> Response:
-        """Keeps a file that was sealed to this machine."""
+        """Opens and keeps a file that was sealed to this machine."""
         assert self.vault is not None
         self.vault.require_sender(request.headers.get("authorization", ""))
         name = request.query_params.get("name", "")
         self.vault.require_free(name)
-        with self.vault.arriving() as sealed:
+        with self.vault.arrival_file() as sealed:
             async for part in request.stream():
                 await run_in_threadpool(sealed.write, part)
             await run_in_threadpool(self.vault.open, sealed, name)
         return JSONResponse({"kept": name})
 
     async def forward(self, request: Request) -> Response:
-        """Forwards a request to the engine, and its answer to the client, quietly if that is asked for."""
+        """Forwards a request to the engine, and the answer to the client: padded or in slots if a header says so."""
         if self.engine is None:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
-        quiet = passthrough.parse_quiet(request.headers.get(passthrough.QUIET_HEADER))
+        quiet = passthrough.parse_quiet_mode(request.headers.get(passthrough.QUIET_HEADER))
         body = await request.body()
         if request.method != "POST":
-            body = b""  # the blanks of a quiet one
-        headers = passthrough.select_headers(request.headers.raw, passthrough.FORWARDED_HEADERS)
+            body = b""  # a quiet request without a body is padded with blanks
+        headers = passthrough.select_headers(request.headers.raw, passthrough.REQUEST_HEADERS)
         forwarded = self._client.build_request(request.method, request.url.path, content=body, headers=headers)
         return await result_unless_gone(self._answer(forwarded, quiet), wait_for_disconnect(request)) or CLIENT_GONE
 
     async def _answer(self, request: httpx2.Request, quiet: passthrough.QuietMode | None) -> Response:
+        """Sends a request to the engine, and returns its answer for the client. Raises Unreachable."""
         try:
             answer = await self._client.send(request, stream=True)
         except httpx2.TransportError as error:
             raise Unreachable(f"the engine does not answer ({type(error).__name__})", "is it running?") from None
-        headers = passthrough.select_headers(answer.headers.raw, passthrough.ANSWERED_HEADERS)
+        headers = passthrough.select_headers(answer.headers.raw, passthrough.RESPONSE_HEADERS)
         if quiet is None or (quiet == "slots" and passthrough.EVENTS_TYPE in headers.get("content-type", "")):
             return passthrough.ForwardedResponse(answer, headers, in_slots=quiet is not None)
         return Response(await passthrough.read_whole(answer), answer.status_code, headers)
 
 
 class EvidenceBudget:
-    """Counts the evidence of the last minute, so that a few addresses cannot use up the share of all."""
+    """Counts the evidence of the last minute, so that a few addresses cannot use up what all may have."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._made = deque[tuple[float, tuple[str, ...]]]()  # at most EVIDENCE_WITH_FIRST
-        self._made_for = Counter[str]()
+        self._pieces = deque[tuple[float, tuple[str, ...]]]()  # time and groups of each, at most EVIDENCE_WITH_FIRST
+        self._count_of_group = Counter[str]()
 
     def take(self, address: str) -> None:
-        """Counts one more piece for a client's address. Raises Busy if the address, or all together, had enough."""
+        """Counts one more piece of evidence for an address. Raises Busy if a limit of it or of all is used up."""
         now, groups = self._clock(), _groups(address)
-        while self._made and now - self._made[0][0] >= 60:
-            for old in self._made.popleft()[1]:
-                self._made_for[old] -= 1
-                if not self._made_for[old]:
-                    del self._made_for[old]
+        while self._pieces and now - self._pieces[0][0] >= 60:
+            for group in self._pieces.popleft()[1]:
+                self._count_of_group[group] -= 1
+                if not self._count_of_group[group]:
+                    del self._count_of_group[group]
         for group, limit in zip(groups, (EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE), strict=False):
-            if self._made_for[group] >= limit:
+            if self._count_of_group[group] >= limit:
                 raise Busy(
                     f"more than {limit} pieces of evidence a minute for one address",
                     "try again in a minute",
                     retry_after=60,
                 )
-        limit = EVIDENCE_PER_MINUTE if self._made_for[groups[-1]] else EVIDENCE_WITH_FIRST
-        if len(self._made) >= limit:
+        limit = EVIDENCE_PER_MINUTE if self._count_of_group[groups[-1]] else EVIDENCE_WITH_FIRST
+        if len(self._pieces) >= limit:
             raise Busy(f"more than {limit} pieces of evidence a minute", "try again in a minute", retry_after=60)
-        self._made.append((now, groups))
-        self._made_for.update(groups)
+        self._pieces.append((now, groups))
+        self._count_of_group.update(groups)
 
 
 def _groups(address: str) -> tuple[str, ...]:
-    """Returns what counts as one client: an address of IPv4, or of IPv6 the /64 of a host and the /48 of a site."""
+    """Returns the groups in which an address is counted: the address of IPv4, or of IPv6 its /64 and its /48."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -200,18 +204,21 @@ def _groups(address: str) -> tuple[str, ...]:
 
 
 def _body_rule(scope: Scope) -> BodyRule:
+    """Returns the limit of a request's body. A released file goes to disk as it arrives."""
     if scope["path"] == RELEASE_PATH:
-        return BodyRule(sealing.MAX_FILE_BYTES + sealing.SEALED_EXTRA, in_memory=False)
-    return BodyRule(passthrough.MAX_BODY)
+        return BodyRule(sealing.MAX_FILE_BYTES + sealing.SEALED_EXTRA_BYTES, in_memory=False)
+    return BodyRule(passthrough.MAX_BODY_BYTES)
 
 
-def _nonce(text: str) -> bytes:
+def _parse_nonce(text: str) -> bytes:
+    """Parses a nonce in hex. Raises UsageError if it has another length."""
     try:
         nonce = bytes.fromhex(text)
     except ValueError:
         nonce = b""
-    if len(nonce) != NONCE:
+    if len(nonce) != NONCE_BYTES:
         raise UsageError(
-            f"the nonce has {len(nonce)} bytes, {NONCE} are required", f"add ?nonce= and {2 * NONCE} hex digits"
+            f"the nonce has {len(nonce)} bytes, {NONCE_BYTES} are required",
+            f"add ?nonce= and {2 * NONCE_BYTES} hex digits",
         )
     return nonce

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: a signed answer to a request for measurements, its certificates, and the modes that it states.
+"""Verifies the evidence of NVIDIA GPUs: a request for measurements with its signed answer, and certificates.
 
     DMTF DSP0274 (SPDM) 1.1, GET_MEASUREMENTS and MEASUREMENTS
     request 37    version, code, parameters, nonce at 4..35, slot
@@ -7,11 +7,11 @@
     block         index, kind 1, u16 size, type, u16 size, value
     opaque data   u16 type, u16 size, value, as NVIDIA's verifier reads them
 
-The chain of certificates must end at NVIDIA's root. Below the root and one authority of NVIDIA's stands the one that
-certified this chip, whose name tells a GPU from a switch and one architecture from another: the labels that NVIDIA's
-tools write beside evidence are not read. The leaf names the firmware that holds its key, as the answer does. Reference
-values are compared by rim.py. NVIDIA's word on revocation is about the authorities above the leaf, which the GPU's
-firmware makes for itself, and about the signers of reference values.
+The chain of certificates must end at NVIDIA's root. Below the root and one more authority of NVIDIA's stands the one
+that certified this chip. Its name tells a GPU from a switch and one architecture from another: the labels that NVIDIA's
+tools write beside evidence are not read. The leaf names the firmware that holds its key, as the answer does. rim.py
+reads the reference values. NVIDIA publishes the revocation status of the authorities above the leaf and of the signers
+of reference values, but not of the leaf, which the GPU's firmware makes for itself.
 """
 
 from __future__ import annotations
@@ -29,107 +29,125 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from milkglass.attest import rim
-from milkglass.attest.chains import certificates, require_chain, require_not_revoked, require_signed, spki_of
-from milkglass.attest.claims import Claim, VerifiedGpu, proven, unchecked, weak
+from milkglass.attest.chains import (
+    parse_certificates,
+    require_chain,
+    require_not_revoked,
+    require_signed,
+    spki_digest_of,
+)
+from milkglass.attest.claims import Claim, VerifiedGpu, proven_claim, unchecked_claim, weak_claim
 from milkglass.errors import AttestationError
 
-ROOT = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"  # SHA-256 of NVIDIA's public key
+ROOT = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"  # SHA-256 of the SPKI of NVIDIA's root
 REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
-GET_MEASUREMENTS, MEASUREMENTS, SPDM = 0xE0, 0x60, 0x11
-MAX_EVIDENCE, MAX_GPUS = 64 << 10, 64
-DRIVER, VBIOS, FWID, PPCIE, FEATURES = 3, 6, 20, 21, 36  # types of opaque data
-# TCG: the identity of the firmware that holds the leaf's key, as Hopper's and as Blackwell's certificates give it
-DICE = (x509.ObjectIdentifier("2.23.133.5.4.1"), x509.ObjectIdentifier("2.23.133.5.4.1.1"))
-ARCHITECTURES = {"GH100": "HOPPER", "GB100": "BLACKWELL"}  # by chip
+GET_MEASUREMENTS, MEASUREMENTS, SPDM_VERSION = 0xE0, 0x60, 0x11
+MAX_EVIDENCE_BYTES, MAX_GPUS = 64 << 10, 64
+DRIVER_FIELD, VBIOS_FIELD, FWID_FIELD, PPCIE_FIELD, FEATURES_FIELD = 3, 6, 20, 21, 36  # types of opaque data
+# TCG DICE: the extensions in which Hopper's and Blackwell's certificates name the firmware that holds the leaf's key
+DICE_OIDS = (x509.ObjectIdentifier("2.23.133.5.4.1"), x509.ObjectIdentifier("2.23.133.5.4.1.1"))
+ARCHITECTURES = {"GH100": "HOPPER", "GB100": "BLACKWELL"}  # by the chip's name
 CHIP_AUTHORITY = re.compile(r"NVIDIA (\w+) Provisioner ICA \d+")
-MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # of the feature flag
-AUTHORITY = 1  # in a chain: the first certificate that NVIDIA's service for revocation knows
-LINKED_MODE = 0xAA  # of the field for protected PCIe, which drivers before the feature flag have alone
+MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # by the value of the feature flag
+AUTHORITY_INDEX = 1  # of the first certificate in a chain that NVIDIA's OCSP service knows
+PPCIE_ENABLED = 0xAA  # a value of the field for protected PCIe; older drivers give no feature flag
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """A GPU's answer.
+    """Holds a GPU's answer to a request for measurements.
 
     Attributes:
-        nonce: of the request.
-        signed: the bytes that are signed.
-        blocks: the measurements by index.
-        opaque: what else it states, by type.
+        nonce: the 32 bytes of the request's nonce.
+        signed_bytes: the request and the answer without its signature.
+        signature: the signature (r, s) of these bytes, 48 bytes each, big-endian.
+        blocks: the measurements, by index from 1.
+        opaque_fields: the values of the other fields that the GPU states, by type.
     """
 
     nonce: bytes
-    signed: bytes
+    signed_bytes: bytes
     signature: bytes
     blocks: Mapping[int, bytes]
-    opaque: Mapping[int, bytes]
+    opaque_fields: Mapping[int, bytes]
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Parses request and answer. Raises AttestationError for anything else, trailing bytes too."""
-        if not REQUEST_BYTES + SIGNATURE_BYTES < len(raw) <= MAX_EVIDENCE:
-            raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes of at most {MAX_EVIDENCE:,}")
+        """Parses a request and its answer. Raises AttestationError for anything else, also for trailing bytes."""
+        if not REQUEST_BYTES + SIGNATURE_BYTES < len(raw) <= MAX_EVIDENCE_BYTES:
+            raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes of at most {MAX_EVIDENCE_BYTES:,}")
         answer = raw[REQUEST_BYTES:]
-        if (raw[0], raw[1]) != (SPDM, GET_MEASUREMENTS) or (answer[0], answer[1]) != (SPDM, MEASUREMENTS):
+        if (raw[0], raw[1]) != (SPDM_VERSION, GET_MEASUREMENTS) or (answer[0], answer[1]) != (
+            SPDM_VERSION,
+            MEASUREMENTS,
+        ):
             raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
         try:
             count, length = answer[4], int.from_bytes(answer[5:8], "little")
-            start = 8 + length + NONCE_BYTES + 2  # of the opaque data
+            start = 8 + length + NONCE_BYTES + 2  # where the opaque data begin
             (size,) = struct.unpack_from("<H", answer, start - 2)
-            blocks = _blocks(answer[8 : 8 + length])
-            opaque = _fields(answer[start : start + size])
+            blocks = _parse_blocks(answer[8 : 8 + length])
+            opaque_fields = _parse_opaque_fields(answer[start : start + size])
         except (struct.error, IndexError):
             raise AttestationError("evidence", "a GPU's evidence is cut off") from None
-        if excess := len(answer) - (start + size + SIGNATURE_BYTES):
+        excess = len(answer) - (start + size + SIGNATURE_BYTES)
+        if excess < 0:
+            raise AttestationError("evidence", "a GPU's evidence is cut off")
+        if excess:
             raise AttestationError("trailing", f"a GPU's evidence has {excess} bytes that do not belong to it")
         if len(blocks) != count:
             raise AttestationError("evidence", f"a GPU states {count} measurements and gives {len(blocks)}")
-        return cls(raw[4 : 4 + NONCE_BYTES], raw[:-SIGNATURE_BYTES], raw[-SIGNATURE_BYTES:], blocks, opaque)
+        return cls(raw[4 : 4 + NONCE_BYTES], raw[:-SIGNATURE_BYTES], raw[-SIGNATURE_BYTES:], blocks, opaque_fields)
 
     def text(self, field_type: int) -> str:
-        """Returns a field of printable ASCII, or "" if there is none."""
-        text = self.opaque.get(field_type, b"").rstrip(b"\x00").decode("ascii", "replace")
+        """Returns the text of an opaque field, or "" if there is none or it is not printable."""
+        text = self.opaque_fields.get(field_type, b"").rstrip(b"\x00").decode("ascii", "replace")
         return text if text.isprintable() else ""
 
     @property
     def vbios(self) -> str:
-        """Returns the version as NVIDIA writes it, such as "96.00.5E.00.01"."""
-        raw = self.opaque.get(VBIOS, b"")
+        """Returns the VBIOS's version as NVIDIA writes it, such as "96.00.5E.00.01", or "" if there is none."""
+        raw = self.opaque_fields.get(VBIOS_FIELD, b"")
         if len(raw) < 5:
             return ""
         low, high = raw[3::-1].hex().upper(), raw[4:5].hex().upper()
-        return ".".join([low[at : at + 2] for at in range(0, 8, 2)] + [high])
+        return ".".join([low[start : start + 2] for start in range(0, 8, 2)] + [high])
 
 
-def _blocks(raw: bytes) -> dict[int, bytes]:
-    blocks, at = dict[int, bytes](), 0
-    while at < len(raw):
-        index, specification, size, _, length = struct.unpack_from("<BBHBH", raw, at)
-        measurement = raw[at + 7 : at + 7 + length]
+def _parse_blocks(raw: bytes) -> dict[int, bytes]:
+    """Returns the measurements by index. Raises AttestationError, and struct.error where a block is cut off."""
+    blocks, offset = dict[int, bytes](), 0
+    while offset < len(raw):
+        index, specification, size, _, length = struct.unpack_from("<BBHBH", raw, offset)
+        measurement = raw[offset + 7 : offset + 7 + length]
         if specification != 1 or size != length + 3 or len(measurement) != length or index in blocks:
             raise AttestationError("evidence", f"measurement {index} of a GPU is malformed")
         blocks[index] = measurement
-        at += 4 + size
+        offset += 4 + size
     return blocks
 
 
-def _fields(raw: bytes) -> dict[int, bytes]:
-    fields, at = dict[int, bytes](), 0
-    while at < len(raw):
-        field_type, size = struct.unpack_from("<HH", raw, at)
-        content = raw[at + 4 : at + 4 + size]
+def _parse_opaque_fields(raw: bytes) -> dict[int, bytes]:
+    """Returns the opaque fields by type. Raises AttestationError, and struct.error where a field is cut off."""
+    fields, offset = dict[int, bytes](), 0
+    while offset < len(raw):
+        field_type, size = struct.unpack_from("<HH", raw, offset)
+        content = raw[offset + 4 : offset + 4 + size]
         if len(content) != size or field_type in fields:
             raise AttestationError("evidence", f"field {field_type} of a GPU's evidence is malformed")
         fields[field_type] = content
-        at += 4 + size
+        offset += 4 + size
     return fields
 
 
-def decoded(entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Returns evidence and certificates of an entry as NVIDIA's tools write it. Raises AttestationError.
+def decode_entry(entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Decodes the evidence and the certificates of a GPU from an entry as NVIDIA's tools write it.
 
     Args:
         entry: "evidence" and "certificate" in base64.
+
+    Raises:
+        AttestationError: an entry is missing, or is no base64.
     """
     try:
         raw, pem = (base64.b64decode(str(entry[name]), validate=True) for name in ("evidence", "certificate"))
@@ -145,64 +163,64 @@ def verify(
 
     Args:
         raw: the request and the answer.
-        pem: its certificates, leaf first.
-        nonce: what it must have answered to. None: anything, and the caller says that it is not fresh.
+        pem: the GPU's certificates, leaf first.
+        nonce: the nonce to which the GPU must have answered. None: any; the caller must say that it is not fresh.
         references: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.
-        lists: revocation lists, or answers of OCSP.
-        now: the time.
+        lists: revocation lists and OCSP responses.
+        now: the time at which certificates, manifests and lists must be valid.
 
     Raises:
-        AttestationError: with the first fault.
+        AttestationError: the evidence does not verify. The error names the first fault.
     """
     measurements = Measurements.parse(raw)
-    chain = certificates(pem, "a GPU's chain")
+    chain = parse_certificates(pem, "a GPU's chain")
     require_chain(chain, ROOT, now, "a GPU")
     chip = chip_of(chain)
     if chip not in ARCHITECTURES:
         allowed = ", ".join(ARCHITECTURES)
         raise AttestationError("architecture", f"NVIDIA certified a device as {chip}, which is none of {allowed}")
     leaf = chain[0]
-    r, s = (int.from_bytes(measurements.signature[at : at + 48], "big") for at in (0, 48))
-    require_signed(leaf.public_key(), r, s, measurements.signed, "a GPU's evidence")
+    r, s = (int.from_bytes(measurements.signature[start : start + 48], "big") for start in (0, 48))
+    require_signed(leaf.public_key(), r, s, measurements.signed_bytes, "a GPU's evidence")
     if nonce is not None and measurements.nonce != nonce:
         raise AttestationError("nonce", "a GPU answered to another nonce")
     _require_firmware(measurements, leaf)
-    current = require_not_revoked(chain, lists, now, "a GPU", AUTHORITY)
-    architecture, device = ARCHITECTURES[chip], spki_of(leaf).hex()
-    driver, vbios = measurements.text(DRIVER), measurements.vbios
+    is_current = require_not_revoked(chain, lists, now, "a GPU", AUTHORITY_INDEX)
+    architecture, device_id = ARCHITECTURES[chip], spki_digest_of(leaf).hex()
+    driver, vbios = measurements.text(DRIVER_FIELD), measurements.vbios
     lines = [
-        proven("gpu", f"a device of NVIDIA's, driver {driver}, VBIOS {vbios}, device {device[:16]}..."),
+        proven_claim("gpu", f"a device of NVIDIA's, driver {driver}, VBIOS {vbios}, device {device_id[:16]}..."),
         Claim("architecture", "affirming", "vendor states", f"NVIDIA certified it as a {chip} ({architecture})"),
-        weak(
+        weak_claim(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",
         ),
         *_reference_claims(measurements, chip, references, lists, now),
-        *_revocation_claims(current),
+        *_revocation_claims(is_current),
     ]  # fmt: skip
     text = (
         "whether it is in developer mode (DevTools), in which its memory is open: only the measured software can see it"
     )
-    lines.append(unchecked("gpu-devtools", text))
+    lines.append(unchecked_claim("gpu-devtools", text))
     mode = _mode(measurements)
     if mode == "spt":
-        lines.append(proven("gpu-mode", "it is in the mode of one protected GPU"))
+        lines.append(proven_claim("gpu-mode", "it is in the mode of one protected GPU"))
     elif mode == "ppcie":
-        lines.append(weak("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
+        lines.append(weak_claim("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
     else:
-        lines.append(weak("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
-    return VerifiedGpu(architecture, device, measurements.nonce, driver, vbios, mode, tuple(lines))
+        lines.append(weak_claim("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
+    return VerifiedGpu(architecture, device_id, measurements.nonce, driver, vbios, mode, tuple(lines))
 
 
 def chip_of(chain: Sequence[x509.Certificate]) -> str:
     """Returns the chip for which NVIDIA's authority certified a device, such as "GH100".
 
     Args:
-        chain: leaf first. Whoever owns a device may extend its lower end, so that the authority's place is counted
-            from the root.
+        chain: the device's certificates, leaf first. The owner of a device may add certificates at the leaf's end, so
+            that the authority's place is counted from the root.
 
     Raises:
-        AttestationError: no such authority stands there.
+        AttestationError: no such authority stands in that place.
     """
     names = chain[-3].subject.get_attributes_for_oid(NameOID.COMMON_NAME) if len(chain) > 3 else []
     if len(names) == 1 and (match := CHIP_AUTHORITY.fullmatch(str(names[0].value))):
@@ -211,45 +229,53 @@ def chip_of(chain: Sequence[x509.Certificate]) -> str:
 
 
 def _mode(measurements: Measurements) -> str:
-    """Returns the mode that a GPU states, or "" if it states none."""
-    if FEATURES in measurements.opaque:
-        return MODES.get(int.from_bytes(measurements.opaque[FEATURES], "little"), "")
-    if PPCIE in measurements.opaque:
-        return "ppcie" if LINKED_MODE in measurements.opaque[PPCIE] else "spt"
+    """Returns the mode that a GPU states (`VerifiedGpu.mode`), or "" if it states none."""
+    if FEATURES_FIELD in measurements.opaque_fields:
+        return MODES.get(int.from_bytes(measurements.opaque_fields[FEATURES_FIELD], "little"), "")
+    if PPCIE_FIELD in measurements.opaque_fields:
+        return "ppcie" if PPCIE_ENABLED in measurements.opaque_fields[PPCIE_FIELD] else "spt"
     return ""
 
 
 def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> None:
-    """Checks that the firmware that holds the leaf's key is the one that answered, where both say it."""
-    stated = measurements.opaque.get(FWID, b"")
+    """Checks that the firmware that answered is the one that holds the leaf's key, where both are named.
+
+    Raises AttestationError.
+    """
+    firmware_id = measurements.opaque_fields.get(FWID_FIELD, b"")
     extensions = [
         extension.value.value
         for extension in leaf.extensions
-        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid in DICE
+        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid in DICE_OIDS
     ]
-    if any(stated) and extensions and stated not in extensions[0]:
+    if any(firmware_id) and extensions and firmware_id not in extensions[0]:
         raise AttestationError("firmware", "a GPU states another firmware than its certificate")
 
 
 def _reference_claims(
     measurements: Measurements, chip: str, references: Sequence[bytes], lists: Sequence[bytes], now: datetime
 ) -> list[Claim]:
-    """Compares the measurements with the references of its driver and its VBIOS.
+    """Compares a GPU's measurements with the reference values of its driver and its VBIOS.
 
-    References of other chips and versions are left out.
+    Manifests of other chips and versions are left out. All manifests of one version count. An expired one is left out
+    if another of its version has not expired.
 
-    All of one version count, but those that have expired, if another one has not.
+    Returns:
+        A claim on the driver, one on the VBIOS, and one on the manifests' signers if their revocation was not checked.
+
+    Raises:
+        AttestationError: a measurement differs, or a manifest does not verify.
     """
-    versions = {"driver": measurements.text(DRIVER), "VBIOS": measurements.vbios}
-    lines, expired = dict[str, Claim](), dict[str, AttestationError]()
-    all_checked = True
+    versions = {"driver": measurements.text(DRIVER_FIELD), "VBIOS": measurements.vbios}
+    claim_of_part, expired = dict[str, Claim](), dict[str, AttestationError]()
+    are_signers_checked = True
     for raw in references:
         stated_chip, stated_version = rim.read_chip_and_version(raw)
         part = next((name for name, version in versions.items() if version and version == stated_version), None)
         if part is None or stated_chip != chip:
             continue
         try:
-            reference = rim.read(raw, now, lists)
+            reference = rim.read_manifest(raw, now, lists)
         except AttestationError as error:
             if error.reason != "expired":
                 raise
@@ -258,48 +284,51 @@ def _reference_claims(
         if (reference.product, reference.version) != (chip, versions[part]):
             raise AttestationError("rim", "what is signed of a reference manifest is for another chip or version")
         # Manifests count from 0, and SPDM's measurements from 1
-        differing = [at for at, values in reference.values.items() if measurements.blocks.get(at + 1) not in values]
-        if differing:
+        differing_indices = [
+            index for index, values in reference.values.items() if measurements.blocks.get(index + 1) not in values
+        ]
+        if differing_indices:
             raise AttestationError(
                 "measurement",
-                f"{len(differing)} of {len(reference.values)} measurements of a GPU's {part} differ from NVIDIA's "
-                f"reference (index {differing[0]})",
+                f"{len(differing_indices)} of {len(reference.values)} measurements of a GPU's {part} differ from "
+                f"NVIDIA's reference (index {differing_indices[0]})",
             )
-        all_checked &= reference.revocation_checked
+        are_signers_checked &= reference.is_revocation_checked
         text = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
-        lines[part] = Claim(f"rim-{part}", "affirming", "vendor states", text)
-    if unreplaced := [fault for part, fault in expired.items() if part not in lines]:
-        raise unreplaced[0]
-    claims = [*lines.values()]
-    if not all_checked:
+        claim_of_part[part] = Claim(f"rim-{part}", "affirming", "vendor states", text)
+    if faults := [fault for part, fault in expired.items() if part not in claim_of_part]:
+        raise faults[0]
+    claims = [*claim_of_part.values()]
+    if not are_signers_checked:
         text = "no current word of NVIDIA on the keys that signed these reference values was given"
-        claims.append(weak("rim-revocation", text, "no-gpu-revocation", "not checked"))
+        claims.append(weak_claim("rim-revocation", text, "no-gpu-revocation", "not checked"))
     claims += [
-        weak(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
-        for part in versions if part not in lines
+        weak_claim(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
+        for part in versions if part not in claim_of_part
     ]  # fmt: skip
     return claims
 
 
-def _revocation_claims(current: bool) -> list[Claim]:
+def _revocation_claims(is_current: bool) -> list[Claim]:
+    """Returns claims on the revocation of a GPU's key. `is_current`: whether its authorities have a current status."""
     text = "whether this one GPU's own key was revoked: NVIDIA publishes nothing about that"
-    own_key = unchecked("gpu-key-revocation", text)
-    if current:
+    own_key_claim = unchecked_claim("gpu-key-revocation", text)
+    if is_current:
         text = "NVIDIA does not revoke the authorities of the GPU's key"
-        return [Claim("gpu-revocation", "affirming", "vendor states", text), own_key]
+        return [Claim("gpu-revocation", "affirming", "vendor states", text), own_key_claim]
     text = "no current word of NVIDIA on the authorities of the GPU's key was given"
-    return [weak("gpu-revocation", text, "no-gpu-revocation", "not checked"), own_key]
+    return [weak_claim("gpu-revocation", text, "no-gpu-revocation", "not checked"), own_key_claim]
 
 
 def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:
     """Raises AttestationError if one GPU answers twice, or there are too many."""
     if len(gpus) > MAX_GPUS:
         raise AttestationError("size", f"evidence of {len(gpus)} GPUs, at most {MAX_GPUS} are read")
-    if len({gpu.device for gpu in gpus}) < len(gpus):
+    if len({gpu.device_id for gpu in gpus}) < len(gpus):
         raise AttestationError("duplicate", f"{len(gpus)} GPUs were shown, and two of them are one device")
 
 
-def digest(evidence: Sequence[tuple[bytes, bytes]]) -> bytes:
+def gpu_evidence_digest(evidence: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Returns SHA-256 over all evidence and certificates of GPUs, which our server puts into the report data."""
     hasher = hashlib.sha256(b"milkglass gpus 1")
     for raw, pem in evidence:

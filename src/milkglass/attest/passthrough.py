@@ -1,10 +1,10 @@
-"""Forwards requests as they are: from a client's proxy to an attested server, and from that to an engine.
+"""Forwards requests from a client's proxy to an attested server, and from that to an engine.
 
-Only listed paths and headers are forwarded. A quiet answer says little by its sizes and times, and requests and
-refusals are padded, too:
+Only listed paths and headers are forwarded. A quiet answer reveals little by its sizes and times, and quiet requests
+and refusals are padded, too. There are two modes:
 
     whole    the answer is collected, and padded with blanks to a multiple of PAD_BYTES
-    slots    every SLOT_SECONDS exactly SLOT_BYTES are sent: the events that came, then a comment that fills the slot
+    slots    every SLOT_SECONDS exactly SLOT_BYTES are sent: the events that came, then a filler
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from milkglass.server.settings import error_for_caller
 QuietMode = Literal["whole", "slots"]
 QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for a quiet answer
 STATE_HEADER = "Milkglass-Attested"  # the header of each answer that says whether the server was attested
-MAX_BODY = 32 << 20  # bytes of a request's body
-MAX_QUIET_BYTES = 2 << 20  # bytes of an answer that wait here, since it is to be quiet
+MAX_BODY_BYTES = 32 << 20  # bytes of a request's body
+MAX_QUIET_BYTES = 2 << 20  # bytes of a quiet answer that may wait here
 PATHS = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
     "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",
     "/v1/score": "POST", "/v1/rerank": "POST",
-    # Of vLLM, llama.cpp and SGLang, by token ids: what a proxy with a key asks
+    # A proxy with a key asks vLLM, llama.cpp and SGLang by token ids
     "/inference/v1/generate": "POST", "/completion": "POST", "/generate": "POST",
 }  # fmt: skip
-FORWARDED_HEADERS = (b"content-type", b"accept", b"authorization")
-ANSWERED_HEADERS = (b"content-type", b"retry-after")
+REQUEST_HEADERS = (b"content-type", b"accept", b"authorization")
+RESPONSE_HEADERS = (b"content-type", b"retry-after")
 PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
-ADDRESSES = f"It has {', '.join(PATHS)}"
-# Values of STATE_HEADER
-ATTESTED, BY_POLICY, NOT_ATTESTED = "see the evidence", "by policy", "NOT ATTESTED"
+PATHS_HINT = f"It has {', '.join(PATHS)}"
+# The values of STATE_HEADER; OWN_ANSWER is that of errors of the client's proxy
+SEE_EVIDENCE, BY_POLICY, NOT_ATTESTED = "see the evidence", "by policy", "NOT ATTESTED"
 OWN_ANSWER = "the proxy's own answer"
 JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 
 def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
-    """Returns an application whose errors, also those of its guard and of unknown paths, are in OpenAI's form."""
+    """Returns an application whose errors have OpenAI's form, also those of its guard and of unknown paths."""
 
     async def on_known(request: Request, error: Any) -> Response:
         known = error_for_caller(error)
@@ -63,7 +63,7 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
     async def on_http(request: Request, error: Any) -> Response:
         if isinstance(error, RefusedRequest):
             return await on_known(request, error.error)
-        message = f"{REASONS.get(error.status_code, 'the request was refused')}. {ADDRESSES}"
+        message = f"{REASONS.get(error.status_code, 'the request was refused')}. {PATHS_HINT}"
         return _refusal(message, f"http_{error.status_code}", error.status_code, error.headers)
 
     handlers: dict[Any, Any] = {MilkglassError: on_known, OSError: on_known, HTTPException: on_http}
@@ -80,6 +80,7 @@ class HeaderMiddleware:
     """Adds headers to every answer of an application, where they are missing.
 
     Args:
+        app: the application.
         headers: returns the headers for a path and a status.
     """
 
@@ -113,7 +114,7 @@ class PaddingMiddleware:
                 start = message
                 return
             if start is not None:
-                message = {**message, "body": padded(message["body"])}
+                message = {**message, "body": pad_json(message["body"])}
                 headers = MutableHeaders(raw=[*start["headers"]])
                 headers["content-length"] = str(len(message["body"]))
                 await send({**start, "headers": headers.raw})
@@ -125,17 +126,22 @@ class PaddingMiddleware:
 
 
 def select_headers(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, ...]) -> httpx2.Headers:
-    """Returns the headers with these names byte for byte, as not every value is ASCII. Of several the last counts."""
+    """Returns the headers with these names, their values byte for byte. Of several with one name the last counts.
+
+    Args:
+        headers: all headers.
+        names: the names in lower case.
+    """
     return httpx2.Headers({name.lower(): value for name, value in headers if name.lower() in names}, "latin-1")
 
 
-def padded(body: bytes, size: int = PAD_BYTES) -> bytes:
-    """Returns JSON padded with blanks, which mean nothing, to a multiple of `size` bytes, at least `size`."""
+def pad_json(body: bytes, size: int = PAD_BYTES) -> bytes:
+    """Pads JSON with blanks, which mean nothing in it, to a multiple of `size` bytes, at least `size`."""
     return body + b" " * (-len(body) % size if body else size)
 
 
-def parse_quiet(header: str | None) -> QuietMode | None:
-    """Returns the mode that a request's header asks for, None without one. Raises UsageError for an unknown word."""
+def parse_quiet_mode(header: str | None) -> QuietMode | None:
+    """Returns the mode that QUIET_HEADER asks for, or None without it. Raises UsageError for an unknown mode."""
     if header is not None and header not in get_args(QuietMode):
         raise UsageError(f"{QUIET_HEADER} is {header!r}", f"one of {', '.join(get_args(QuietMode))}")
     return header  # type: ignore[return-value]
@@ -144,13 +150,13 @@ def parse_quiet(header: str | None) -> QuietMode | None:
 class ForwardedResponse(StreamingResponse):
     """Forwards an answer as it arrives, or in slots.
 
-    However this ends, even before the first part was read, the answer's connection is free afterwards.
+    However it ends, even before the first part was read, it frees the answer's connection.
     """
 
     def __init__(self, answer: httpx2.Response, headers: Mapping[str, str], in_slots: bool = False) -> None:
-        self._answer, self._parts = answer, parts_of(answer)
+        self._answer, self._parts = answer, iterate_parts(answer)
         if in_slots:
-            self._parts = slots(self._parts)
+            self._parts = fill_slots(self._parts)
         super().__init__(self._parts, answer.status_code, headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +172,7 @@ class ForwardedResponse(StreamingResponse):
             await self._answer.aclose()
 
 
-async def parts_of(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
+async def iterate_parts(answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
     """Yields the parts of an answer. Raises Unreachable if it breaks off."""
     try:
         async for part in answer.aiter_raw():
@@ -179,28 +185,29 @@ async def read_whole(answer: httpx2.Response) -> bytes:
     """Returns the whole body of an answer. Raises Unreachable if it breaks off, or is too long."""
     body = bytearray()
     try:
-        async for part in parts_of(answer):
+        async for part in iterate_parts(answer):
             body += part
-            _require_short(body)
+            _require_bounded(body)
         return bytes(body)
     finally:
         await asyncio.shield(answer.aclose())
 
 
-def _require_short(waiting: bytearray) -> None:
-    if len(waiting) > MAX_QUIET_BYTES:
-        waiting.clear()  # to send it first would take minutes
+def _require_bounded(buffer: bytearray) -> None:
+    """Raises Unreachable, and clears the buffer, if too much of a quiet answer waits."""
+    if len(buffer) > MAX_QUIET_BYTES:
+        buffer.clear()  # to send all of it before the error would take minutes
         raise Unreachable(
             f"more than {MAX_QUIET_BYTES:,} bytes of a quiet answer wait",
             f"ask for less at a time, or without {QUIET_HEADER}",
         )
 
 
-async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yields pieces of SLOT_BYTES bytes at fixed times, until the answer has ended.
+async def fill_slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yields an answer of events in pieces of SLOT_BYTES bytes at fixed times, until the answer has ended.
 
-    An event begins in a slot only when all of it has come. One that is longer than a slot takes several. Raises
-    Unreachable if too much of the answer waits.
+    An event is sent only when all of it has come, except one that the end of the answer cuts off. One that does not fit
+    into the rest of a slot goes on in the next. Raises Unreachable if the answer breaks off, or too much of it waits.
     """
     buffer, ended = bytearray(), asyncio.Event()
 
@@ -208,7 +215,7 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         try:
             async for part in parts:
                 buffer.extend(part)
-                _require_short(buffer)
+                _require_bounded(buffer)
         finally:
             ended.set()
 
@@ -223,15 +230,15 @@ async def slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
             ready_bytes = len(buffer) if is_last else buffer.rfind(b"\n\n") + 2 if b"\n\n" in buffer else 0
             piece = bytes(buffer[: min(ready_bytes, SLOT_BYTES)])
             del buffer[: len(piece)]
-            yield piece + filler(SLOT_BYTES - len(piece))
+            yield piece + filler_bytes(SLOT_BYTES - len(piece))
             if is_last and not buffer:
                 break
         await task
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # it no longer reads when the answer is closed
+        await asyncio.gather(task, return_exceptions=True)  # so that it does not read while the answer is closed
 
 
-def filler(size: int) -> bytes:
-    """Returns bytes that readers of server-sent events skip: a comment, or line ends where a comment has no room."""
+def filler_bytes(size: int) -> bytes:
+    """Returns `size` bytes that readers of server-sent events skip: a comment, or line ends if that has no room."""
     return b"\n" * size if size < len(b":\n\n") else b":" + b" " * (size - 3) + b"\n\n"

@@ -1,7 +1,8 @@
-"""What a client demands of a server before it sends anything: a policy in TOML, and the lock file beside it.
+"""Reads policies, and judges verified evidence by them.
 
-An empty list allows nothing. What evidence shows to be weaker than it could be is refused, unless the policy accepts it
-by name, with a reason, which every verdict then shows.
+A policy is a TOML file that says what a client demands of a server before it sends anything. A lock file beside it
+lists pinned machines. An empty list allows nothing. What evidence shows to be weaker than it could be is refused,
+unless the policy accepts it by name, with a reason, which every verdict then shows.
 """
 
 from __future__ import annotations
@@ -16,10 +17,18 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from milkglass import files
-from milkglass.attest.claims import Claim, Verdict, VerifiedGpu, VerifiedMachine, proven, unchecked, weak
+from milkglass.attest.claims import (
+    Claim,
+    Verdict,
+    VerifiedGpu,
+    VerifiedMachine,
+    proven_claim,
+    unchecked_claim,
+    weak_claim,
+)
 from milkglass.errors import UsageError
 
-# What a policy can accept by name, and what that means
+# The weaknesses that a policy can accept, by name, and what each means
 WEAKNESSES = {
     "milan": "reports of AMD's Milan, which anyone can forge",
     "vlek": "a key of the cloud, which names no machine",
@@ -42,29 +51,43 @@ WEAKNESSES = {
     "gpu-mode": "a GPU that does not state its mode",
     "first-use": "a machine that is not pinned yet",
 }
-INTEL_NAMES = re.compile(r"INTEL-SA-\d{5}|status [A-Za-z]+")
-UNITS = {"s": 1, "m": 60, "h": 3600}
-MAX_POLICY = 64 << 10
+# The names of weaknesses that Intel states: advisories, and TCB statuses
+INTEL_WEAKNESS = re.compile(r"INTEL-SA-\d{5}|status [A-Za-z]+")
+SECONDS_OF_UNIT = {"s": 1, "m": 60, "h": 3600}
+MAX_POLICY_BYTES = 64 << 10
 Hex = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{2})+$")]
-Text = Annotated[str, StringConstraints(min_length=1)]
-Version = Annotated[int, Field(ge=0, le=255)]
+NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
+ComponentVersion = Annotated[int, Field(ge=0, le=255)]
 EvalDataNumber = Annotated[int, Field(ge=1)]
 
 
-class _Part(BaseModel):
+class _PolicyPart(BaseModel):
+    """Is the base of all parts of a policy, in which an unknown name is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class _Image(_Part):
-    name: Text
-    origin: Text
+class _Image(_PolicyPart):
+    """Is the base of images. A machine runs an image if all measurements that the image states, in hex, are equal.
+
+    Attributes:
+        name: the image's name in verdicts.
+        origin: how its measurements were computed.
+    """
+
+    name: NonEmptyText
+    origin: NonEmptyText
 
 
 class SnpImage(_Image):
+    """Describes an image of SEV-SNP by its launch measurement."""
+
     launch: Hex
 
 
 class TdxImage(_Image):
+    """Describes an image of TDX by its registers. `config` is MRCONFIGID. A register that is None is not checked."""
+
     mrtd: Hex
     rtmr0: Hex | None = None
     rtmr1: Hex
@@ -74,35 +97,65 @@ class TdxImage(_Image):
 
 
 class SgxImage(_Image):
+    """Describes an enclave of SGX by its measurement."""
+
     mrenclave: Hex
 
 
-# Intel's words, without those for revoked platforms
+# Intel's TCB statuses, without that of revoked platforms
 TcbStatus = Literal[
     "UpToDate", "SWHardeningNeeded", "ConfigurationNeeded", "ConfigurationAndSWHardeningNeeded", "OutOfDate",
     "OutOfDateConfigurationNeeded",
 ]  # fmt: skip
 
 
-class SevSnp(_Part):
+class SevSnp(_PolicyPart):
+    """Says what is demanded of a machine with SEV-SNP.
+
+    Attributes:
+        products: the generations of AMD's processors that are allowed.
+        tcb: the least version of each component of the firmware.
+        image: the images that are allowed.
+    """
+
     products: list[Literal["Milan", "Genoa", "Turin"]] = []
-    tcb: dict[Literal["bootloader", "tee", "snp", "microcode", "fmc"], Version] = {}
+    tcb: dict[Literal["bootloader", "tee", "snp", "microcode", "fmc"], ComponentVersion] = {}
     image: list[SnpImage] = []
 
 
-class Tdx(_Part):
+class Tdx(_PolicyPart):
+    """Says what is demanded of a machine with TDX.
+
+    Attributes:
+        status: the TCB statuses that are allowed.
+        eval_data_number: the least TCB evaluation data number of Intel's collateral. None: any.
+        image: the images that are allowed.
+    """
+
     status: list[TcbStatus] = ["UpToDate"]
     eval_data_number: EvalDataNumber | None = None
     image: list[TdxImage] = []
 
 
-class Sgx(_Part):
+class Sgx(_PolicyPart):
+    """Says what is demanded of an enclave of SGX. The attributes are those of `Tdx`."""
+
     status: list[TcbStatus] = ["UpToDate"]
     eval_data_number: EvalDataNumber | None = None
     image: list[SgxImage] = []
 
 
-class Nvidia(_Part):
+class Nvidia(_PolicyPart):
+    """Says what is demanded of a machine's GPUs.
+
+    Attributes:
+        count: how many GPUs there must be.
+        architectures: the architectures that are allowed.
+        modes: the modes of protection that are allowed (`VerifiedGpu.mode`).
+        rim: whether measurements must be compared with NVIDIA's reference values.
+        revocation: whether NVIDIA's current revocation status of the keys is needed.
+    """
+
     count: int = Field(ge=1)
     architectures: list[Literal["HOPPER", "BLACKWELL"]] = []
     modes: list[Literal["spt", "ppcie"]] = ["spt"]
@@ -110,36 +163,41 @@ class Nvidia(_Part):
     revocation: Literal["required", "off"] = "required"
 
 
-class Machine(_Part):
+class Machine(_PolicyPart):
+    """Lists the machines that are allowed, by their ids in hex (`VerifiedMachine.machine_id`).
+
+    If none is listed here or in the lock file, any machine is allowed where the policy accepts "first-use".
+    """
+
     pinned: list[Hex] = []
 
 
-class EnclavePolicy(_Part):
-    """A provider's policy of SGX enclaves.
+class EnclavePolicy(_PolicyPart):
+    """Holds a policy of SGX enclaves, of a provider or of an enclave's own host.
 
     Attributes:
-        accept: weaknesses by name, each with the reason for which it is accepted.
+        accept: accepted weaknesses by name, each with the reason for which it is accepted.
     """
 
     version: Literal[1]
     sgx: Sgx = Sgx()
     machine: Machine = Machine()
-    accept: dict[str, Text] = {}
+    accept: dict[str, NonEmptyText] = {}
     sev_snp: ClassVar[None] = None
     tdx: ClassVar[None] = None
     nvidia: ClassVar[None] = None
     kinds: ClassVar[tuple[()]] = ()
 
 
-class Policy(_Part):
-    """A policy of a server, as its file has it.
+class Policy(_PolicyPart):
+    """Holds a policy of one server.
 
     Attributes:
         server: the address that the policy is for.
         evidence: the form in which the server gives its evidence.
-        lease: how long verified evidence counts for new connections of one key.
+        lease: how long requests may be sent to a key after its evidence was verified, such as "15m"; 24 hours at most.
         kinds: ["software"] takes the software stand-in, which proves nothing. Empty: the kinds that have a section.
-        accept: weaknesses by name, each with the reason for which it is accepted.
+        accept: accepted weaknesses by name, each with the reason for which it is accepted.
     """
 
     version: Literal[1]
@@ -152,34 +210,34 @@ class Policy(_Part):
     sgx: Sgx | None = None
     nvidia: Nvidia | None = None
     machine: Machine = Machine()
-    accept: dict[str, Text] = {}
+    accept: dict[str, NonEmptyText] = {}
 
     @property
     def takes_software(self) -> bool:
-        """Returns whether the software stand-in is taken, so that what answers is said to be NOT ATTESTED."""
+        """Returns whether the software stand-in is taken. Verdicts then say NOT ATTESTED."""
         return bool(self.kinds)
 
     @property
     def lease_seconds(self) -> int:
-        return int(self.lease[:-1]) * UNITS[self.lease[-1]]
+        return int(self.lease[:-1]) * SECONDS_OF_UNIT[self.lease[-1]]
 
 
-_Form = TypeVar("_Form", Policy, EnclavePolicy)
+_AnyPolicy = TypeVar("_AnyPolicy", Policy, EnclavePolicy)
 
 
-def read(path: Path, model: type[_Form]) -> _Form:
-    """Reads a policy. Raises UsageError, which names the entry."""
+def read_policy(path: Path, model: type[_AnyPolicy]) -> _AnyPolicy:
+    """Reads a policy of a type from a file. Raises UsageError, which names the entry at fault."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise UsageError(f"the policy {path} cannot be read ({type(error).__name__})", "give a file in TOML") from None
-    return parse(raw, path.name, model)
+    return parse_policy(raw, path.name, model)
 
 
-def parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
-    """Parses a policy. Raises UsageError, which names the entry."""
-    if len(raw) > MAX_POLICY:
-        raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY:,} are read", "give a policy")
+def parse_policy(raw: bytes, name: str, model: type[_AnyPolicy]) -> _AnyPolicy:
+    """Parses a policy of a type; errors have `name`, the file's. Raises UsageError, which names the entry at fault."""
+    if len(raw) > MAX_POLICY_BYTES:
+        raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY_BYTES:,} are read", "give a policy")
     try:
         policy = model.model_validate(tomllib.loads(raw.decode()))
     except ValidationError as error:
@@ -191,7 +249,7 @@ def parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
         ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
-    if unknown := [name for name in policy.accept if name not in WEAKNESSES and not INTEL_NAMES.fullmatch(name)]:
+    if unknown := [name for name in policy.accept if name not in WEAKNESSES and not INTEL_WEAKNESS.fullmatch(name)]:
         raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
     if "debug" in policy.accept and policy.sev_snp is None:
         raise UsageError(
@@ -203,12 +261,12 @@ def parse(raw: bytes, name: str, model: type[_Form]) -> _Form:
 
 # --- the lock file ----------------------------------------------------------------------------------------------------
 def lock_path(policy: Path) -> Path:
-    """Returns where the machines that were pinned stand: beside the policy."""
+    """Returns the path of a policy's lock file, which lists pinned machines: beside the policy."""
     return policy.with_name(f"{policy.name}.lock")
 
 
 def read_lock(policy: Path) -> dict[str, str]:
-    """Returns when each pinned machine was first seen, by its number; empty without a lock file. Raises UsageError."""
+    """Reads when each pinned machine was first seen, by its id; empty without a lock file. Raises UsageError."""
     path = lock_path(policy)
     if not path.is_file():
         return {}
@@ -219,13 +277,15 @@ def read_lock(policy: Path) -> dict[str, str]:
         raise UsageError(f"{path.name} is damaged", "remove it, and pin the machines again") from None
 
 
-def pin(policy: Path, machine: str, now: datetime | None = None) -> bool:
-    """Adds a machine to the lock file. Returns False if it is there."""
+def pin_machine(policy: Path, machine_id: str, now: datetime | None = None) -> bool:
+    """Adds a machine to a policy's lock file. Returns False if the file has it already."""
     machines = read_lock(policy)
-    if machine in machines:
+    if machine_id in machines:
         return False
-    machines[machine] = f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    entries = (f'[[machine]]\nid = "{name}"\nfirst_seen = "{first_seen}"\n' for name, first_seen in machines.items())
+    machines[machine_id] = f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    entries = (
+        f'[[machine]]\nid = "{pinned_id}"\nfirst_seen = "{first_seen}"\n' for pinned_id, first_seen in machines.items()
+    )
     files.write(lock_path(policy), "\n".join(entries))
     return True
 
@@ -233,15 +293,15 @@ def pin(policy: Path, machine: str, now: datetime | None = None) -> bool:
 # --- the verdict ------------------------------------------------------------------------------------------------------
 def judge(
     policy: Policy | EnclavePolicy, machine: VerifiedMachine, gpus: Sequence[VerifiedGpu] = (),
-    bound: Sequence[Claim] = (), pinned: Mapping[str, str] | None = None,
+    binding_claims: Sequence[Claim] = (), pinned: Mapping[str, str] | None = None,
 ) -> Verdict:  # fmt: skip
     """Returns what the policy says of verified evidence.
 
     Args:
-        bound: claims on what binds the evidence to the connection, and whether it is fresh.
-        pinned: the lock file's machines.
+        binding_claims: claims on what binds the evidence to the connection, and whether it is fresh.
+        pinned: when each machine of the lock file was first seen, by its id.
     """
-    claims, faults = [*bound, *machine.claims], dict[str, str]()
+    claims, faults = [*binding_claims, *machine.claims], dict[str, str]()
     sections: dict[str, SevSnp | Tdx | Sgx | None] = {"sev-snp": policy.sev_snp, "tdx": policy.tdx, "sgx": policy.sgx}
     section = sections.get(machine.kind)
     if section is None and machine.kind not in policy.kinds:
@@ -252,7 +312,7 @@ def judge(
         faults |= _intel_faults(section, machine)
         if section.eval_data_number is None:
             text = "whether Intel has newer levels than these: the policy names no least eval_data_number"
-            claims.append(unchecked("eval-data-number", text))
+            claims.append(unchecked_claim("eval-data-number", text))
     if section is not None:
         claims += _image_claims(section, machine, faults)
     claims += _machine_claims(policy, machine, pinned or {}, faults)
@@ -270,7 +330,7 @@ def judge(
 
 
 def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
-    """Returns the accepted weaknesses with their reasons, those that sections imply too."""
+    """Returns the reason for each accepted weakness, by its name, also for those that other sections imply."""
     reasons = dict(policy.accept)
     for section in (policy.tdx, policy.sgx):
         for status in [] if section is None else section.status:
@@ -288,27 +348,29 @@ def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
 
 
 def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
+    """Returns the reasons for which a machine is refused by its processor and its firmware, by name."""
     faults = {}
     if machine.product not in section.products:
         faults["product"] = f"the processor is a {machine.product}; allowed: {', '.join(section.products) or 'none'}"
-    minimum = {str(name): version for name, version in section.tcb.items()}
+    minimum_versions = {str(name): version for name, version in section.tcb.items()}
     for when, versions in (("is", machine.tcb), ("was, when the guest was started,", machine.launch_tcb)):
-        low = [name for name, version in versions.items() if version < minimum.get(name, 0)]
-        if low:
-            name = low[0]
+        low_components = [name for name, version in versions.items() if version < minimum_versions.get(name, 0)]
+        if low_components:
+            name = low_components[0]
             faults.setdefault(
                 "old-tcb",
-                f"the firmware's {name} {when} {versions[name]}, {minimum[name]} or more is required",
+                f"the firmware's {name} {when} {versions[name]}, {minimum_versions[name]} or more is required",
             )
-    unnamed = [name for name in machine.tcb if name not in minimum]
-    if unnamed:
-        faults["tcb"] = f"the policy names no least version of the firmware's {', '.join(unnamed)} (sev-snp.tcb)"
-    elif not any(minimum[name] for name in machine.tcb):
+    missing_names = [name for name in machine.tcb if name not in minimum_versions]
+    if missing_names:
+        faults["tcb"] = f"the policy names no least version of the firmware's {', '.join(missing_names)} (sev-snp.tcb)"
+    elif not any(minimum_versions[name] for name in machine.tcb):
         faults["tcb"] = "the policy names no least version of the firmware above 0 (sev-snp.tcb)"
     return faults
 
 
 def _intel_faults(section: Tdx | Sgx, machine: VerifiedMachine) -> dict[str, str]:
+    """Returns the reasons for which a machine is refused by Intel's collateral, by name."""
     faults = {}
     if machine.status not in section.status:
         faults["status"] = f"Intel's status is {machine.status}; allowed: {', '.join(section.status) or 'none'}"
@@ -320,19 +382,24 @@ def _intel_faults(section: Tdx | Sgx, machine: VerifiedMachine) -> dict[str, str
 
 
 def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults: dict[str, str]) -> list[Claim]:
+    """Returns claims on the image that runs. Adds to `faults` if the policy has no such image."""
     for image in section.image:
         registers = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
-        if all(machine.image.get(register) == measurement for register, measurement in registers.items()):
+        if all(machine.measurements.get(register) == measurement for register, measurement in registers.items()):
             names = ", ".join(registers)
             claims = [
-                proven(
+                proven_claim(
                     "measurement", f"it started what the policy measures as {image.name!r} ({names}; {image.origin})"
                 )
             ]
-            if unnamed := sorted(set(machine.image) & set(type(image).model_fields) - set(registers)):
-                claims.append(unchecked("registers", f"what {', '.join(unnamed)} measure"))
+            if unchecked_registers := sorted(
+                set(machine.measurements) & set(type(image).model_fields) - set(registers)
+            ):
+                claims.append(unchecked_claim("registers", f"what {', '.join(unchecked_registers)} measure"))
             return claims
-    shown = ", ".join(f"{register} {digest[:16]}..." for register, digest in machine.image.items() if int(digest, 16))
+    shown = ", ".join(
+        f"{register} {digest[:16]}..." for register, digest in machine.measurements.items() if int(digest, 16)
+    )
     faults["image"] = f"no image of the policy runs there: {shown}"
     return []
 
@@ -340,25 +407,29 @@ def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults:
 def _machine_claims(
     policy: Policy | EnclavePolicy, machine: VerifiedMachine, pinned: Mapping[str, str], faults: dict[str, str]
 ) -> list[Claim]:
+    """Returns claims on which machine this is. Adds to `faults` if another one is pinned."""
     allowed_ids = {*policy.machine.pinned, *pinned}
-    if not machine.machine:
+    if not machine.machine_id:
         if allowed_ids:
             faults["machine"] = "machines are pinned, and the evidence does not say which one this is"
         return []
-    if machine.machine in allowed_ids:
-        first_seen = f", first seen {pinned[machine.machine]}" if machine.machine in pinned else ""
+    if machine.machine_id in allowed_ids:
+        first_seen = f", first seen {pinned[machine.machine_id]}" if machine.machine_id in pinned else ""
         text = f"the policy pins this machine{first_seen}; who can touch it is the operator's word"
         return [Claim("pinned", "affirming", "operator states", text)]
     if allowed_ids:
-        shown = machine.machine[:16]
+        shown = machine.machine_id[:16]
         faults["machine"] = f"the machine {shown}... is not one of the {len(allowed_ids)} that are pinned"
         return []
     return [
-        weak("pinned", "no machine is pinned yet: `milkglass attest pin` pins this one", "first-use", "not checked")
+        weak_claim(
+            "pinned", "no machine is pinned yet: `milkglass attest pin` pins this one", "first-use", "not checked"
+        )
     ]
 
 
 def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu], accepted: Mapping[str, str]) -> dict[str, str]:
+    """Returns the reasons for which GPUs are refused, by name. `accepted` has the reasons of accepted weaknesses."""
     if section is None:
         return {} if not gpus else {"gpu": f"{len(gpus)} GPUs were shown, and the policy has no section nvidia"}
     faults = {}

@@ -1,9 +1,9 @@
-"""NVIDIA's reference manifests (RIM): SWID tags in XML, signed, with the values that measurements must have.
+"""Verifies NVIDIA's reference integrity manifests (RIM): signed SWID tags in XML with reference values.
 
     ISO/IEC 19770-2 SWID; TCG Reference Integrity Manifest Information Model 1.01; XML signature (signxml)
 
-Only what the signature covers is read: signxml returns that part, and nothing else of the document is looked at. There
-is no DTD, no entity, and no other signature. The signer's chain must end at NVIDIA's root for manifests.
+Reference values are read from what the signature covers alone, which signxml returns. A document with a DTD, an entity
+or a second signature is refused. The signer's chain must end at NVIDIA's root for manifests.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from typing import Any
 
 from cryptography import x509
 
-from milkglass.attest.chains import MAX_CERTIFICATES, certificates, require_chain, require_not_revoked
+from milkglass.attest.chains import MAX_CERTIFICATES, parse_certificates, require_chain, require_not_revoked
 from milkglass.errors import AttestationError
 
-ROOT = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"  # SHA-256 of NVIDIA's public key
-MAX_XML, MAX_DEPTH, MAX_ELEMENTS = 1 << 20, 16, 20_000
-SWID = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
-DSIG = "{http://www.w3.org/2000/09/xmldsig#}"
-HASH = "{http://www.w3.org/2001/04/xmlenc#sha384}Hash"
+ROOT = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"  # SHA-256 of the SPKI of NVIDIA's root
+MAX_XML_BYTES, MAX_DEPTH, MAX_ELEMENTS = 1 << 20, 16, 20_000
+SWID_NAMESPACE = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
+DSIG_NAMESPACE = "{http://www.w3.org/2000/09/xmldsig#}"
+HASH_ATTRIBUTE = "{http://www.w3.org/2001/04/xmlenc#sha384}Hash"
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A manifest whose signature is good.
+class ReferenceManifest:
+    """Holds the reference values of a verified manifest.
 
     Attributes:
-        version: of the driver or the VBIOS.
-        product: such as "GH100".
-        values: the allowed values of each active measurement, by index.
-        revocation_checked: whether NVIDIA's current words on the signer's certificates were given.
+        version: the version of the driver or the VBIOS.
+        product: the chip, such as "GH100".
+        values: the allowed values of each active measurement, by index from 0.
+        is_revocation_checked: whether all certificates of the signer but the root have a current revocation status.
     """
 
     version: str
     product: str
     values: Mapping[int, frozenset[bytes]]
-    revocation_checked: bool = False
+    is_revocation_checked: bool = False
 
 
 def read_chip_and_version(raw: bytes) -> tuple[str, str]:
-    """Reads the chip and the version that a manifest states, of which nothing is verified. Raises AttestationError."""
-    meta = _parse(raw).find(f"{SWID}Meta")
+    """Reads the chip and the version that a manifest states, without verification. Raises AttestationError."""
+    meta = _parse(raw).find(f"{SWID_NAMESPACE}Meta")
     return ("", "") if meta is None else (str(meta.get("product", "")), str(meta.get("colloquialVersion", "")))
 
 
-def read(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> Reference:
+def read_manifest(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> ReferenceManifest:
     """Verifies and reads a manifest.
 
     Args:
-        now: the time.
-        lists: revocation lists, or answers of OCSP.
+        now: the time at which the signer's certificates must be valid.
+        lists: revocation lists and OCSP responses.
 
     Raises:
-        AttestationError: with the first fault.
+        AttestationError: the manifest does not verify. The error names the first fault.
     """
     from lxml import etree
     from signxml.exceptions import SignXMLException
     from signxml.verifier import SignatureConfiguration, XMLVerifier
 
     root = _parse(raw)
-    chain = _chain(root)
+    chain = _signer_chain(root)
     require_chain(chain, ROOT, now, "a reference manifest")
-    checked = require_not_revoked(chain, lists, now, "a reference manifest")
+    is_revocation_checked = require_not_revoked(chain, lists, now, "a reference manifest")
     try:
         verified = XMLVerifier().verify(
             root, x509_cert=chain[0], verification_time=now.astimezone(UTC).replace(tzinfo=None),
@@ -77,22 +77,24 @@ def read(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> Reference:
             "rim-signature", f"the signature of a reference manifest is wrong ({type(error).__name__})"
         ) from None
     signed_xml = None if isinstance(verified, list) else verified.signed_xml
-    if signed_xml is None or signed_xml.tag != f"{SWID}SoftwareIdentity":
+    if signed_xml is None or signed_xml.tag != f"{SWID_NAMESPACE}SoftwareIdentity":
         raise AttestationError("rim", "the signature of a reference manifest does not cover the whole of it")
-    return _reference(signed_xml, checked)
+    return _parse_reference_values(signed_xml, is_revocation_checked)
 
 
-def signers(raw: bytes) -> list[x509.Certificate]:
-    """Returns the signer's certificates, leaf first, of which nothing is verified. Raises AttestationError."""
-    return _chain(_parse(raw))
+def read_signers(raw: bytes) -> list[x509.Certificate]:
+    """Returns the signer's certificates, leaf first, without verification. Raises AttestationError."""
+    return _signer_chain(_parse(raw))
 
 
 def _parse(raw: bytes) -> Any:
-    """Returns the document's root. Raises AttestationError for a DTD, for entities, and for what is too large."""
+    """Parses a document and returns its root. Raises AttestationError for a DTD, for entities, and for a large one."""
     from lxml import etree
 
-    if len(raw) > MAX_XML:
-        raise AttestationError("size", f"a reference manifest has {len(raw):,} bytes, at most {MAX_XML:,} are read")
+    if len(raw) > MAX_XML_BYTES:
+        raise AttestationError(
+            "size", f"a reference manifest has {len(raw):,} bytes, at most {MAX_XML_BYTES:,} are read"
+        )
     if b"<!DOCTYPE" in raw or b"<!ENTITY" in raw:
         raise AttestationError("rim", "a reference manifest has a document type")
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
@@ -108,20 +110,21 @@ def _parse(raw: bytes) -> Any:
     return root
 
 
-def _chain(root: Any) -> list[x509.Certificate]:
-    """Returns the signer's certificates, leaf first, from the only signature."""
-    signatures = root.findall(f".//{DSIG}Signature")
+def _signer_chain(root: Any) -> list[x509.Certificate]:
+    """Returns the signer's certificates, leaf first, from the only signature. Raises AttestationError."""
+    signatures = root.findall(f".//{DSIG_NAMESPACE}Signature")
     if len(signatures) != 1 or signatures[0].getparent() is not root:
         raise AttestationError("rim", f"a reference manifest has {len(signatures)} signatures in other places than one")
-    texts = [
-        element.text or "" for element in signatures[0].findall(f"./{DSIG}KeyInfo/{DSIG}X509Data/{DSIG}X509Certificate")
-    ]
+    path = "/".join([".", *(f"{DSIG_NAMESPACE}{name}" for name in ("KeyInfo", "X509Data", "X509Certificate"))])
+    texts = [element.text or "" for element in signatures[0].findall(path)]
     if len(texts) > MAX_CERTIFICATES:
         raise AttestationError(
             "size", f"a reference manifest has {len(texts)} certificates, at most {MAX_CERTIFICATES} are read"
         )
     try:
-        chain = [certificates(base64.b64decode("".join(text.split()), validate=True), "a signer")[0] for text in texts]
+        chain = [
+            parse_certificates(base64.b64decode("".join(text.split()), validate=True), "a signer")[0] for text in texts
+        ]
     except ValueError:  # binascii.Error is one
         raise AttestationError("rim", "a signer's certificate is no base64") from None
     if not chain:
@@ -129,18 +132,21 @@ def _chain(root: Any) -> list[x509.Certificate]:
     return chain
 
 
-def _reference(root: Any, checked: bool) -> Reference:
-    meta = root.find(f"{SWID}Meta")
-    payload = root.find(f"{SWID}Payload")
+def _parse_reference_values(root: Any, is_revocation_checked: bool) -> ReferenceManifest:
+    """Returns the reference values in the signed part of a manifest. Raises AttestationError."""
+    meta = root.find(f"{SWID_NAMESPACE}Meta")
+    payload = root.find(f"{SWID_NAMESPACE}Payload")
     if meta is None or payload is None:
         raise AttestationError("rim", "a reference manifest has no values")
     values = dict[int, frozenset[bytes]]()
-    for resource in payload.findall(f"{SWID}Resource"):
+    for resource in payload.findall(f"{SWID_NAMESPACE}Resource"):
         if resource.get("type") != "Measurement" or resource.get("active") != "True":
             continue
         try:
             index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
-            allowed = frozenset(bytes.fromhex(resource.get(f"{HASH}{number}", "")) for number in range(min(count, 64)))
+            allowed = frozenset(
+                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{number}", "")) for number in range(min(count, 64))
+            )
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None
         if index in values or not allowed or b"" in allowed:
@@ -148,4 +154,4 @@ def _reference(root: Any, checked: bool) -> Reference:
         values[index] = allowed
     if not values:
         raise AttestationError("rim", "a reference manifest has no active values: nothing could be compared")
-    return Reference(meta.get("colloquialVersion", ""), meta.get("product", ""), values, checked)
+    return ReferenceManifest(meta.get("colloquialVersion", ""), meta.get("product", ""), values, is_revocation_checked)

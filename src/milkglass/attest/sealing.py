@@ -1,10 +1,10 @@
-"""Seals a file to a job that proved itself: HPKE (RFC 9180) with ML-KEM-768 and X25519, in one shot, by `cryptography`.
+"""Seals a file to an attested job, and opens it there: HPKE (RFC 9180) with ML-KEM-768 and X25519, by `cryptography`.
 
 The job makes a key pair when it starts, and the hardware signs the digest of its public half beside the TLS key. So a
 file opens in that job alone, also if somebody else ends the TLS connection or keeps what crossed.
 
-Anybody can seal to that public key. So the job takes files of one sender, who gives a token. It knows the token by its
-digest only, since the host can read the image and the options that a confidential machine starts with.
+Anybody can seal to that public key. So the job takes files of one sender, who gives a token. The job knows only the
+token's digest, since the host can read the image and the options that a confidential machine starts with.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from milkglass.errors import AttestationError, Busy, Conflict, Unauthorized, Usa
 
 SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
 MLKEM_BYTES, X25519_BYTES = 1_184, 32
-SEALED_EXTRA = 1_088 + X25519_BYTES + 16  # bytes of a sealed file besides its content: two encapsulated keys, and a tag
+# Bytes of a sealed file besides its content: the encapsulated keys of ML-KEM-768 and of X25519, and a tag
+SEALED_EXTRA_BYTES = 1_088 + X25519_BYTES + 16
 MAX_FILE_BYTES = 256 << 20  # HPKE opens a file as a whole, in memory
-MAX_FILES = 64  # in a job's folder, its own ones included
-MAX_ARRIVING = 2  # files at a time
-MIN_TOKEN = 32  # characters: the host has the digest, and can try short ones
+MAX_FILES = 64  # the most files in a job's folder, including the job's own
+MAX_ARRIVING = 2  # the most files that arrive at a time
+MIN_TOKEN_CHARACTERS = 32  # the host has the digest, and can try all short tokens
 DIGEST = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HPKE_INFO = b"milkglass release 1"
 
 
 def require_name(name: str) -> str:
-    """Returns a file's name. Raises UsageError for one that could leave its folder, or tell more than a name does."""
+    """Returns a file's name if it is valid, else raises UsageError. A valid name cannot leave its folder."""
     if not FILE_NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a released file", "letters, digits, dots, dashes; at most 100")
     return name
 
 
 def seal(content: bytes, public_key: bytes, name: str) -> bytes:
-    """Returns a file's content sealed to a job's public key and bound to a name. Raises AttestationError."""
+    """Seals a file's content to a job's public key, and binds it to a name. Raises AttestationError for another key."""
     if len(public_key) != MLKEM_BYTES + X25519_BYTES:
         raise AttestationError("sealing", f"the job's sealing key has {len(public_key)} bytes")
     try:
@@ -62,10 +63,10 @@ def seal(content: bytes, public_key: bytes, name: str) -> bytes:
 
 
 def token_digest(token: str) -> str:
-    """Returns SHA-256 of a sender's token, in hexadecimal digits. Raises UsageError for one that can be guessed."""
-    if len(token) < MIN_TOKEN or not token.isascii():
+    """Returns SHA-256 of a sender's token, in hex. Raises UsageError for a token that is short or not ASCII."""
+    if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii():
         raise UsageError(
-            f"the token has {len(token)} characters, or is not ASCII; at least {MIN_TOKEN} are required",
+            f"the token has {len(token)} characters, or is not ASCII; at least {MIN_TOKEN_CHARACTERS} are required",
             "make it with: openssl rand -hex 32 | tr -d '\\n' > release.token",
         )
     return hashlib.sha256(token.encode()).hexdigest()
@@ -73,11 +74,11 @@ def token_digest(token: str) -> str:
 
 @dataclass(frozen=True)
 class Vault:
-    """Where a job keeps what was released to it. A file that is there is never replaced.
+    """Keeps files that were released to a job. It never replaces a file.
 
     Attributes:
-        folder: inside the machine, readable by its owner only.
-        public_key: the sealing key's public half: ML-KEM's, then X25519's.
+        folder: the folder of the files, readable by its owner only.
+        public_key: the sealing key's public half: the 1,184 bytes of ML-KEM-768, then the 32 bytes of X25519.
         sender_token_digest: `token_digest` of the token of whoever may release files.
     """
 
@@ -85,12 +86,13 @@ class Vault:
     public_key: bytes
     sender_token_digest: str
     _key: hpke.MLKEM768X25519PrivateKey = field(repr=False)
-    _opening: threading.Lock = field(default_factory=threading.Lock, repr=False)  # one file at a time is in memory
+    # One file at a time is in memory
+    _opening: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _arriving: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_ARRIVING), repr=False)
 
     @classmethod
     def new(cls, folder: Path, sender_token_digest: str) -> Self:
-        """Makes a key pair, which is never written anywhere. Raises UsageError for what is no digest."""
+        """Returns a vault with a new key pair, which is never written. Raises UsageError for an invalid digest."""
         if not DIGEST.fullmatch(sender_token_digest):
             raise UsageError(
                 f"{sender_token_digest[:80]!r} is no SHA-256",
@@ -106,7 +108,7 @@ class Vault:
         )
 
     def require_sender(self, authorization: str) -> None:
-        """Raises Unauthorized if a request's header does not have the sender's token."""
+        """Raises Unauthorized if a request's Authorization header does not have the sender's token."""
         token = authorization.removeprefix("Bearer ")
         if not hmac.compare_digest(hashlib.sha256(token.encode()).hexdigest(), self.sender_token_digest):
             raise Unauthorized("the token is missing, or is not the one whose SHA-256 --receive-from names",
@@ -115,18 +117,18 @@ class Vault:
     def require_free(self, name: str) -> Path:
         """Returns the path of a new file.
 
-        Raises UsageError for an invalid name, Conflict if the name is taken or the folder is full.
+        Raises UsageError for an invalid name, and Conflict if the name is taken or the folder is full.
         """
         target = self.folder / require_name(name)
         if target.exists() or target.is_symlink():
-            raise _taken(name)
+            raise _taken_error(name)
         if sum(1 for _ in self.folder.iterdir()) >= MAX_FILES:
             raise Conflict(f"the job's folder has {MAX_FILES} files, and takes no more", "start the job anew")
         return target
 
     @contextmanager
-    def arriving(self) -> Iterator[IO[bytes]]:
-        """Yields a file without a name for what arrives. Raises Busy if others arrive."""
+    def arrival_file(self) -> Iterator[IO[bytes]]:
+        """Yields an unnamed file for what arrives. Raises Busy if MAX_ARRIVING other files are arriving."""
         if not self._arriving.acquire(blocking=False):
             raise Busy(f"{MAX_ARRIVING} files are arriving", "try again when they are there")
         try:
@@ -136,12 +138,12 @@ class Vault:
             self._arriving.release()
 
     def open(self, sealed: IO[bytes], name: str) -> Path:
-        """Opens a sealed file that has arrived, and keeps it under its name.
+        """Opens a sealed file that has arrived, keeps its content under its name, and returns the path.
 
         Raises:
-            UsageError: the name cannot be one.
-            Conflict: there is such a file, or there are too many.
-            AttestationError: it was sealed to another job or under another name, or it was altered.
+            UsageError: the name is invalid.
+            Conflict: the name is taken, or the folder is full.
+            AttestationError: the file was sealed to another job or under another name, or it was altered.
         """
         with self._opening:
             target = self.require_free(name)
@@ -153,9 +155,10 @@ class Vault:
             try:
                 files.write(target, content, replace=False)
             except FileExistsError:
-                raise _taken(name) from None
+                raise _taken_error(name) from None
             return target
 
 
-def _taken(name: str) -> Conflict:
+def _taken_error(name: str) -> Conflict:
+    """Returns the error for a name that is taken."""
     return Conflict(f"the job has a file {name}, and replaces none", "give another name, with --name")

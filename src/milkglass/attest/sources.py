@@ -1,4 +1,4 @@
-"""Where a server inside a confidential machine gets its evidence: from Linux, from its GPUs, or from nothing.
+"""Makes the evidence of a confidential machine, from inside: by Linux and NVML, or by a software stand-in.
 
 Linux 6.7, Documentation/ABI/testing/configfs-tsm-report: a folder made in /sys/kernel/config/tsm/report takes up to
 64 bytes in `inblob` and gives the report or quote in `outblob`, its maker in `provider`, and in `auxblob` the table
@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from milkglass.attest.claims import Kind
-from milkglass.attest.evidence import SOFTWARE, HardwareEvidence, gpu_nonce, report_data
-from milkglass.attest.nvidia import digest
+from milkglass.attest.evidence import SOFTWARE_PREFIX, HardwareEvidence, gpu_nonce, report_data
+from milkglass.attest.nvidia import gpu_evidence_digest
 from milkglass.errors import AttestationError, UsageError
 
-TSM = Path("/sys/kernel/config/tsm/report")
-PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
-MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # attempts while another program asks for a report; seconds between them
-# Entries of AMD's table of certificates (GHCB specification 56421, section 4.1.8.1), whose GUIDs have their bytes in
-# the order of the text, as uuid_parse writes them (AMDESE/sev-guest, src/cert-table.c; go-sev-guest, abi/abi.go)
+TSM_FOLDER = Path("/sys/kernel/config/tsm/report")
+TSM_PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
+MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # attempts to get a report that no other program disturbs, and pauses between them
+# The names of entries in AMD's table of certificates (GHCB specification 56421, section 4.1.8.1). The bytes of their
+# GUIDs are in the order of the text, as uuid_parse writes them (AMDESE/sev-guest, src/cert-table.c; go-sev-guest,
+# abi/abi.go).
 CERTIFICATE_NAMES = {
     uuid.UUID("63da758d-e664-4564-adc5-f4b93be8accd"): "key",
     uuid.UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1"): "key",
@@ -38,36 +39,38 @@ CERTIFICATE_NAMES = {
     uuid.UUID("c0b406a4-a803-4952-9743-3fb6014cd0ae"): "ark",
     uuid.UUID("92f81bc3-5811-4d3d-97ff-d19f88dc67ea"): "crl",
 }
-CC_ENABLED, CC_PRODUCTION, DEVTOOLS_OFF = 1, 2, 0  # values of NVML's state of confidential computing
-# Files of a collateral folder: their names begin with these
-REFERENCE, GPU_REVOCATION = "rim", "gpu-"
-MAX_COLLATERAL_FILE = 4 << 20
+CC_ENABLED, CC_PRODUCTION, DEVTOOLS_OFF = 1, 2, 0  # values in NVML's state of confidential computing
+# What the names of NVIDIA's files in a collateral folder begin with
+REFERENCE_PREFIX, GPU_REVOCATION_PREFIX = "rim", "gpu-"
+MAX_COLLATERAL_BYTES = 4 << 20  # bytes of one file of a collateral folder
 
-
-Collateral = Callable[[], Mapping[str, bytes]]
-GpuEvidence = tuple[bytes, bytes]  # evidence and certificates of a GPU
+Collateral = Callable[[], Mapping[str, bytes]]  # returns the makers' signed files by name
+GpuEvidence = tuple[bytes, bytes]  # the evidence of a GPU, and its certificates in PEM
 
 
 class Hardware(Protocol):
-    """What signs 64 bytes for the software that asks."""
+    """Signs 64 bytes for the software that asks."""
 
     def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
-        """Returns the kind, the report or quote, and collateral that came with it. Raises AttestationError."""
+        """Returns the technology, a report or quote over 64 bytes, and the collateral that came with it, by name.
+
+        Raises AttestationError.
+        """
 
 
 @dataclass(frozen=True)
 class Software:
-    """The stand-in for tests and trials. Nobody signs what it gives."""
+    """Stands in for hardware in tests and trials. Nobody signs its reports."""
 
     def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
-        return "software", SOFTWARE + signed_data, {}
+        return "software", SOFTWARE_PREFIX + signed_data, {}
 
 
 @dataclass(frozen=True)
 class Tsm:
-    """Linux' interface for reports. `folder` is configfs' own, except in tests."""
+    """Gets reports by Linux' interface. `folder` is that of configfs, except in tests."""
 
-    folder: Path = TSM
+    folder: Path = TSM_FOLDER
 
     def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
         for attempt in range(MAX_ATTEMPTS):
@@ -90,55 +93,61 @@ class Tsm:
         raise AttestationError("hardware", "another program changed every request for a report", "try again")
 
     def _read_report(self, entry: Path, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
-        """Returns what one request gave, or None if somebody else wrote to it."""
+        """Returns the answer to one request in its folder, or None if another program wrote to the request."""
         (entry / "inblob").write_bytes(signed_data)
         generation = (entry / "generation").read_text().strip()
         raw, provider = (entry / "outblob").read_bytes(), (entry / "provider").read_text().strip()
         auxiliary = (entry / "auxblob").read_bytes() if (entry / "auxblob").exists() else b""
         if (entry / "generation").read_text().strip() != generation:
             return None
-        if provider not in PROVIDERS:
-            raise AttestationError("hardware", f"{provider!r} is an unknown provider", f"known: {', '.join(PROVIDERS)}")
-        return PROVIDERS[provider], raw, certificate_table(auxiliary)
+        if provider not in TSM_PROVIDERS:
+            raise AttestationError(
+                "hardware", f"{provider!r} is an unknown provider", f"known: {', '.join(TSM_PROVIDERS)}"
+            )
+        return TSM_PROVIDERS[provider], raw, parse_certificate_table(auxiliary)
 
 
-def certificate_table(raw: bytes) -> dict[str, bytes]:
-    """Returns the certificates in AMD's table as collateral. Empty ones and those that reach beyond it are left out."""
+def parse_certificate_table(raw: bytes) -> dict[str, bytes]:
+    """Returns the certificates in AMD's table as collateral, by name.
+
+    Empty certificates, and those that reach beyond the table, are left out.
+    """
     entries = dict[uuid.UUID, bytes]()
-    for at in range(0, len(raw) - 23, 24):
-        name = uuid.UUID(bytes=raw[at : at + 16])
-        start, length = struct.unpack_from("<II", raw, at + 16)
-        if not name.int:
+    for offset in range(0, len(raw) - 23, 24):
+        guid = uuid.UUID(bytes=raw[offset : offset + 16])
+        start, length = struct.unpack_from("<II", raw, offset + 16)
+        if not guid.int:
             break
         if length and start + length <= len(raw):
-            entries[name] = raw[start : start + length]
+            entries[guid] = raw[start : start + length]
     certificates = dict[str, bytes]()
-    for identity, part in CERTIFICATE_NAMES.items():
-        if identity in entries:
-            certificates[_free_name(part, certificates)] = entries[identity]
+    for guid, name in CERTIFICATE_NAMES.items():
+        if guid in entries:
+            certificates[_free_name(name, certificates)] = entries[guid]
     if {"ask", "ark"} <= certificates.keys():
-        certificates["chain"] = _pem(certificates.pop("ask")) + _pem(certificates.pop("ark"))
+        certificates["chain"] = _to_pem(certificates.pop("ask")) + _to_pem(certificates.pop("ark"))
     return {name: certificate for name, certificate in certificates.items() if name not in ("ask", "ark")}
 
 
-def _free_name(name: str, taken: Mapping[str, bytes]) -> str:
+def _free_name(name: str, taken_names: Mapping[str, bytes]) -> str:
     """Returns a name that begins with this one and is not taken."""
     names = itertools.chain([name], (f"{name}+{number}" for number in itertools.count(1)))
-    return next(free for free in names if free not in taken)
+    return next(candidate for candidate in names if candidate not in taken_names)
 
 
-def _pem(der: bytes) -> bytes:
-    if der.lstrip().startswith(b"-----BEGIN"):
-        return der
-    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"
+def _to_pem(certificate: bytes) -> bytes:
+    """Returns a certificate in PEM, which may be in PEM already or in DER."""
+    if certificate.lstrip().startswith(b"-----BEGIN"):
+        return certificate
+    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(certificate) + b"-----END CERTIFICATE-----\n"
 
 
-def nvml_evidence(nonce: bytes) -> list[GpuEvidence]:
-    """Returns the evidence of each GPU by NVIDIA's package nvidia-ml-py, which the machine's image has.
+def read_nvml_evidence(nonce: bytes) -> list[GpuEvidence]:
+    """Reads the evidence of each GPU for a nonce of 32 bytes, by NVIDIA's package nvidia-ml-py.
 
     Raises:
         UsageError: the package is not installed.
-        AttestationError: there is no GPU, or one gives no evidence.
+        AttestationError: there is no GPU, one gives no evidence, or they are not protected.
     """
     try:
         import pynvml as nvml
@@ -167,7 +176,7 @@ def nvml_evidence(nonce: bytes) -> list[GpuEvidence]:
 def _require_production(library: Any) -> None:
     """Raises AttestationError if the GPUs are in developer mode, simulated, or not confidential.
 
-    A GPU's signed evidence does not say it, as far as is known: only software on the machine can.
+    As far as is known, a GPU's signed evidence does not say so: only software on the machine can.
     """
     state = library.nvmlSystemGetConfComputeState()
     if (state.ccFeature, state.environment, state.devToolsMode) != (CC_ENABLED, CC_PRODUCTION, DEVTOOLS_OFF):
@@ -178,6 +187,7 @@ def _require_production(library: Any) -> None:
 
 
 def _gpu_evidence(library: Any, number: int, nonce: bytes) -> GpuEvidence:
+    """Returns the evidence of the GPU with this index. `library` is NVML."""
     handle = library.nvmlDeviceGetHandleByIndex(number)
     report = library.nvmlDeviceGetConfComputeGpuAttestationReport(handle, nonce)
     chain = library.nvmlDeviceGetConfComputeGpuCertificate(handle)
@@ -187,7 +197,7 @@ def _gpu_evidence(library: Any, number: int, nonce: bytes) -> GpuEvidence:
 
 
 def _filled_part(buffer: Any, size: int, name: str) -> bytes:
-    """Returns the part of NVML's buffer that the driver filled. Raises AttestationError for a size that cannot be."""
+    """Returns the part of a buffer that the driver filled. Raises AttestationError for an impossible size."""
     if not 0 < size <= len(buffer):
         raise AttestationError("gpu", f"the {name} has {size} bytes, 1 to {len(buffer)} are possible")
     return bytes(buffer[:size])
@@ -199,38 +209,43 @@ class EvidenceSource:
 
     Attributes:
         hardware: signs the report data.
-        gpus: returns the evidence of each GPU for a nonce. None: the machine has none.
-        sealing_key: the key to which files are sealed; empty if none are taken.
+        read_gpus: returns the evidence of each GPU for a nonce. None: evidence of GPUs is not given.
+        sealing_key: the public key to which files are sealed; empty if none are taken.
         collateral: returns the makers' signed files, by name (`collateral_reader`).
     """
 
     hardware: Hardware
-    gpus: Callable[[bytes], list[GpuEvidence]] | None = None
+    read_gpus: Callable[[bytes], list[GpuEvidence]] | None = None
     sealing_key: bytes = b""
     collateral: Collateral = dict
 
-    def evidence(self, spki: bytes, nonce: bytes) -> HardwareEvidence:
-        """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError."""
-        gpus = [] if self.gpus is None else self.gpus(gpu_nonce(spki, nonce))
-        signed_data = report_data(spki, nonce, digest(gpus), self.sealing_key)
+    def evidence(self, spki_digest: bytes, nonce: bytes) -> HardwareEvidence:
+        """Returns evidence that binds a TLS key, a nonce and the GPUs. Raises AttestationError.
+
+        Args:
+            spki_digest: SHA-256 of the SPKI of the server's certificate.
+            nonce: the client's nonce.
+        """
+        gpus = [] if self.read_gpus is None else self.read_gpus(gpu_nonce(spki_digest, nonce))
+        signed_data = report_data(spki_digest, nonce, gpu_evidence_digest(gpus), self.sealing_key)
         kind, raw, collateral = self.hardware.report(signed_data)
         evidence = HardwareEvidence(
-            kind, raw, collateral, "milkglass", spki, nonce, tuple(gpus), sealing=self.sealing_key
+            kind, raw, collateral, "milkglass", spki_digest, nonce, tuple(gpus), sealing_key=self.sealing_key
         )
         return with_collateral(evidence, self.collateral())
 
 
 def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> HardwareEvidence:
-    """Returns evidence with the makers' signed files added.
+    """Returns evidence with the makers' signed files added, whose names are those of `collateral_reader`.
 
-    It does not matter who hands these over: files of one name stand side by side. All revocation lists count, the
-    newest of Intel's answers, and of AMD's keys and chains those that fit the report.
+    It does not matter who hands files over: a file whose name is taken by another gets a further name. All revocation
+    lists count, the newest of each part of Intel's collateral, and those of AMD's keys and chains that fit the report.
     """
-    manifests = [file for name, file in files.items() if name.startswith(REFERENCE)]
-    revocations = [file for name, file in files.items() if name.startswith(GPU_REVOCATION)]
+    manifests = [file for name, file in files.items() if name.startswith(REFERENCE_PREFIX)]
+    revocations = [file for name, file in files.items() if name.startswith(GPU_REVOCATION_PREFIX)]
     collateral = dict(evidence.collateral)
     for name, file in files.items():
-        if not name.startswith((REFERENCE, GPU_REVOCATION)) and collateral.get(name) != file:
+        if not name.startswith((REFERENCE_PREFIX, GPU_REVOCATION_PREFIX)) and collateral.get(name) != file:
             collateral[_free_name(name, collateral)] = file
     return replace(
         evidence, collateral=collateral, references=tuple(dict.fromkeys((*evidence.references, *manifests))),
@@ -239,10 +254,11 @@ def with_collateral(evidence: HardwareEvidence, files: Mapping[str, bytes]) -> H
 
 
 def collateral_reader(folder: Path | None) -> Collateral:
-    """Returns what reads the files of a collateral folder: they expire and are fetched again, so each use reads them.
+    """Returns a function that reads the files of a collateral folder, or none if `folder` is None.
 
-    The names: `key` and `chain` (AMD's certificates), `crl...` (AMD's revocation lists), `intel...` (Intel's answers
-    as JSON), `rim...` (NVIDIA's manifests), `gpu-...` (NVIDIA's revocation lists and answers of OCSP).
+    Each call reads them anew, since they expire and are fetched again. Their names begin with `key` and `chain` (AMD's
+    certificates), `crl` (AMD's revocation lists), `intel` (Intel's collateral as JSON), `rim` (NVIDIA's manifests) or
+    `gpu-` (NVIDIA's revocation lists and OCSP responses).
 
     Raises:
         UsageError: there is no such folder.
@@ -255,10 +271,10 @@ def collateral_reader(folder: Path | None) -> Collateral:
 
 
 def read_collateral(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a folder by their names without ending, as they are now.
+    """Reads the files of a folder, by their names without suffix.
 
     Files whose names begin with a dot, and those that vanish meanwhile, are left out. Of two files that differ in their
-    ending alone, such as key.der and key.pem, the second gets another name that begins alike.
+    suffix alone, such as key.der and key.pem, the second gets a further name that begins with the first's.
 
     Raises:
         AttestationError: a file cannot be read, or is too large.
@@ -269,11 +285,11 @@ def read_collateral(folder: Path) -> dict[str, bytes]:
             if path.name.startswith(".") or not path.is_file():
                 continue
             with suppress(FileNotFoundError), path.open("rb") as file:
-                content = file.read(MAX_COLLATERAL_FILE + 1)
-                if len(content) > MAX_COLLATERAL_FILE:
+                content = file.read(MAX_COLLATERAL_BYTES + 1)
+                if len(content) > MAX_COLLATERAL_BYTES:
                     raise AttestationError(
                         "size",
-                        f"{path} has more than {MAX_COLLATERAL_FILE:,} bytes",
+                        f"{path} has more than {MAX_COLLATERAL_BYTES:,} bytes",
                         "keep the makers' signed files alone there",
                     )
                 files[_free_name(path.stem, files)] = content

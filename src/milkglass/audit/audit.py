@@ -18,7 +18,7 @@ from milkglass.audit.plan import GRACE_SECONDS
 from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
 from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
-from milkglass.audit.report.verdict import level, unfinished, verdict, what_crosses
+from milkglass.audit.report.verdict import level, unfinished_attacks, verdict, what_crosses
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
@@ -29,7 +29,7 @@ from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
 EXAMPLES_SHOWN = 6
-ATTACKING_SHARE = 0.75  # of the budget; the rest is for measuring the key's budget
+ATTACKING_SHARE = 0.75  # share of the budget; the rest is for measuring the key's budget
 
 
 def audit(
@@ -69,7 +69,7 @@ def audit(
         seconds=time.monotonic() - started,
         verdict=verdict(best, words_of_adversaries, finished.cells, what_crosses(scene)),
         level=level(best, finished.cells),
-        unfinished=tuple(unfinished(best, finished.cells)),
+        unfinished=tuple(unfinished_attacks(best, finished.cells)),
         adversaries=words_of_adversaries,
         best=best,
         cells=finished.cells,

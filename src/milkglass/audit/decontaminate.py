@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from milkglass.metrics.text import WORD
 from milkglass.sequences import Ids, Sequences
 
-MIN_WORDS = 3  # of a text that is searched for inside other texts
-_END = "\n"  # between texts; no normalised text contains it
+MIN_WORDS = 3  # a text with fewer words is not searched for inside other texts
+_END = "\n"  # stands between texts; no normalised text contains it
 
 
 def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
@@ -43,7 +43,7 @@ def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
 
 def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Sequences:
     """Returns the public texts that remain, for texts in public ids. They are compared as the tokenizer reads them."""
-    return public.chosen(decontaminate(read_texts(public, tokenizer), read_texts(private, tokenizer)))
+    return public.select(decontaminate(read_texts(public, tokenizer), read_texts(private, tokenizer)))
 
 
 def read_texts(ids: Sequences, tokenizer: Any) -> list[str]:

@@ -103,7 +103,7 @@ def audit_key(
         return key_scene(unlocked.key, codec, base, audit_files, stage, transcript)
 
     chosen_attacks = ATTACKS if attacks is None else attacks
-    with limited_threads():
+    with limit_threads():
         scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen_attacks)
         advance = stage("attack", planned_count(scene, chosen_attacks))
         result, _ = run_and_write(
@@ -175,7 +175,7 @@ def run_and_write(
 
 
 @contextmanager
-def limited_threads() -> Iterator[None]:
+def limit_threads() -> Iterator[None]:
     """Limits torch to at most MAX_THREADS threads while the context is open."""
     thread_count = torch.get_num_threads()
     torch.set_num_threads(min(thread_count, MAX_THREADS))

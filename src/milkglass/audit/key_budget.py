@@ -33,10 +33,10 @@ def first_texts_of(scene: Scene, token_count: int) -> tuple[Scene, int]:
     sent = scene.truth.sent
     text_count = int(np.searchsorted(np.cumsum(sent.lengths), token_count) + 1)
     indices = np.arange(min(text_count, len(sent)))
-    first_texts = sent.chosen(indices)
+    first_texts = sent.select(indices)
     others = tuple(seen for seen in scene.transcript.observations if not isinstance(seen, Tokens | Outputs))
     transcript = Transcript((*others, Tokens(first_texts)), scene.transcript.size)
-    original = None if scene.truth.original is None else scene.truth.original.chosen(indices)
+    original = None if scene.truth.original is None else scene.truth.original.select(indices)
     truth = replace(scene.truth, sent=first_texts, original=original)
     return replace(scene, transcript=transcript, truth=truth, texts=None), len(first_texts.ids)
 

@@ -27,14 +27,15 @@ from milkglass.audit.scene import (
 from milkglass.client.codec.aliases import mechanism_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import PrivateTexts, read_encoded, token_pieces, unmarked_texts
-from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
-from milkglass.client.layout import KEY_ID
+from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.view import Model, StoredTensors, overlaid
+from milkglass.models.file_names import KEY_ID
+from milkglass.models.view import Model, StoredTensors, overlay_tensors
 from milkglass.progress import Stage, no_stage
 from milkglass.rows.data_file import Source
 from milkglass.schemes.mixture import Promise
@@ -92,7 +93,7 @@ class AttackerText:
 
     def corpus_with(self, private: Sequences) -> Sequences:
         """Returns the public text, followed by the private text that this attacker has anyway."""
-        leaked_texts = () if self.leaked_indices is None else private.chosen(self.leaked_indices)
+        leaked_texts = () if self.leaked_indices is None else private.select(self.leaked_indices)
         known_texts = () if self.known is None else self.known.original
         return Sequences.of((*self.public, *leaked_texts, *known_texts))
 
@@ -104,7 +105,7 @@ def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tupl
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
     config = scrambled_configs(base, key).config
     promise = replace(replaced.mixture.promise(scheme_of(key).k), condition=replaced.condition)
-    return Model(overlaid(StoredTensors(replaced.base), changed), config), promise
+    return Model(overlay_tensors(StoredTensors(replaced.base), changed), config), promise
 
 
 # --- from files -------------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
     """
     known_texts = {attacker_text.tobytes() for attacker_text in attacker_texts}
     sent = transcript.tokens
-    original = sent.mapped(codec.inverse)
+    original = sent.map_ids(codec.inverse)
     unknown = np.array([i for i, text in enumerate(original) if text.tobytes() not in known_texts], np.int64)
     if len(unknown) == len(sent):
         return transcript
@@ -181,7 +182,7 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
     bounds = zip(ends, ends[1:], strict=False)
     unknown_in_each = [unknown[(unknown >= start) & (unknown < end)] for start, end in bounds]
     kept_observations: list[Observation] = [
-        Tokens(sent.chosen(indices), tokens.purpose)
+        Tokens(sent.select(indices), tokens.purpose)
         for tokens, indices in zip(transcript.all(Tokens), unknown_in_each, strict=True)
     ]
     states = transcript.all(Activations)
@@ -203,7 +204,7 @@ def _split_in_halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, 
     conversations = np.unique(sources)
     order = np.random.default_rng(seed).permutation(len(conversations))
     is_private = np.isin(sources, conversations[order[: len(order) // 2]])
-    return all_texts.chosen(np.flatnonzero(is_private)), all_texts.original.chosen(np.flatnonzero(~is_private))
+    return all_texts.select(np.flatnonzero(is_private)), all_texts.original.select(np.flatnonzero(~is_private))
 
 
 # --- from texts -------------------------------------------------------------------------------------------------------

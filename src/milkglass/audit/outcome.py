@@ -101,7 +101,7 @@ def _interval(raw: Mapping[str, Any]) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class FinishedAttack:
-    """A finished attack by one adversary, with its guess.
+    """What came of one attack by one adversary: its result, also if it did not run, and its guess.
 
     Attributes:
         guess: None if there is none, or if the result was read from disk.
@@ -115,7 +115,7 @@ class FinishedAttack:
 
 @dataclass(frozen=True, eq=False)
 class AuditRun:
-    """All attacks that were run.
+    """What came of all attacks of a run.
 
     Attributes:
         attacks: each with its result, guess and reading.

@@ -23,9 +23,9 @@ from milkglass.threat.knowledge import Candidates, required
 SPARE_FACTOR = 4  # a baseline of long training is begun only with so many times its `min_seconds`
 GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
-MAX_DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
+MAX_DOUBLINGS = 12  # how often a budget that is too short is doubled in search of one that would do
 REFERENCE_SECONDS = 0.10  # CPU seconds of `slowness`'s job on the machine on which attacks were timed
-JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # of that job
+JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # the sizes of that job
 
 
 @dataclass(frozen=True)

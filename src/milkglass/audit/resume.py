@@ -98,17 +98,17 @@ def pack_candidates(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
     """Returns the candidates as flat arrays: sizes (g, 3) of rows, members, whether there are weights; and values."""
     groups = candidates.groups
 
-    def flat(parts: list[Any], dtype: Any) -> np.ndarray[Any, Any]:
+    def flatten(parts: list[Any], dtype: Any) -> np.ndarray[Any, Any]:
         return np.concatenate([np.asarray(part, dtype).reshape(-1) for part in parts] or [np.empty(0, dtype)])
 
     return {
         "sizes": np.array([[len(g.rows), len(g.members), g.weights is not None] for g in groups], np.int64).reshape(
             -1, 3
         ),
-        "rows": flat([g.rows for g in groups], np.int64),
-        "members": flat([g.members for g in groups], np.int64),
-        "weights": flat([g.weights for g in groups if g.weights is not None], np.float64),
-        "likelihood": flat(list(candidates.log_likelihoods), np.float64),
+        "rows": flatten([g.rows for g in groups], np.int64),
+        "members": flatten([g.members for g in groups], np.int64),
+        "weights": flatten([g.weights for g in groups if g.weights is not None], np.float64),
+        "likelihood": flatten(list(candidates.log_likelihoods), np.float64),
     }
 
 

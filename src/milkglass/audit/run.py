@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from milkglass.attacks.assignment import Solver, ranked
+from milkglass.attacks.assignment import Solver, guess_by_rank
 from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, share_in_group, shares_by_class
 from milkglass.audit.plan import AttackTurn, scheduled_attacks, split_at_chain, turns_of
 from milkglass.audit.resume import ResumeStore
@@ -33,7 +33,7 @@ OnResult = Callable[[AttackResult], None]
 ENDED_REASON = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
 # An attack with its own budget is ended after so many times that budget and so many seconds more
 OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0
-MIN_PLACED_SHARE = 0.01  # of the ids; candidates that place fewer come from a solver that failed, and mislead
+MIN_PLACED_SHARE = 0.01  # candidates that place a smaller share of the ids come from a solver that failed, and mislead
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ class _Runner:
             except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
-            attack, found, ran_now = self._solve(solver, adversary, candidates, transcript, is_renewed)
+            attack, solution, ran_now = self._solve(solver, adversary, candidates, transcript, is_renewed)
             is_renewed = is_renewed or ran_now
-            placed_count = 0 if found is None else sum(len(group.rows) for group in found.solved_groups)
+            placed_count = 0 if solution is None else sum(len(group.rows) for group in solution.solved_groups)
             if placed_count and placed_count >= MIN_PLACED_SHARE * self.scene.transcript.size:
-                candidates = found
+                candidates = solution
             finished.append(attack)
         return _Chain(finished, candidates, is_renewed)
 
@@ -157,21 +157,21 @@ class _Runner:
             transcript: what it reads, which is what undoing attacks left of the scene's transcript.
             is_renewed: whether a solver before it ran now.
         """
-        solver, found = turn.attack, list[Candidates]()
+        solver, solutions = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
         is_stale = self.store is None or (is_renewed and turn.takes_candidates)
         stored_candidates = None if self.store is None or is_stale else self.store.candidates(turn.name)
 
         def make_guess(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-            found.append(solver.learn(transcript, knowledge, budget, rng))
+            solutions.append(solver.learn(transcript, knowledge, budget, rng))
             if self.store is not None:  # before the result: one without the other is done again
-                self.store.write_candidates(turn.name, found[0])
-            return ranked(found[0], seen.size)
+                self.store.write_candidates(turn.name, solutions[0])
+            return guess_by_rank(solutions[0], seen.size)
 
         knowledge = replace(adversary.knowledge, candidates=candidates)
         finished = self._load_stored(turn, adversary) if stored_candidates is not None else None
-        finished = finished or self._run_attack(turn, adversary, knowledge, make_guess, found)
-        return finished, found[0] if found else stored_candidates, bool(found)
+        finished = finished or self._run_attack(turn, adversary, knowledge, make_guess, solutions)
+        return finished, solutions[0] if solutions else stored_candidates, bool(solutions)
 
     def run_attack(self, turn: AttackTurn, adversary: Adversary, chain: _Chain) -> FinishedAttack:
         """Returns an attack's result: the stored one if it still holds, or else that of a new run."""
@@ -197,7 +197,7 @@ class _Runner:
         adversary: Adversary,
         knowledge: Knowledge,
         make_guess: MakeGuess,
-        found: Sequence[Candidates] = (),
+        solutions: Sequence[Candidates] = (),
     ) -> FinishedAttack:
         """Runs an attack, grades it and stores the result. An error is its result, not the audit's.
 
@@ -206,11 +206,13 @@ class _Runner:
             adversary: who runs it.
             knowledge: what the adversary has besides the transcript.
             make_guess: the attack itself.
-            found: receives the candidates of a solver while `make_guess` runs; empty for other attacks.
+            solutions: receives the candidates of a solver while `make_guess` runs; empty for other attacks.
         """
         result = turn.not_run_result(adversary)
         try:
-            finished = self._attack_and_grade(result, turn, self.scene.seen_by(adversary), knowledge, make_guess, found)
+            finished = self._attack_and_grade(
+                result, turn, self.scene.seen_by(adversary), knowledge, make_guess, solutions
+            )
         except MilkglassError as error:
             finished = FinishedAttack(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
@@ -223,7 +225,7 @@ class _Runner:
 
     def _attack_and_grade(
         self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, make_guess: MakeGuess,
-        found: Sequence[Candidates],
+        solutions: Sequence[Candidates],
     ) -> FinishedAttack:  # fmt: skip
         """Returns an attack's graded result, or why it does not apply or came too late."""
         budget = self._budget(turn)
@@ -242,7 +244,7 @@ class _Runner:
             budget.spend(self._declared_cost(turn, knowledge))
         result, is_cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
-        result = replace(result, measures=score(guess, truth, rng).measures, in_group=share_in_group(found, truth))
+        result = replace(result, measures=score(guess, truth, rng).measures, in_group=share_in_group(solutions, truth))
         if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
             return FinishedAttack(result.with_cut(is_cut), guess)
         reading = truth.readings(guess)[:, 0]

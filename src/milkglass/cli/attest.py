@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from milkglass.attest.evidence import HardwareEvidence
     from milkglass.attest.policy import Policy
 
-SEALING_FORM = "milkglass"  # of evidence: our own server's
+SEALING_FORM = "milkglass"  # the form of our own server's evidence, the only one that covers a sealing key
 POLICY_HELP = "What you demand of the server, in TOML (docs/attested.md)."
 PolicyPath = Annotated[Path, typer.Option("--policy", help=POLICY_HELP, show_default=False)]
 Collateral = Annotated[
@@ -32,21 +32,22 @@ CertificatePath = Annotated[
 ]
 
 
-class CheckByDefault(TyperGroup):
-    """Takes `milkglass attest URL` as `milkglass attest check URL`."""
+class DefaultCheckGroup(TyperGroup):
+    """A group of commands that takes `milkglass attest URL` as `milkglass attest check URL`."""
 
-    default = "check"
+    default_command = "check"
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parses the arguments after the default command, if the first one names no command."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = [self.default, *args]
+            args = [self.default_command, *args]
         return super().parse_args(ctx, args)
 
 
-attests = typer.Typer(cls=CheckByDefault, no_args_is_help=True)
+attest_commands = typer.Typer(cls=DefaultCheckGroup, no_args_is_help=True)
 
 
-@attests.callback()
+@attest_commands.callback()
 def group() -> None:
     """Verify what runs behind an address, by the evidence of its hardware: `milkglass attest https://gpu.example`.
 
@@ -54,7 +55,7 @@ def group() -> None:
     """
 
 
-@attests.command(short_help="Ask a server for evidence, or read a recording, and say what it proves.")
+@attest_commands.command(short_help="Ask a server for evidence, or read a recording, and say what it proves.")
 def check(
     url: Annotated[str | None, typer.Argument(help="The server, such as https://gpu.example:8420.")] = None,
     replay: Annotated[Path | None, typer.Option(help="A recording, in place of a server; needs no network.")] = None,
@@ -74,7 +75,7 @@ def check(
 
     if (url is None) == (replay is None):
         raise UsageError("give a server's address or --replay FILE", "milkglass attest https://gpu.example:8420")
-    rules = None if policy is None else policies.read(policy, policies.Policy)
+    rules = None if policy is None else policies.read_policy(policy, policies.Policy)
     if rules is not None and url is not None:
         require_server(rules, url, "URL")
     if replay is not None:
@@ -85,30 +86,30 @@ def check(
             raise UsageError("--at is for recordings", "leave it out, or give --replay FILE")
         recording, nonce = asyncio.run(request_evidence(str(url), certificate, rules))
     recording = sources.with_collateral(recording, sources.collateral_reader(collateral)())
-    now = datetime.now(UTC) if at is None else evidence.time_of(at)
+    now = datetime.now(UTC) if at is None else evidence.parse_time(at)
     if replay is not None and at is None and recording.recorded:
         note(f"judged by the time now; --at {recording.recorded[:10]} judges by when it was recorded")
-    if at is not None and recording.recorded and now < evidence.time_of(recording.recorded):
+    if at is not None and recording.recorded and now < evidence.parse_time(recording.recorded):
         note(f"judged by a time before {recording.recorded}, at which it was recorded")
     if record is not None:
         record.write_bytes(recording.document())
     try:
         verdict = judge_evidence(recording, rules, policy, now, nonce)
     except AttestationError as error:
-        verdict = refusal(error)
+        verdict = refusal_verdict(error)
     emit(as_json, verdict.to_json(), lambda: "\n".join(verdict.lines()))
     if not verdict.holds:
         raise typer.Exit(AttestationError.exit_code)
 
 
-def require_server(rules: Policy, url: str, noun: str) -> None:
-    """Raises UsageError if a policy is for another server."""
+def require_server(rules: Policy, url: str, option: str) -> None:
+    """Raises UsageError if a policy is for another server. `option` names the argument or option that holds `url`."""
     if rules.server != url.rstrip("/"):
         hint = f"ask {rules.server}, or give the policy of this server"
-        raise UsageError(f"{noun} is {url}, and the policy is for {rules.server}", hint)
+        raise UsageError(f"{option} is {url}, and the policy is for {rules.server}", hint)
 
 
-def refusal(error: AttestationError) -> Verdict:
+def refusal_verdict(error: AttestationError) -> Verdict:
     """Returns the verdict on evidence that does not verify."""
     from milkglass.attest.claims import Verdict
 
@@ -119,10 +120,16 @@ def refusal(error: AttestationError) -> Verdict:
 def judge_evidence(
     hardware: HardwareEvidence, rules: Policy | None, path: Path | None, now: datetime, nonce: bytes | None = None
 ) -> Verdict:
-    """Verifies evidence and judges it by a policy. Without one, every weakness counts as not accepted.
+    """Verifies evidence and judges it by a policy. Without a policy, every weakness counts as not accepted.
 
     Args:
-        nonce: ours, if the evidence came over a connection just now. None: of a recording.
+        hardware: the evidence.
+        rules: the policy. None: there is none, and the verdict does not hold.
+        path: the policy's file, beside which its lock file is read. None: no machine is pinned.
+        now: the time by which it is judged.
+        nonce: our nonce, if the evidence came over a connection just now. None: it is a recording.
+
+    Raises AttestationError for evidence that does not verify.
     """
     from milkglass.attest import evidence
     from milkglass.attest.claims import Verdict
@@ -132,35 +139,51 @@ def judge_evidence(
     if rules is not None:
         require_form(hardware, rules.evidence, "unbound" in rules.accept)
         hardware = replace(hardware, host=urlsplit(rules.server).hostname or "")
-    machine, gpus, bound = evidence.verify(hardware, now, None if nonce is None else hardware.spki, nonce)
+    machine, gpus, binding_claims = evidence.verify(
+        hardware, now, None if nonce is None else hardware.spki_digest, nonce
+    )
     if rules is not None:
-        return judge(rules, machine, gpus, bound, {} if path is None else read_lock(path))
-    claims = [*bound, *machine.claims, *(line for gpu in gpus for line in gpu.claims)]
-    weak = {claim.weakness: f"{claim.text} ({claim.weakness!r})" for claim in claims if claim.weakness}
+        return judge(rules, machine, gpus, binding_claims, {} if path is None else read_lock(path))
+    claims = [*binding_claims, *machine.claims, *(line for gpu in gpus for line in gpu.claims)]
+    weakness_texts = {claim.weakness: f"{claim.text} ({claim.weakness!r})" for claim in claims if claim.weakness}
     no_policy = {"policy": "there is no policy: nothing says which image and which machine you expect"}
-    return Verdict(tuple(claims), no_policy | weak, {}, machine.kind != "software")
+    return Verdict(tuple(claims), no_policy | weakness_texts, {}, machine.kind != "software")
 
 
 async def request_evidence(url: str, authority: Path | None, rules: Policy | None) -> tuple[HardwareEvidence, bytes]:
-    """Returns what a server answers to a nonce of ours, bound to the key of the connection, and the nonce."""
+    """Asks a server for evidence for a fresh nonce.
+
+    Args:
+        url: the server's address.
+        authority: a PEM file with the server's certificate or its authority. None: the system's.
+        rules: the policy, which names the form of the evidence. None: the form is our own server's.
+
+    Returns:
+        The evidence, bound to the key of the connection, and the nonce.
+
+    Raises:
+        UsageError: the address is not https.
+        AttestationError: the evidence is of another key or nonce, or there is none.
+        Unreachable: the server does not answer.
+    """
     import secrets
 
     from milkglass.attest import channel
-    from milkglass.attest.evidence import NONCE
+    from milkglass.attest.evidence import NONCE_BYTES
     from milkglass.attest.providers import read_evidence
 
     if not url.startswith("https://"):
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
     provider = "milkglass" if rules is None else rules.evidence
-    nonce, now, host = secrets.token_bytes(NONCE), datetime.now(UTC), urlsplit(url).hostname or ""
-    spki, raw = await channel.evidence_from(url.rstrip("/"), nonce, authority, provider)
+    nonce, now, host = secrets.token_bytes(NONCE_BYTES), datetime.now(UTC), urlsplit(url).hostname or ""
+    spki, raw = await channel.request_evidence(url.rstrip("/"), nonce, authority, provider)
     hardware = read_evidence(provider, raw, spki, nonce, host, now)
-    if hardware.spki != spki or (hardware.nonce != nonce and provider != "tinfoil"):
+    if hardware.spki_digest != spki or (hardware.nonce != nonce and provider != "tinfoil"):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
-    return replace(hardware, spki=spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}"), nonce
+    return replace(hardware, spki_digest=spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}"), nonce
 
 
-@attests.command(short_help="Note the machine that answers now in the policy's lock file.")
+@attest_commands.command(short_help="Note the machine that answers now in the policy's lock file.")
 def pin(
     url: Annotated[str, typer.Argument(help="The server.")],
     policy: PolicyPath,
@@ -175,25 +198,25 @@ def pin(
     from milkglass.attest import evidence, sources
     from milkglass.attest import policy as policies
 
-    rules = policies.read(policy, policies.Policy)
+    rules = policies.read_policy(policy, policies.Policy)
     require_server(rules, url, "URL")
     hardware, nonce = asyncio.run(request_evidence(url, certificate, rules))
     hardware = sources.with_collateral(hardware, sources.collateral_reader(collateral)())
-    machine, gpus, bound = evidence.verify(hardware, datetime.now(UTC), hardware.spki, nonce)
-    if not machine.machine:
+    machine, gpus, binding_claims = evidence.verify(hardware, datetime.now(UTC), hardware.spki_digest, nonce)
+    if not machine.machine_id:
         raise AttestationError("machine", "the evidence does not say which machine this is", "nothing can be pinned")
     pinned = policies.read_lock(policy)
-    verdict = policies.judge(rules, machine, gpus, bound, {**pinned, machine.machine: "now"})
+    verdict = policies.judge(rules, machine, gpus, binding_claims, {**pinned, machine.machine_id: "now"})
     say("\n".join(verdict.lines()))
     if not verdict.holds:
         raise typer.Exit(AttestationError.exit_code)
     if not yes:
-        typer.confirm(f"Pin the machine {machine.machine[:16]}... in {policies.lock_path(policy)}?", abort=True)
-    added = policies.pin(policy, machine.machine)
+        typer.confirm(f"Pin the machine {machine.machine_id[:16]}... in {policies.lock_path(policy)}?", abort=True)
+    added = policies.pin_machine(policy, machine.machine_id)
     say(f"{policies.lock_path(policy)}: {'pinned' if added else 'was pinned before'}")
 
 
-@attests.command(short_help="Seal a key or a data set to a machine that the policy allows.")
+@attest_commands.command(short_help="Seal a key or a data set to a machine that the policy allows.")
 def release(
     file: Annotated[Path, typer.Argument(help="The file, such as a key or rows.", show_default=False)],
     to: Annotated[str, typer.Option("--to", help="The server, such as https://gpu.example:8420.")],
@@ -221,7 +244,7 @@ def release(
         raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE_BYTES:,} are released", "split it")
     token = read_token(token_file) or ""
     digest = sealing.token_digest(token)
-    rules = policies.read(policy, policies.Policy)
+    rules = policies.read_policy(policy, policies.Policy)
     if rules.evidence != SEALING_FORM:
         raise UsageError(
             f"the policy is for evidence of {rules.evidence}, which covers no sealing key",
@@ -229,23 +252,23 @@ def release(
         )
     require_server(rules, to, "--to")
     pinned, collateral_files = policies.read_lock(policy), sources.collateral_reader(collateral)
-    keys = list[bytes]()
-    judged_by_policy = channels.verifier(rules, pinned, collateral_files)
+    sealing_keys = list[bytes]()
+    judged_by_policy = channels.make_verifier(rules, pinned, collateral_files)
 
     def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
         verdict = judged_by_policy(document, spki, nonce)
-        keys.append(evidence.HardwareEvidence.parse(document).sealing)
+        sealing_keys.append(evidence.HardwareEvidence.parse(document).sealing_key)
         return verdict
 
-    async def work() -> int:
+    async def send_file() -> int:
         channel = channels.AttestedChannel(
             rules, verify, certificate, lambda verdict: note("\n".join(verdict.lines())),
         )  # fmt: skip
         try:
             await channel.admit(b"")
-            if not keys[-1]:
+            if not sealing_keys[-1]:
                 raise AttestationError("sealing", f"{to} takes no files", "start it with --receive and --receive-from")
-            sealed = sealing.seal(file.read_bytes(), keys[-1], released_name)
+            sealed = sealing.seal(file.read_bytes(), sealing_keys[-1], released_name)
             headers = {"authorization": f"Bearer {token}"}
             answer = await channel.send("POST", f"{channels.RELEASE_PATH}?name={released_name}", headers, sealed)
             await answer.aclose()
@@ -253,7 +276,7 @@ def release(
         finally:
             await channel.close()
 
-    status = asyncio.run(work())
+    status = asyncio.run(send_file())
     if status == Unauthorized.status:
         raise Unauthorized(f"{to} takes no files with this token", f"start it with --receive-from {digest}")
     if status == Conflict.status:
@@ -267,7 +290,7 @@ def release(
     )  # fmt: skip
 
 
-@attests.command(short_help="Get the makers' signed files for a recording; the only command that asks vendors.")
+@attest_commands.command(short_help="Get the makers' signed files for a recording; the only command that asks vendors.")
 def fetch(
     recording: Annotated[Path, typer.Argument(help="Evidence that `milkglass attest --record` wrote.")],
     out: Annotated[Path, typer.Option("--out", help="The folder, for --collateral.", show_default=False)],
@@ -282,7 +305,7 @@ def fetch(
     """
     from milkglass import files
     from milkglass.attest.evidence import HardwareEvidence
-    from milkglass.attest.fetch import fetch as fetch_files
+    from milkglass.attest.fetch import fetch_collateral as fetch_files
 
     require_file(recording, "give a file that --record wrote")
     collateral = asyncio.run(fetch_files(HardwareEvidence.parse(recording.read_bytes()), product))

@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.audit.report import preflight
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
     KeyOptions,
-    original,
+    open_original,
     refuse_unused,
     require_file,
     same_command,
     with_options,
 )
-from milkglass.cli.ui.terminal import at_work, bars, emit, note, percent, resumable, table
+from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, percent, report_activity, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
-
-LARGER = 4  # times the budget, that an audit which did not finish asks for
 
 if TYPE_CHECKING:
     from milkglass.audit.outcome import AttackResult
@@ -37,16 +35,20 @@ if TYPE_CHECKING:
     from milkglass.audit.scene import Scene
     from milkglass.client.key.file import UnlockedKey
 
-SMALL_SAMPLE = 100  # attacked texts
-SMALL = "The sample is small: {} texts were attacked, and every figure may be some points off; give more rows"
+LARGER_BUDGET_FACTOR = 4  # an unfinished audit asks for so many times its budget, if it is not known how much it needs
+SMALL_SAMPLE = 100  # with fewer attacked texts, the report says that the sample is small
+SMALL_SAMPLE_NOTE = (
+    "The sample is small: {} texts were attacked, and every figure may be some points off; give more rows"
+)
 
 
-@partial(with_options, required=False)
+@partial(with_options, needs_key_and_server=False)
 def audit(
     context: typer.Context,
     options: KeyOptions,
     text: Annotated[
-        Path | None, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.", show_default=False)
+        Path | None,
+        typer.Option("--text", help=f"Your texts: {ROW_FORMATS}, or .txt with one a line.", show_default=False),
     ] = None,
     captured: Annotated[
         Path | None,
@@ -134,10 +136,10 @@ def audit(
     require_audit(out, budget, *texts.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
-    opened = options.open()
-    opened.key.require_whole()
-    with at_work(as_json):
-        _audit_key(context, opened, model, texts, server_transcript, out, budget, rows, seed, columns, as_json)
+    unlocked = options.open()
+    unlocked.key.require_whole()
+    with report_activity(as_json):
+        _audit_key(context, unlocked, model, texts, server_transcript, out, budget, rows, seed, columns, as_json)
 
 
 def _audit_key(
@@ -145,7 +147,21 @@ def _audit_key(
     server_transcript: Path | None, out: Path, budget: str, rows: int | None, seed: int, columns: ColumnOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Audits an opened key. `texts` are the audited text, public text and known text."""
+    """Audits an opened key, and prints the report.
+
+    Args:
+        context: of the running command.
+        unlocked: the key.
+        model: the original model, if it has moved.
+        texts: the files "text", whose texts are attacked, "public" and "known", which an attacker has. None: no file.
+        server_transcript: what a server recorded.
+        out: the folder of the report.
+        budget: the time for the attacks.
+        rows: how many texts are read. None: all.
+        seed: decides which half of the texts is private, and every random draw.
+        columns: the options by which the files are read.
+        as_json: whether the report is printed as JSON.
+    """
     text = texts["text"]
     assert text is not None
     sources = columns.read_texts(text), columns.read_optional(texts["public"]), columns.read_optional(texts["known"])
@@ -159,163 +175,203 @@ def _audit_key(
     codec = codec_of(unlocked, model)
     folder = resolve(model or unlocked.key.info.model)
     server_record = None if server_transcript is None else transcript_file.load(server_transcript)
-    about = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.changed_fields()}
+    audit_identity = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.changed_fields()}
 
-    def staged(stage: Stage) -> Scene:
+    def build_scene(stage: Stage) -> Scene:
         return key_scene(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
 
-    done = run_audit(staged, about, out, budget, seed, as_json)
-    note_in_usage(unlocked.path, done[0])
-    print_audit(context, done, out, as_json)
+    finished_audit = run_audit(build_scene, audit_identity, out, budget, seed, as_json)
+    note_in_usage(unlocked.path, finished_audit[0])
+    print_audit(context, finished_audit, out, as_json)
 
 
 def audit_captured(
     context: typer.Context, path: Path, model: str | None, server_model: Path | None, layer: int, out: Path,
     budget: str, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Audits what somebody else's client sent."""
+    """Audits what somebody else's client sent, and prints the report.
+
+    Args:
+        context: of the running command.
+        path: the texts, each with what was sent for it.
+        model: the public model.
+        server_model: the folder of the model that the server runs, if an attacker has it.
+        layer: how many layers the client runs, if it sent vectors.
+        out: the folder of the report.
+        budget: the time for the attacks.
+        seed: decides every random draw.
+        as_json: whether the report is printed as JSON.
+
+    Raises UsageError if no model is named or the audit cannot be written, CodecError if a row cannot be read.
+    """
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path)
     from milkglass.audit.captured import digest, read, scene_of
 
-    rows, base = read(path), original(model)
-    served = None if server_model is None else original(str(server_model))
+    rows, base = read(path), open_original(model)
+    served_model = None if server_model is None else open_original(str(server_model))
     kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
-    about = {"captured": digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
-    about |= {} if served is None else {"served": served.digest()}
-    done = run_audit(lambda stage: scene_of(base, rows, seed, layer, served), about, out, budget, seed, as_json)
-    print_audit(context, done, out, as_json)
+    audit_identity = {"captured": digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
+    audit_identity |= {} if served_model is None else {"served": served_model.digest()}
+    finished_audit = run_audit(
+        lambda stage: scene_of(base, rows, seed, layer, served_model), audit_identity, out, budget, seed, as_json
+    )
+    print_audit(context, finished_audit, out, as_json)
 
 
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
-    """Checks files and places before long work starts.
+    """Checks files and places before long work starts, and calls `let_threads_sleep`.
 
     Raises:
-        UsageError: a text is not a file, or the audit cannot be written or would overwrite another.
+        UsageError: a text is not a file, the budget is no time, or the audit cannot be written or would overwrite
+            another.
     """
     for path in texts:
         if path is not None:
             require_file(path, "give a file with a text a line")
-    sleeping_threads()
+    let_threads_sleep()
     preflight.require_audit(out, budget)
 
 
-def sleeping_threads() -> None:
-    """Lets threads that wait for each other sleep: on a busy machine they would use up --budget by spinning.
+def let_threads_sleep() -> None:
+    """Lets threads sleep while they wait for each other. On a busy machine they would use up --budget by spinning.
 
-    OpenMP reads this once, when PyTorch is imported.
+    It must be called before PyTorch is imported, when OpenMP reads the setting.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def run_audit(
-    staged: Callable[[Stage], Scene], identity: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
+    build_scene: Callable[[Stage], Scene], identity: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path, str]:
-    """Runs any audit: the scene, all attacks on it, and the report in `out`.
+    """Runs an audit: builds the scene, runs the attacks on it, and writes the report.
 
     Args:
-        staged: makes the scene.
-        identity: all that decides the result, so that only the same audit goes on.
+        build_scene: builds the scene, and reports its progress.
+        identity: all that decides the result. A stopped audit is resumed only if this is the same.
+        out: the folder of the report.
+        budget: the time for the attacks.
+        seed: decides every random draw.
+        as_json: whether no progress is printed.
 
     Returns:
-        The audit, its page, and a larger budget for attacks that did not end.
+        The audit, its page, and a budget for the attacks that did not end.
     """
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING_SHARE
-    from milkglass.audit.key_audit import limited_threads, open_scene, run_and_write
+    from milkglass.audit.key_audit import limit_threads, open_scene, run_and_write
     from milkglass.audit.plan import estimate, planned_count
 
     with bars(as_json) as stage:
-        scene, work = open_scene(staged, identity, out, stage)
-        plan = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
+        scene, resume_store = open_scene(build_scene, identity, out, stage)
+        time_estimate = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
         if not as_json:
-            if finished := work.finished_count():
-                note(f"an audit that was stopped goes on: {finished} of its attacks came to their end, and are kept")
-            note(plan_text(plan, budget))
-    whole_budget = Budget.parse(budget, time.monotonic)  # it begins now
+            if finished_count := resume_store.finished_count():
+                note(
+                    f"an audit that was stopped goes on: {finished_count} of its attacks came to their end, and are "
+                    "kept"
+                )
+            note(plan_text(time_estimate, budget))
+    whole_budget = Budget.parse(budget, time.monotonic)  # counts from here
     with bars(as_json, whole_budget.left) as stage:
         advance = stage("attack", planned_count(scene, ATTACKS))
 
-        def progress(cell: AttackResult) -> None:
+        def progress(result: AttackResult) -> None:
             advance(1)
-            if not as_json and cell.state != "does not apply":
-                note(f"  {result_line(cell)}")
+            if not as_json and result.state != "does not apply":
+                note(f"  {result_line(result)}")
 
-        with resumable(work.folder), limited_threads():
-            return *run_and_write(scene, work, out, whole_budget, seed, progress), larger_budget(plan, budget)
+        with note_resumption(resume_store.folder), limit_threads():
+            return *run_and_write(scene, resume_store, out, whole_budget, seed, progress), larger_budget(
+                time_estimate, budget
+            )
 
 
-def plan_text(plan: TimeEstimate, budget: str) -> str:
-    """Returns how long the attacks will take, and which ones the budget leaves no time for."""
+def plan_text(time_estimate: TimeEstimate, budget: str) -> str:
+    """Returns words that say how long the attacks will take, and for which ones the budget leaves too little time."""
     announcement = (
-        f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for "
-        f"{plan.attack_count} of them"
+        f"attacks, the strongest first: about {duration(time_estimate.seconds)} of processor time for "
+        f"{time_estimate.attack_count} of them"
     )
-    if plan.open_ended_titles:
-        announcement += f", and for {', '.join(plan.open_ended_titles).lower()} up to half of what is left"
+    if time_estimate.open_ended_titles:
+        announcement += f", and for {', '.join(time_estimate.open_ended_titles).lower()} up to half of what is left"
     announcement += f"; at most {budget} (--budget). A busy machine reads less in that time."
-    if plan.late_titles:
-        enough = "" if math.isnan(plan.enough_seconds) else f"; --budget {larger_budget(plan, budget)} would do"
-        late = ", ".join(plan.late_titles).lower()
-        announcement += f"\ntoo little time is left for: {late}, which may read more{enough}"
+    if time_estimate.late_titles:
+        enough_text = (
+            ""
+            if math.isnan(time_estimate.enough_seconds)
+            else f"; --budget {larger_budget(time_estimate, budget)} would do"
+        )
+        late_text = ", ".join(time_estimate.late_titles).lower()
+        announcement += f"\ntoo little time is left for: {late_text}, which may read more{enough_text}"
     return announcement
 
 
-def larger_budget(plan: TimeEstimate, budget: str) -> str:
-    """Returns a budget that should suffice for all attacks; if that is not known, LARGER times the given one."""
+def larger_budget(time_estimate: TimeEstimate, budget: str) -> str:
+    """Returns a budget that should suffice for all attacks, or LARGER_BUDGET_FACTOR times this one if none is known."""
     from milkglass.audit.audit import ATTACKING_SHARE
 
-    unknown = math.isnan(plan.enough_seconds)
-    return _budget_text(LARGER * Budget.parse(budget).seconds if unknown else plan.enough_seconds / ATTACKING_SHARE)
+    is_unknown = math.isnan(time_estimate.enough_seconds)
+    return _budget_text(
+        LARGER_BUDGET_FACTOR * Budget.parse(budget).seconds
+        if is_unknown
+        else time_estimate.enough_seconds / ATTACKING_SHARE
+    )
 
 
-def print_audit(context: typer.Context, done: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:
-    """Prints an audit. `done` is what `run_audit` returned."""
-    audit, page, budget_to_finish = done
-    more = "" if not audit.unfinished else same_command(context, budget=budget_to_finish)
-    emit(as_json, {"out": str(out), **audit.to_json()}, lambda: report_text(audit, page, more))
+def print_audit(context: typer.Context, finished_audit: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:
+    """Prints an audit. `finished_audit` is what `run_audit` returns."""
+    audit, page, budget_to_finish = finished_audit
+    resume_command = "" if not audit.unfinished else same_command(context, budget=budget_to_finish)
+    emit(as_json, {"out": str(out), **audit.to_json()}, lambda: report_text(audit, page, resume_command))
 
 
 def _budget_text(seconds: float) -> str:
-    """Returns a time as --budget takes it, in minutes, rounded up."""
+    """Returns seconds as --budget takes them: in minutes, rounded up, at least 1."""
     return f"{max(1, math.ceil(seconds / 60))}m"
 
 
-def result_line(cell: AttackResult) -> str:
+def result_line(result: AttackResult) -> str:
     """Returns the line that is printed when an attack ends."""
-    what = f"{cell.label} ({cell.adversary})"
-    if cell.state != "done":
-        return f"{what}: {cell.state}, {cell.reason}"
-    name, noun = ("tokens top-1", "of the tokens") if "tokens top-1" in cell.measures else ("bag f1", "F1 of words")
-    short = ", not finished" if cell.cut else ""
-    return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s{short}"
+    label = f"{result.label} ({result.adversary})"
+    if result.state != "done":
+        return f"{label}: {result.state}, {result.reason}"
+    name, noun = ("tokens top-1", "of the tokens") if "tokens top-1" in result.measures else ("bag f1", "F1 of words")
+    suffix = ", not finished" if result.cut else ""
+    return f"{label}: {result.measures[name]} {noun}, {result.seconds:.0f} s{suffix}"
 
 
-def report_text(audit: Audit, page: Path, more: str = "") -> str:
-    """Returns the audit as text. `more` is the command that continues it with a larger budget."""
+def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
+    """Returns the audit as text.
+
+    Args:
+        audit: the audit.
+        page: its page.
+        resume_command: the command that resumes it with a larger budget; "" if every attack ended.
+    """
     from milkglass.audit.report.verdict import LABELS
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
-    for cell in audit.cells:
-        what = cell.label + (", not finished" if cell.cut else "")
-        least = "at least " if cell.cut else ""
-        if "tokens top-1" in cell.measures:
-            values = (cell.value(name) for name in ("tokens top-1", "content top-1"))
-            shares = ("none sent" if math.isnan(value) else least + percent(value) for value in values)
-            rows.append((what, cell.adversary, *shares))
-        elif "bag f1" in cell.measures:
-            rows.append((what, cell.adversary, f"words of a text, F1 {percent(cell.value('bag f1'))}", ""))
+    for result in audit.cells:
+        label = result.label + (", not finished" if result.cut else "")
+        prefix = "at least " if result.cut else ""
+        if "tokens top-1" in result.measures:
+            values = (result.value(name) for name in ("tokens top-1", "content top-1"))
+            shares = ("none sent" if math.isnan(value) else prefix + percent(value) for value in values)
+            rows.append((label, result.adversary, *shares))
+        elif "bag f1" in result.measures:
+            rows.append((label, result.adversary, f"words of a text, F1 {percent(result.value('bag f1'))}", ""))
     return "\n".join(
         [
             f"{LABELS[audit.level].upper()}. {audit.verdict}",
-            *([f"to go on where it stopped: {more}"] if more else []),
+            *([f"to go on where it stopped: {resume_command}"] if resume_command else []),
             "",
             table(rows),
             "",
-            *([f"- {SMALL.format(audit.texts)}"] if audit.texts < SMALL_SAMPLE else []),
-            *(f"- {one.title}: {one.raised_if}" for one in audit.warnings),
+            *([f"- {SMALL_SAMPLE_NOTE.format(audit.texts)}"] if audit.texts < SMALL_SAMPLE else []),
+            *(f"- {warning.title}: {warning.raised_if}" for warning in audit.warnings),
             "",
             str(page),
         ]

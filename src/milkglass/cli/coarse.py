@@ -18,26 +18,36 @@ if TYPE_CHECKING:
     from milkglass.models.checkpoint import Checkpoint
 
 
-NAME = "coarse"
+SCHEME_NAME = "coarse"
 BETTER_HINT = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which less is read"
-UNLABELLED = "{} has no labels: the symbols follow the meaning of tokens alone"
+UNLABELLED_NOTE = "{} has no labels: the symbols follow the meaning of tokens alone"
 CLASSIFIER_HINT = "train it to classify or to give scores: it cannot generate, since an id names no token"
-PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
+PLAIN_MEANS_NOTE = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 
 
 @dataclass(frozen=True)
 class CoarseFiles:
-    """Holds the user's rows, from which a map is found, and public text in which tokens are counted."""
+    """The files of a coarse vocabulary: the user's rows, from which its map is found, and public text.
+
+    Attributes:
+        data: the user's training rows.
+        public: public text in which tokens are counted. None: they are counted in the rows.
+        is_regression: whether the labels of the rows are numbers.
+        columns: the options that say how the rows are read.
+    """
 
     data: Path | None
     public: Path | None
-    regression: bool
+    is_regression: bool
     columns: ColumnOptions
 
     def require_fit(self, scheme: str | None, key: Path) -> None:
-        """Raises UsageError if the files do not suit the scheme, or the key exists already."""
-        has_files = self.data is not None or self.public is not None or self.regression
-        if has_files and scheme != NAME:
+        """Raises UsageError if the files do not suit the scheme or the key.
+
+        They need the scheme coarse and a new key, and a new key of this scheme needs the rows.
+        """
+        has_files = self.data is not None or self.public is not None or self.is_regression
+        if has_files and scheme != SCHEME_NAME:
             raise UsageError(
                 f"--data, --public-text and --task are for --scheme coarse, and the scheme is {scheme or 'obfuslm'}",
                 "leave them out, or add --scheme coarse, which finds symbols from your rows",
@@ -47,33 +57,37 @@ class CoarseFiles:
                 f"{key} exists already, and --data makes a new key with a map of its own",
                 "give another --key; to scramble with the key that is there, leave --data out",
             )
-        if scheme == NAME and not key.exists() and self.data is None:
+        if scheme == SCHEME_NAME and not key.exists() and self.data is None:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
 
     def require(self) -> None:
-        """Checks the rows before a model is read. Raises CodecError for rows that cannot be read."""
+        """Reads the files once, before a model is read.
+
+        Raises UsageError if a file does not exist, CodecError if its rows cannot be read.
+        """
         if self.data is not None:
-            self.columns.read_training(self.data, "regression" if self.regression else None)
+            self.columns.read_training(self.data, "regression" if self.is_regression else None)
         self.columns.read_optional(self.public)
 
     def read(self, base: Checkpoint) -> CountedTexts:
+        """Returns the counts of the tokens in the files, by the model's tokenizer. `data` must be set."""
         from milkglass.client.obfuscate.symbols import count_texts
 
         assert self.data is not None
         public = None if self.public is None else self.columns.other_file(self.public)
-        texts = count_texts(base, self.columns.data_file(self.data), public, self.regression)
+        texts = count_texts(base, self.columns.data_file(self.data), public, self.is_regression)
         if texts.task is None:
-            note(UNLABELLED.format(self.data.name))
+            note(UNLABELLED_NOTE.format(self.data.name))
         if texts.public_counts is None:
-            note(PLAIN_MEANS.format(self.data.name))
+            note(PLAIN_MEANS_NOTE.format(self.data.name))
         return texts
 
 
-def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
-    """Measures what the map lets through, and keeps the figures beside the key."""
+def measure_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
+    """Measures what the map of a coarse vocabulary lets through, and records the figures beside the key at `path`."""
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import token_pieces
-    from milkglass.client.key.generate import scheme_of
+    from milkglass.client.key.scheme import scheme_of
     from milkglass.client.obfuscate.symbol_rate import rate_of
     from milkglass.models.families import architecture_of
     from milkglass.schemes.coarse import Coarse
@@ -88,7 +102,7 @@ def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -
 
 
 def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
-    """Returns lines on the symbols, on their rate if it was measured with the key, and on the use of a decoder."""
+    """Returns lines about the symbols, about their rate if it was recorded, and about the use of a decoder."""
     sizes = sorted(promise.sizes)
     spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     symbols = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"

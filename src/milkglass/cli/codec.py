@@ -1,6 +1,6 @@
 """`milkglass encode` and `decode`: text to scrambled ids and back, on this machine alone.
 
-Without arguments both read lines: `encode` reads text, or JSON Lines (rows/lines.py); `decode` reads the ids.
+Without arguments both read lines: `encode` reads text or JSON Lines (rows/lines.py), `decode` reads lists of ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, Pairs, Texts, require_file, with_options
-from milkglass.cli.ui.terminal import at_work, bars, emit, json_text, note, shown
+from milkglass.cli.ui.terminal import bars, emit, json_text, note, report_activity, text_for_stdout
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.progress import Log
 from milkglass.rows.lines import (
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
-BATCH = 1000  # texts that are encoded at once
-In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
+BATCH_SIZE = 1000  # texts that are encoded at once
+InputFile = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
 
 
 @with_options
@@ -63,7 +63,7 @@ def encode(
             show_default=False,
         ),
     ] = None,
-    source: In = None,
+    source: InputFile = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Write this file, not stdout; FILE.parquet: training rows, for `milkglass upload`."),
@@ -93,18 +93,18 @@ def encode(
     """
     if layout is not None and out is None:
         raise UsageError("--layout needs a file or folder to write", "give --out")
-    if task is not None and layout is None and not _is_table(out):
+    if task is not None and layout is None and not _is_parquet(out):
         raise UsageError("--task is for training rows", "write them with --out FILE.parquet")
-    if out is not None and (layout is not None or _is_table(out)):
+    if out is not None and (layout is not None or _is_parquet(out)):
         if source is None or text or pair or chat or truncate:
             raise UsageError(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
         unlocked = key.open()
-        with at_work(as_json, f"encode {source.name}"):
+        with report_activity(as_json, f"encode {source.name}"):
             file, summary = columns.read_training(source, task)
             token_limit = 512 if max_length is None else max_length
-            _training_rows(unlocked, file, summary, out, token_limit, skip_long, key.model, as_json, layout)
+            _write_training_rows(unlocked, file, summary, out, token_limit, skip_long, key.model, as_json, layout)
         return
     if columns.changed_fields() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -118,29 +118,30 @@ def encode(
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
     truncates = truncate is True or (truncate is None and not text and not chat)
-    text_count, names_of_cut = 0, list[str]()
+    text_count, cut_names = 0, list[str]()
     documents_of = _chat_documents if chat else _text_documents
     lines = _read_lines(source)
-    with at_work(as_json or source is None, "encode"), _output(out) as sink:
+    with report_activity(as_json or source is None, "encode"), _output(out) as output_file:
         rows = arguments(text, pair) if text else (input_row(place, line) for place, line in lines)
         documents: list[dict[str, Any]] = []
-        for batch in batched(rows, BATCH):
-            encoded = list(documents_of(codec, batch, max_length, truncates, names_of_cut.append))
-            unlocked.count(len(encoded), sum(len(document["ids"]) for document in encoded), note)  # before any is shown
+        for batch in batched(rows, BATCH_SIZE):
+            encoded = list(documents_of(codec, batch, max_length, truncates, cut_names.append))
+            # Texts are counted before their ids are written
+            unlocked.count(len(encoded), sum(len(document["ids"]) for document in encoded), note)
             text_count += len(encoded)
             if as_json:
                 documents += encoded
             else:
-                sink.writelines(json.dumps(document["ids"]) + "\n" for document in encoded)
+                output_file.writelines(json.dumps(document["ids"]) + "\n" for document in encoded)
         if not text_count:
             raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
         if as_json:
-            sink.write(json.dumps({"encoded": documents}) + "\n")
-    if names_of_cut:
-        left_out = len(names_of_cut) - MAX_PLACES_SHOWN
-        more = f" and {left_out:,} more" if left_out > 0 else ""
+            output_file.write(json.dumps({"encoded": documents}) + "\n")
+    if cut_names:
+        left_out_count = len(cut_names) - MAX_PLACES_SHOWN
+        remark = f" and {left_out_count:,} more" if left_out_count > 0 else ""
         limit = min(codec.limit, max_length or codec.limit)
-        note(f"cut to {limit} tokens: {', '.join(names_of_cut[:MAX_PLACES_SHOWN])}{more}")
+        note(f"cut to {limit} tokens: {', '.join(cut_names[:MAX_PLACES_SHOWN])}{remark}")
 
 
 @with_options
@@ -149,7 +150,7 @@ def decode(
         list[str] | None, typer.Argument(help="Ids, as numbers or JSON lists; none: a list a line of stdin or --in.")
     ] = None,
     special: Annotated[bool, typer.Option("--special", help="Show special tokens, too.")] = False,
-    source: In = None,
+    source: InputFile = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")] = None,
     *,
     key: KeyOptions,
@@ -162,7 +163,7 @@ def decode(
 
     codec = codec_of(key.open(), key.model)
     lines = _read_lines(source)
-    with _output(out) as sink:
+    with _output(out) as output_file:
         id_lists = _id_lists(ids) if ids else (_parse_ids(str(place), line) for place, line in lines if line.strip())
         documents = []
         for id_list in id_lists:
@@ -170,20 +171,36 @@ def decode(
             if as_json:
                 documents.append({"text": decoded, "unknown": codec.count_unknown(id_list)})
             else:
-                sink.write((decoded if out else shown(decoded)) + "\n")
+                output_file.write((decoded if out else text_for_stdout(decoded)) + "\n")
         if as_json:
-            sink.write(json_text({"decoded": documents}) + "\n")
+            output_file.write(json_text({"decoded": documents}) + "\n")
 
 
 # --- training rows ----------------------------------------------------------------------------------------------------
-def _is_table(out: Path | None) -> bool:
+def _is_parquet(out: Path | None) -> bool:
+    """Returns whether the file to write is a Parquet file, which holds training rows."""
     return out is not None and out.suffix == ".parquet"
 
 
-def _training_rows(
+def _write_training_rows(
     unlocked: UnlockedKey, source: DataFile, summary: Summary, out: Path, max_length: int, skip_long: bool,
     model: str | None, as_json: bool, layout: Layout | None,
 ) -> None:  # fmt: skip
+    """Writes training data as scrambled training rows, and prints what was written.
+
+    The numbers of new label names are stored in the key.
+
+    Args:
+        unlocked: the key.
+        source: the training data.
+        summary: its summary.
+        out: the file to write, or with the layout "datasets" the folder.
+        max_length: the most tokens of a row, if the model allows so many.
+        skip_long: whether conversations are left out whose answers are all beyond that.
+        model: the original model, if it has moved.
+        as_json: whether the result is printed as JSON.
+        layout: the layout of the rows. None: marked Parquet, which `milkglass upload` takes.
+    """
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.data.layouts import write_layout
     from milkglass.client.data.training_rows import numbers_of, require_generator
@@ -220,47 +237,51 @@ def _training_rows(
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 def _chat_documents(
-    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, cut: Log
+    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, note_cut: Log
 ) -> Iterator[dict[str, Any]]:
-    """Yields the ids of conversations. `cut` receives the name of each that was cut."""
+    """Yields a document with the ids of each conversation. `note_cut` receives the name of each that is cut."""
     for row in batch:
         if row.pair is not None:
             raise CodecError(f"{row.name} has a text_pair", "a chat template has no place for one")
         messages = row.messages or ({"role": "user", "content": row.text},)
-        open_end = messages[-1]["role"] != "assistant"
+        is_open_ended = messages[-1]["role"] != "assistant"
         with refusals_naming_rows([row]):
             try:
-                ids = codec.encode_chat(messages, open_end, max_length, False, row.tools).tolist()
+                ids = codec.encode_chat(messages, is_open_ended, max_length, False, row.tools).tolist()
             except TooLong:
                 if not truncate:
                     raise
-                ids = codec.encode_chat(messages, open_end, max_length, True, row.tools).tolist()
-                cut(row.name)
+                ids = codec.encode_chat(messages, is_open_ended, max_length, True, row.tools).tolist()
+                note_cut(row.name)
         yield {"ids": ids}
 
 
 def _text_documents(
-    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, cut: Log
+    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool, note_cut: Log
 ) -> Iterator[dict[str, Any]]:
-    """Yields the ids of texts. `cut` receives the name of each that was cut."""
+    """Yields a document with the ids of each text. `note_cut` receives the name of each that is cut."""
     require_no_messages(batch, "add --chat")
     with refusals_naming_rows(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
-    for i in encoded.long:
-        cut(batch[i].name)
-    for i, row in enumerate(encoded.ids):
-        types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[i].tolist()}
-        yield {"ids": row.tolist(), **types}
+    for index in encoded.long:
+        note_cut(batch[index].name)
+    for index, ids in enumerate(encoded.ids):
+        types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[index].tolist()}
+        yield {"ids": ids.tolist(), **types}
 
 
 def _id_lists(arguments: list[str]) -> list[list[int]]:
-    """Reads arguments: JSON lists each of their own, or bare numbers that make one list."""
-    if any(word.lstrip().startswith("[") for word in arguments):
-        return [_parse_ids(f"argument {number}", word) for number, word in enumerate(arguments, 1)]
+    """Returns the lists of ids in the arguments: each argument is a JSON list, or all together are one list."""
+    if any(argument.lstrip().startswith("[") for argument in arguments):
+        return [_parse_ids(f"argument {number}", argument) for number, argument in enumerate(arguments, 1)]
     return [_parse_ids("what was given", "[" + ",".join(arguments) + "]")]
 
 
 def _parse_ids(name: str, text: str) -> list[int]:
+    """Returns the ids of a JSON list, or of the field `ids` of a JSON object.
+
+    Raises CodecError, which calls the text by `name`, for anything else.
+    """
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -273,7 +294,7 @@ def _parse_ids(name: str, text: str) -> list[int]:
 
 
 def _read_lines(source: Path | None) -> Iterator[tuple[Place, str]]:
-    """Yields the lines of a file or of stdin."""
+    """Returns the lines of a file or of stdin with their places. Raises UsageError if there is no such file."""
     if source is not None:
         require_file(source, "give a text file, or JSON Lines")
     return input_lines(source, sys.stdin)
@@ -281,7 +302,7 @@ def _read_lines(source: Path | None) -> Iterator[tuple[Place, str]]:
 
 @contextmanager
 def _output(out: Path | None) -> Iterator[IO[str]]:
-    """Yields stdout, or a file that appears under its name only when it is complete, for its owner's eyes."""
+    """Yields stdout, or a file that only its owner can read, and that appears under its name when it is complete."""
     if out is None:
         yield sys.stdout
         return

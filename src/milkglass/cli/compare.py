@@ -8,15 +8,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, note_columns, note_skipped
-from milkglass.cli.ui.options import AsJson, option_of, original, same_command, with_options
-from milkglass.cli.ui.terminal import emit, note, resumable, table
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
+from milkglass.cli.ui.options import AsJson, open_original, option_of, same_command, with_options
+from milkglass.cli.ui.terminal import emit, note, note_resumption, table
 from milkglass.errors import UsageError
 from milkglass.progress import duration, heartbeat
 
-ATTACKS, MAX_LENGTH = 180.0, 256
-QUICK_ATTACKS, QUICK_LENGTH, QUICK_ROWS = 90.0, 64, 2_000  # by amounts of work, so that a busy machine finds the same
-REMOVABLE = "its folders cells and runs only let another run take over what is done, and may be removed"
+# The work of the attacks on one way, as seconds of one core: a busy machine finds the same
+ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 90.0
+TEXT_LENGTH, QUICK_TEXT_LENGTH = 256, 64  # the tokens that models read of a text with a label, if no option says it
+QUICK_ROW_COUNT = 2_000  # the most rows with --quick
+REMOVABLE_NOTE = "its folders cells and runs only let another run take over what is done, and may be removed"
 
 
 @with_options
@@ -25,7 +27,7 @@ def compare(
     model: Annotated[
         str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
     ],
-    data: Annotated[Path, typer.Argument(help=f"Your rows, with labels or with answers: {ROWS}.")],
+    data: Annotated[Path, typer.Argument(help=f"Your rows, with labels or with answers: {ROW_FORMATS}.")],
     validation: Annotated[
         Path | None,
         typer.Option(help="Rows to ask about.  [default: a fifth of DATA, and 40 at least; not trained with]"),
@@ -38,8 +40,8 @@ def compare(
         bool,
         typer.Option(
             "--quick",
-            help=f"Run the ways that decide, or those of --ways, with {QUICK_ROWS:,} rows of {QUICK_LENGTH} tokens: "
-            "about 10 minutes on two cores that do nothing else.",
+            help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of {QUICK_TEXT_LENGTH} "
+            "tokens: about 10 minutes on two cores that do nothing else.",
         ),
     ] = False,
     budget: Annotated[
@@ -54,7 +56,7 @@ def compare(
         str | None,
         typer.Option(
             help="Work for the attacks on one way, as the time that it takes one core: 90s, 10m. It is the same "
-            f"amount on every machine.  [default: {ATTACKS:.0f}s]"
+            f"amount on every machine.  [default: {ATTACK_SECONDS:.0f}s]"
         ),
     ] = None,
     public: Annotated[Path | None, typer.Option(help="Text of another kind that an attacker may have.")] = None,
@@ -109,14 +111,14 @@ def compare(
     if Path(model).is_file():
         raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
     options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
-    hyperparameters_of(options, option_of)  # before anything is read
+    hyperparameters_of(options, option_of)  # so that a wrong value is reported before anything is read
     names = [name.strip() for name in ways.split(",")] if ways else []
     choose_ways(names, quick, everything)
     clock_seconds = Budget.parse(budget).seconds if budget else float("inf")
-    attack_seconds = Budget.parse(attacks).seconds if attacks else QUICK_ATTACKS if quick else ATTACKS
+    attack_seconds = Budget.parse(attacks).seconds if attacks else QUICK_ATTACK_SECONDS if quick else ATTACK_SECONDS
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
-    kept = keep or out / "kept"
+    kept_folder = keep or out / "kept"
     data_file, held_out = columns.data_file(data), None if validation is None else columns.data_file(validation)
     public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 
@@ -124,19 +126,19 @@ def compare(
         note_skipped(name, summary.blank, summary.empty)
 
     prepared = prepare(
-        lambda: original(model), data_file, held_out, options, seed, task=task, quick=quick,
-        text_length=QUICK_LENGTH if quick else MAX_LENGTH, max_rows=QUICK_ROWS if quick else None,
+        lambda: open_original(model), data_file, held_out, options, seed, task=task, quick=quick,
+        text_length=QUICK_TEXT_LENGTH if quick else TEXT_LENGTH, max_rows=QUICK_ROW_COUNT if quick else None,
         report_skipped=report_skipped,
     )  # fmt: skip
     rows = prepared.rows
-    selected = choose_ways(names, quick, everything, rows.task)
+    selected_ways = choose_ways(names, quick, everything, rows.task)
     for file in (data_file, held_out):
         if file is not None:
             note_columns(file)
-    with heartbeat(note) as log, resumable(out):
+    with heartbeat(note) as log, note_resumption(out):
         second_text = "" if rows.train.pairs is None else " --pair 'its second text'"
         commands = {
-            "model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept)),
+            "model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept_folder)),
             "text": f"'a new text'{second_text}",
             "compare": same_command(context, ways=None, keep=None, everything=False),
         }  # fmt: skip
@@ -144,27 +146,31 @@ def compare(
             model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, out / "cells", cores(), log,
             commands, prepared.notes,
         )  # fmt: skip
-        number_of_ways = f"{len(selected)} way{'' if len(selected) == 1 else 's'}"
+        way_count_text = f"{len(selected_ways)} way{'' if len(selected_ways) == 1 else 's'}"
         train_count, held_out_count = len(rows.train.texts), len(rows.held_out.texts)
-        log(f"{number_of_ways}, {train_count:,} rows to train with, {held_out_count:,} to ask about")
+        log(f"{way_count_text}, {train_count:,} rows to train with, {held_out_count:,} to ask about")
         for sentence in prepared.notes:
             log(sentence)
-        finished = 0
+        finished_count = 0
 
-        def report(way: WayResult, seconds_left: float) -> None:
-            nonlocal finished
-            finished += 1
-            left = f"  [about {duration(seconds_left)} left]" if seconds_left >= 1 and finished < len(selected) else ""
-            log(f"[{finished} of {len(selected)}] {line(way, MEASURES[rows.task])}{left}")
+        def report_way(way: WayResult, seconds_left: float) -> None:
+            nonlocal finished_count
+            finished_count += 1
+            time_left_text = (
+                f"  [about {duration(seconds_left)} left]"
+                if seconds_left >= 1 and finished_count < len(selected_ways)
+                else ""
+            )
+            log(f"[{finished_count} of {len(selected_ways)}] {line(way, MEASURES[rows.task])}{time_left_text}")
 
         limits = TimeLimits(clock_seconds, attack_seconds)
-        result = run_ways(settings, selected, out, limits, public_texts, kept, report, log)
+        result = run_ways(settings, selected_ways, out, limits, public_texts, kept_folder, report_way, log)
     page_file = page.write(result, out)
-    files = (f"page: {page_file}", f"disk: {as_size(bytes_on_disk(out))} in {out}; {REMOVABLE}")
+    file_lines = (f"page: {page_file}", f"disk: {as_size(bytes_on_disk(out))} in {out}; {REMOVABLE_NOTE}")
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), *files]),
+        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), *file_lines]),
     )
-    if not as_json and (words := next_line(result)):
-        note(words)
+    if not as_json and (next_step := next_line(result)):
+        note(next_step)

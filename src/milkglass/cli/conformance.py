@@ -18,18 +18,18 @@ def conformance(
     """Check every attack, scheme, sanitizer, defence, engine and family that an installed PACKAGE adds."""
     from milkglass.lab.conformance import check_package
 
-    results = []
+    outcomes = []
     for outcome in check_package(package):
-        results.append(outcome)
+        outcomes.append(outcome)
         if not as_json:
             note(f"{'ok  ' if outcome.failure is None else 'FAIL'}  {outcome.group} {outcome.entry}: {outcome.check}")
             if outcome.failure is not None:
                 note(f"      {outcome.failure}")
-    failures = [outcome for outcome in results if outcome.failure is not None]
+    failures = [outcome for outcome in outcomes if outcome.failure is not None]
     emit(
         as_json,
-        {"package": package, "passed": not failures, "checks": [asdict(outcome) for outcome in results]},
-        f"{package}: {len(results) - len(failures)} of {len(results)} checks passed",
+        {"package": package, "passed": not failures, "checks": [asdict(outcome) for outcome in outcomes]},
+        f"{package}: {len(outcomes) - len(failures)} of {len(outcomes)} checks passed",
     )
     if failures:
         names = ", ".join(sorted({failure.entry for failure in failures}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, classes_found, note_skipped
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, note_skipped
 from milkglass.cli.ui.options import AsJson, changed_options, refuse_unused, with_options
 from milkglass.cli.ui.terminal import emit, note, table
 from milkglass.errors import CodecError, UsageError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @with_options
 def data(
-    name: Annotated[str | None, typer.Argument(help=f"A data set's name, or a file of yours: {ROWS}.")] = None,
+    name: Annotated[str | None, typer.Argument(help=f"A data set's name, or a file of yours: {ROW_FORMATS}.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="The folder that has the data set's own files.")] = None,
     hub: Annotated[bool, typer.Option("--hub", help="Fetch it from the hub, by the library datasets.")] = False,
     split: Annotated[
@@ -65,21 +65,28 @@ def data(
 
     if columns.changed_fields():
         raise UsageError("columns are for files of your own", f"{name} has its own")
-    score = sets.describe(name).task == "regression"
+    are_scores = sets.describe(name).task == "regression"
     if (source is None) != hub:
-        words = "both --from and --hub were given" if hub else f"where is the data set {name}?"
-        raise UsageError(words, "give --from FOLDER, or --hub")
-    count = write(sets.load(name, source, split or "train", note), out, score, rows)
+        fault = "both --from and --hub were given" if hub else f"where is the data set {name}?"
+        raise UsageError(fault, "give --from FOLDER, or --hub")
+    count = write(sets.load(name, source, split or "train", note), out, are_scores, rows)
     emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
 
 
 def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
-    """Writes the rows of the user's file as JSON Lines, and prints the columns that were read and the classes."""
+    """Writes the rows of the user's file as JSON Lines, and prints the columns that are read and the classes.
+
+    Args:
+        source: the user's file.
+        out: the file to write.
+        max_rows: the most rows that are written. None: all.
+        as_json: whether the result is printed as JSON.
+    """
     from milkglass.rows.examples import read_examples, read_texts, summarise
     from milkglass.rows.write import write
 
     blank, empty, columns = list[int](), list[int](), source.columns_by_role()
-    # Pairs without labels, which a classifier is asked about, are no training data
+    # Pairs without labels are no training data: they are texts to classify
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
     count = write(reader(source, blank=blank.append, empty=empty.append), out, max_count=max_rows)
     note_skipped(source.name, len(blank), len(empty))
@@ -89,7 +96,7 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
         return
     summary = summarise(out)
     if summary.labels:
-        note(classes_found(summary))
+        note(classes_text(summary))
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out))
 
@@ -111,18 +118,19 @@ def _next_step(summary: Summary, rows: Path) -> str:
 
 
 def _print_data_sets(as_json: bool) -> None:
+    """Prints the public data sets, as a table or as JSON."""
     from milkglass.rows.sets.catalogue import SETS
 
     source_of = {entry.name: "" if entry.hub is None else f"hf:{entry.hub.path}" for entry in SETS.values()}
-    result = [
+    entries = [
         {"name": entry.name, "task": entry.task, "splits": list(entry.splits), "labels": list(entry.labels),
          "about": entry.about, "metrics": list(entry.metrics), "licence": entry.licence,
          "published": source_of[entry.name]}
         for entry in SETS.values()
     ]  # fmt: skip
-    head = ("name", "task", "splits", "published", "licence", "about")
+    header = ("name", "task", "splits", "published", "licence", "about")
     rows = [
         (entry.name, entry.task, ", ".join(entry.splits), source_of[entry.name], entry.licence, entry.about)
         for entry in SETS.values()
     ]
-    emit(as_json, {"data_sets": result}, table([head, *rows]))
+    emit(as_json, {"data_sets": entries}, table([header, *rows]))

@@ -1,6 +1,6 @@
-"""Commands for a decoder whose embedding layer is in a local enclave: `milkglass split enclave ...`.
+"""`milkglass split enclave`: commands for a decoder whose embedding layer is in a local enclave.
 
-It also opens that enclave for `milkglass generate --split` and `milkglass chat --split`, which are in inference.py.
+inference.py uses the functions at the end for `milkglass generate --split` and `milkglass chat --split`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from milkglass.cli.ui.options import (
     CredentialOptions,
     ServerOptions,
     SplitOptions,
-    original,
+    open_original,
     read_token,
     refuse_unused,
     require_file,
@@ -45,16 +45,16 @@ NO_CORPUS_NOTE = (
 FREQUENCY_SOURCES = {"corpus": "your corpus", "word list": "a list of English words"}
 GramineKind = Literal["gramine-direct", "gramine-sgx"]
 EnclaveKind = Literal["process", "gramine-direct", "gramine-sgx"]
-enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
+enclave_commands = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
 
 
-@enclaves.callback()
+@enclave_commands.callback()
 def enclave_group() -> None:
     """The enclave that holds a split decoder's embedding layer, tokenizer and sanitizer."""
 
 
 # --- prepare, build and verify ----------------------------------------------------------------------------------------
-@enclaves.command(short_help="Write the manifest of a Gramine enclave.")
+@enclave_commands.command(short_help="Write the manifest of a Gramine enclave.")
 def prepare(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new folder.", show_default=False)],
     kind: Annotated[GramineKind, typer.Option(help="Only gramine-sgx is attested.", show_default=False)],
@@ -68,7 +68,7 @@ def prepare(
     say("next: " + "\nthen: ".join(commands))
 
 
-@enclaves.command(short_help="Get what Intel signs beside a quote of the enclave; asks Intel.")
+@enclave_commands.command(short_help="Get what Intel signs beside a quote of the enclave; asks Intel.")
 def fetch(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A signed folder of kind gramine-sgx.")],
     as_json: AsJson = False,
@@ -82,7 +82,7 @@ def fetch(
 
     from milkglass import files
     from milkglass.attest.evidence import HardwareEvidence
-    from milkglass.attest.fetch import fetch as fetch_collateral
+    from milkglass.attest.fetch import fetch_collateral
     from milkglass.enclave.attestation import ATTESTED_KIND
     from milkglass.enclave.enclave import Enclave
     from milkglass.enclave.gramine import require_signed
@@ -97,7 +97,7 @@ def fetch(
     emit(as_json, {"files": sorted(collateral_files)}, lambda: f"{folder}: {', '.join(sorted(collateral_files))}")
 
 
-@enclaves.command(short_help="Build an enclave with the table of a provider.")
+@enclave_commands.command(short_help="Build an enclave with the table of a provider.")
 @with_options
 def build(
     url: Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")],
@@ -121,32 +121,34 @@ def build(
     from milkglass.enclave import folder as enclave_folder
 
     if corpus is not None:
-        enclave_folder.texts_of(corpus)  # refused before there is a folder
+        enclave_folder.read_texts(corpus)  # so that a corpus that cannot be read is refused before there is a folder
     from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED
 
-    server = _server(url, credentials.to(url))
+    server = _decoder_server(url, credentials.for_server(url))
     decoder_info = server.info()
     if kind != ATTESTED_KIND:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
         note(NO_CORPUS_NOTE)
     with bars(as_json) as stage:
-        sealed, enclave = enclave_folder.build_enclave(out, kind, decoder_info.model, k, server.package, corpus, stage)
+        built_info, enclave = enclave_folder.build_enclave(
+            out, kind, decoder_info.model, k, server.fetch_package, corpus, stage
+        )
     document = {
-        "enclave": str(out), "kind": sealed.kind, "attested": enclave.attested, "proof": enclave.proof,
-        "measurement": sealed.measurement, "model": sealed.model, "rows": decoder_info.vocabulary,
-        "width": decoder_info.width, "k": k, "sensitive_by": sealed.counted,
+        "enclave": str(out), "kind": built_info.kind, "attested": enclave.is_attested, "proof": enclave.proof,
+        "measurement": built_info.measurement, "model": built_info.model, "rows": decoder_info.vocabulary,
+        "width": decoder_info.width, "k": k, "sensitive_by": built_info.counted,
     }  # fmt: skip
     token = f" --token-file {shlex.quote(str(credentials.token_file))}" if credentials.token_file else ""
     text = (
-        f"enclave of {sealed.model}: {decoder_info.vocabulary:,} rows of width {decoder_info.width}, sealed for "
-        f"{sealed.measurement[:16]}\n{enclave.proof}\n"
+        f"enclave of {built_info.model}: {decoder_info.vocabulary:,} rows of width {decoder_info.width}, sealed for "
+        f"{built_info.measurement[:16]}\n{enclave.proof}\n"
         f"next: milkglass generate 'Your prompt' --split {url} --enclave {shlex.quote(str(out))}{token}"
     )
     emit(as_json, document, lambda: text)
 
 
-@enclaves.command(short_help="Check an enclave, and say what holds.")
+@enclave_commands.command(short_help="Check an enclave, and say what holds.")
 def verify(
     folder: EnclaveFolder,
     measurement: Annotated[
@@ -158,29 +160,30 @@ def verify(
     """Start the enclave, check a new quote of it, open what was sealed for it, and report what it is and what holds."""
     from milkglass.enclave import folder as enclave_folder
 
-    enclave_info = enclave_folder.EnclaveAbout.read(folder)
+    folder_info = enclave_folder.EnclaveDescription.read(folder)
     with enclave_folder.open_enclave(folder) as enclave:
         if measurement is not None:
             enclave.attest(measurement.lower())
-        table = enclave.about
+        table_info = enclave.table_info
         document = {
-            "kind": enclave.kind, "attested": enclave.attested, "proof": enclave.proof,
-            "measurement": enclave.measurement, "model": enclave_info.model, "holds": enclave.holds,
-            "rows": table["rows"], "width": table["width"], "rows_per_hour": table["per_hour"],
-            "burst": table["burst"], "hours_to_read_the_table": table["hours"], "sensitive_by": enclave_info.counted,
+            "kind": enclave.kind, "attested": enclave.is_attested, "proof": enclave.proof,
+            "measurement": enclave.measurement, "model": folder_info.model, "holds": enclave.protections,
+            "rows": table_info["rows"], "width": table_info["width"], "rows_per_hour": table_info["per_hour"],
+            "burst": table_info["burst"], "hours_to_read_the_table": table_info["hours"],
+            "sensitive_by": folder_info.counted,
         }  # fmt: skip
         lines = [
             enclave.notice,
             f"measurement: {enclave.measurement}",
-            f"table: {table['rows']:,} rows of width {table['width']} of {enclave_info.model}, opened",
-            f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
-            f"{duration(3600 * table['hours'])}",
-            f"sensitive tokens: the rarest 20 % by {FREQUENCY_SOURCES[enclave_info.counted]}",
+            f"table: {table_info['rows']:,} rows of width {table_info['width']} of {folder_info.model}, opened",
+            f"limit: {table_info['per_hour']:,} rows an hour, {table_info['burst']:,} at once; reading all of it takes "
+            f"at least {duration(3600 * table_info['hours'])}",
+            f"sensitive tokens: the rarest 20 % by {FREQUENCY_SOURCES[folder_info.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(lines))
 
 
-@enclaves.command(short_help="What would the provider read of your texts?")
+@enclave_commands.command(short_help="What would the provider read of your texts?")
 @with_options
 def audit(
     context: typer.Context,
@@ -192,7 +195,7 @@ def audit(
     ] = None,
     no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
     *,
-    audited: AuditOptions,
+    audit_options: AuditOptions,
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -206,34 +209,38 @@ def audit(
 
     if no_sanitize:
         refuse_unused("with --no-sanitize", {"--epsilon": epsilon, "--p": p})
-    require_audit(audited.out, audited.budget, audited.text, audited.public)
-    enclave_info, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
+    require_audit(audit_options.out, audit_options.budget, audit_options.text, audit_options.public)
+    folder_info, files = enclave_folder.EnclaveDescription.read(folder), audit_options.read_files(columns)
     from milkglass.split.decoder import audit_scene
 
     settings = RnmSettings(None if no_sanitize else 3.0 if epsilon is None else epsilon, 0.3 if p is None else p)
-    base = original(model)
+    base = open_original(model)
     with enclave_folder.open_enclave(folder) as enclave:
         note(enclave.notice)
-        split_scene = audit_scene.decoder_scene(base, enclave, settings, enclave_info.k, files)
+        split_scene = audit_scene.decoder_scene(base, enclave, settings, folder_info.k, files)
     if split_scene.left_out_count:
         note(f"{split_scene.left_out_count:,} texts are too long to be sent, and are left out")
     identity = {
-        "table": enclave_info.table,
+        "table": folder_info.table,
         "settings": asdict(settings),
-        **audited.identity(),
+        **audit_options.identity(),
         **columns.changed_fields(),
     }
-    result = run_audit(lambda stage: split_scene.scene, identity, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(context, result, audited.out, as_json)
+    result = run_audit(
+        lambda stage: split_scene.scene, identity, audit_options.out, audit_options.budget, audit_options.seed, as_json
+    )
+    print_audit(context, result, audit_options.out, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[SplitText]:
-    """Opens the enclave of a folder and the server of --split, and notes what the enclave proves.
+def open_split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[SplitText]:
+    """Yields the client of a split decoder: the enclave of a folder, and the server of --split.
+
+    What the enclave proves is printed.
 
     Args:
-        options: the enclave's folder, the address of the server, and how prompts are sanitized.
+        options: the enclave's folder, the server's address, and how prompts are sanitized.
         credentials: the options of the server besides its address.
 
     Raises:
@@ -250,7 +257,7 @@ def split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[Sp
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, server = str(options.split), None
     if options.engine_model is None:
-        server = _server(url, credentials)
+        server = _decoder_server(url, credentials)
         decoder_info = server.info()  # before the enclave is started
     with enclave_folder.open_enclave(options.enclave) as enclave:
         if server is None:
@@ -261,39 +268,47 @@ def split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[Sp
                 credentials.allow_http,
                 credentials.certificate,
             )
-            text = SplitText(enclave, engine, engine.info(enclave.about), settings)
+            split_text = SplitText(enclave, engine, engine.info(enclave.table_info), settings)
         else:
-            text = SplitText(enclave, server, decoder_info, settings)
+            split_text = SplitText(enclave, server, decoder_info, settings)
         note(enclave.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
-        yield text
+        yield split_text
 
 
-def generate_split(text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool) -> None:
-    """Says what of a sanitized prompt crosses, and prints the answer: while it is generated, or all of it as JSON."""
-    unchanged = sanitized.private - sanitized.changed
+def generate_split(split_text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool) -> None:
+    """Prints how much of a sanitized prompt is replaced, and the answer: while it is generated, or at its end as JSON.
+
+    Args:
+        split_text: the enclave and the server.
+        sanitized: the prompt.
+        sampling: how tokens are drawn.
+        as_json: whether the answer is printed as JSON.
+    """
+    unchanged_count = sanitized.private_count - sanitized.changed_count
     note(
-        f"prompt: {sanitized.tokens} tokens, {sanitized.private} of your text: {sanitized.changed} of these were "
-        f"replaced, and {unchanged} cross as they are. Table and candidates are the provider's: it reads these, and "
-        "may guess others"
+        f"prompt: {sanitized.token_count} tokens, {sanitized.private_count} of your text: {sanitized.changed_count} of "
+        f"these were replaced, and {unchanged_count} cross as they are. Table and candidates are the provider's: it "
+        "reads these, and may guess others"
     )
-    answer = show_pieces(text.text(sanitized, sampling), show=not as_json)
+    answer = show_pieces(split_text.text(sanitized, sampling), is_shown=not as_json)
     if as_json:
-        stream = text.streams[-1]
+        stream = split_text.streams[-1]
         document = {
-            "text": answer, "prompt_tokens": sanitized.tokens, "private_tokens": sanitized.private,
-            "replaced_tokens": sanitized.changed, "attested": text.enclave.attested, "proof": text.enclave.proof,
-            "bytes_sent": stream.sent, "bytes_received": stream.received,
+            "text": answer, "prompt_tokens": sanitized.token_count, "private_tokens": sanitized.private_count,
+            "replaced_tokens": sanitized.changed_count, "attested": split_text.enclave.is_attested,
+            "proof": split_text.enclave.proof,
+            "bytes_sent": stream.sent_bytes, "bytes_received": stream.received_bytes,
         }  # fmt: skip
         say(json_text(document))
     else:
         say()
 
 
-def sanitized_prompt(
-    text: SplitText,
+def sanitize_prompt(
+    split_text: SplitText,
     prompt: str,
     system: str | None,
     chat_template: bool | None,
@@ -303,15 +318,16 @@ def sanitized_prompt(
     """Sanitizes a prompt.
 
     Args:
-        text: the enclave and the server.
+        split_text: the enclave and the server.
         prompt: the user's text.
         system: the system's message, in the chat template.
         chat_template: whether the prompt is put into the chat template. None: if the model has one.
-        instruction: what the message begins with; it is not sanitized.
+        instruction: the beginning of the message, which is not sanitized.
         sampling: how tokens are drawn.
 
     Raises:
-        UsageError: a template would change the instruction, or is missing.
+        NoChatTemplate: `chat_template` is true, and the model has none.
+        UsageError: a template would change the instruction, or there is a `system` and no template.
     """
     from milkglass.errors import NoChatTemplate
 
@@ -319,7 +335,7 @@ def sanitized_prompt(
         try:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": instruction + prompt})
-            sanitized = text.conversation(messages, sampling, instruction)
+            sanitized = split_text.conversation(messages, sampling, instruction)
         except NoChatTemplate:
             if chat_template:
                 raise
@@ -332,20 +348,20 @@ def sanitized_prompt(
             return sanitized
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
-    return text.prompt(prompt, instruction, sampling)
+    return split_text.prompt(prompt, instruction, sampling)
 
 
 def split_sampling(
     max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
 ) -> SplitSampling:
-    """Returns how tokens are drawn. Without `top_p` and `top_k` any token may be."""
+    """Returns how tokens are drawn. Without `top_p` and `top_k`, every token may be drawn."""
     from milkglass.split.decoder.client import SplitSampling
 
     return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
 
 
-def _server(url: str, options: ServerOptions) -> DecoderServer:
-    """Returns a client of the split server at `url`, which says on stderr when it tries again."""
+def _decoder_server(url: str, options: ServerOptions) -> DecoderServer:
+    """Returns a client of the split server at `url`. It prints to stderr when it tries again."""
     from milkglass.client.remote.connection import RetryPolicy
     from milkglass.split.decoder.client import DecoderServer
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass.cli.federated_audit import audit
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, note_columns
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns
 from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
-from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
+from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, table
 from milkglass.errors import UsageError
 from milkglass.parameters import Limit
 from milkglass.progress import Stage, duration
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.ghost.selection import SelectionMethod
 
 
-MIN_TEXTS_TIMED = 8  # texts, from which on the time that they take is announced
-QUANTILES = (0.2, 0.4, 0.6, 0.8)  # of the lengths: of which texts are timed, so many at once as a part has
+MIN_TEXTS_TIMED = 8  # with fewer texts, the time that GHOST will take is not announced
+# The quantiles of the texts' lengths at which texts are timed: as many texts as GHOST takes at once (TEXTS_PER_PART)
+QUANTILES = (0.2, 0.4, 0.6, 0.8)
 FASTER_HINT = "--selection nearest takes seconds, and a model may learn less from such shadows"
 OTHER_WAYS = {
     "random": "--selection random is not the paper's: a model learns least from shadows drawn at random (its Table 7)",
@@ -57,13 +58,15 @@ Seed = Annotated[
         help="Seed of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
     ),
 ]
-LARGE_UPDATE_BYTES = 100_000_000  # bytes of updates, from which on their size is reported
-federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
+LARGE_UPDATE_BYTES = 100_000_000  # bytes of all updates of a run, above which their size is reported
+federated_commands = typer.Typer(
+    help="Train with sites that keep their texts and share gradients.", no_args_is_help=True
+)
 
 
 @with_options
 def prepare(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help=f"A site's labelled texts: {ROWS}.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help=f"A site's labelled texts: {ROW_FORMATS}.")],
     model: Model,
     out: Annotated[Path, typer.Option(help="The new folder; its name is the site's.", show_default=False)],
     labels: Annotated[str, typer.Option(help="All sites' classes in order, such as no,yes.", show_default=False)],
@@ -85,19 +88,19 @@ def prepare(
     names = [name.strip() for name in labels.split(",")]
     if len(names) < 2 or len({*names}) < len(names) or "" in names:
         raise UsageError("--labels names fewer than 2 classes, or one twice", "give all sites' classes: no,yes")
-    agreed = {name: number for number, name in enumerate(names)}
+    label_numbers = {name: number for number, name in enumerate(names)}
     require_free(out)
-    count = len(examples_of(file, agreed))
+    count = len(examples_of(file, label_numbers))
     folder = resolve(model)
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
         note(PLAIN_WARNING)
     with bars(as_json) as stage:
-        ghost = None if plain else _ghost(folder, selection, stage)
+        ghost = None if plain else _open_ghost(folder, selection, stage)
         if ghost is not None:
-            _tell_time(ghost, [file], as_json)
-        with _resuming(out, plain):
-            rows: SiteRows = prepare_site(file, out, agreed, folder, ghost, seed, stage("prepare", count))
+            _announce_duration(ghost, [file], as_json)
+        with _note_site_resumption(out, plain):
+            rows: SiteRows = prepare_site(file, out, label_numbers, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
     text = f"prepared {len(rows):,} texts for site {out.name} in {out}"
@@ -106,42 +109,54 @@ def prepare(
 
 
 def prepare_sites(
-    files: Mapping[str, Source], into: Path, labels: Mapping[str, int], model: Path, plain: bool,
+    files: Mapping[str, Source], out_folder: Path, labels: Mapping[str, int], model: Path, plain: bool,
     selection: SelectionMethod, seed: int | None, stage: Stage, as_json: bool = False,
 ) -> None:  # fmt: skip
-    """Prepares each site's rows, except those that an interrupted run has already.
+    """Prepares the rows of each site, except those that an interrupted run has prepared already.
 
-    Raises UsageError if those rows are of another kind, or the sites' files changed.
+    Args:
+        files: the sites' files by name.
+        out_folder: the folder for a folder of each site.
+        labels: the numbers of the classes by name.
+        model: the model's folder.
+        plain: whether the texts do not pass through GHOST.
+        selection: how GHOST selects shadows.
+        seed: makes the shadows repeatable. None: secret ones are drawn.
+        stage: starts a stage.
+        as_json: whether no estimate of the time is printed.
+
+    Raises UsageError if the interrupted run had other settings, or the sites' files have changed.
     """
     from milkglass.federated.ghost_stage import begin, remove_finished
     from milkglass.federated.prepare import prepare, require_match
     from milkglass.rows.examples import summarise
 
-    begin(into, files, seed)
-    unfinished = {name: path for name, path in files.items() if not (into / name).exists()}
+    begin(out_folder, files, seed)
+    unfinished_files = {name: path for name, path in files.items() if not (out_folder / name).exists()}
     for name in files:
-        if name not in unfinished:
-            require_match(files[name], into / name, labels, None if plain else selection, model)
-            remove_finished(into / name)
-    ghost = None if plain or not unfinished else _ghost(model, selection, stage)
+        if name not in unfinished_files:
+            require_match(files[name], out_folder / name, labels, None if plain else selection, model)
+            remove_finished(out_folder / name)
+    ghost = None if plain or not unfinished_files else _open_ghost(model, selection, stage)
     if ghost is not None:
-        _tell_time(ghost, list(unfinished.values()), as_json)
-    for name, path in unfinished.items():
-        with _resuming(into / name, plain):
-            prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows))
+        _announce_duration(ghost, list(unfinished_files.values()), as_json)
+    for name, path in unfinished_files.items():
+        with _note_site_resumption(out_folder / name, plain):
+            prepare(path, out_folder / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows))
 
 
-def _resuming(site: Path, plain: bool) -> AbstractContextManager[None]:
-    """Reports what an interruption left, and what another one leaves."""
+def _note_site_resumption(site: Path, plain: bool) -> AbstractContextManager[None]:
+    """Prints that an interrupted preparation goes on. Returns a context that prints where an interruption leaves it."""
     from milkglass.federated.ghost_stage import parts_folder
 
     parts = parts_folder(site)
     if parts.is_dir() and not plain:
         note(f"site {site.name}: going on with an interrupted preparation")
-    return resumable(parts)
+    return note_resumption(parts)
 
 
-def _ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
+def _open_ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
+    """Opens GHOST for a model's folder, and prints how a selection differs that is not the paper's."""
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.selection import Selection
 
@@ -153,26 +168,30 @@ def _ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
     return ghost
 
 
-def _tell_time(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
-    """Says how long a selection by hidden states will take, by that of a few texts, which are done again later."""
+def _announce_duration(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
+    """Prints how long a selection by hidden states will take, which it measures on a few texts.
+
+    Nothing is printed as JSON, for few texts, or for another selection. Raises EmptyText or TooLong for a text that
+    cannot be encoded.
+    """
     from milkglass.rows.examples import read_examples
 
     texts = sorted((example.text for source in sources for example in read_examples(source)), key=len)
     if as_json or ghost.selection.way != "states" or len(texts) < MIN_TEXTS_TIMED:
         return
     sample = [texts[round(share * (len(texts) - 1))] for share in QUANTILES]
-    ghost.encode(texts)  # one that is too long is refused before
-    begin = time.monotonic()
+    ghost.encode(texts)  # refuses a text that is too long before others are timed
+    start_time = time.monotonic()
     ghost.sanitize(sample)
-    seconds = (time.monotonic() - begin) / len(sample) * len(texts)
+    seconds = (time.monotonic() - start_time) / len(sample) * len(texts)
     note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER_HINT}")
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
-@federated.command()
+@federated_commands.command()
 @with_options
 def run(
-    sites: Annotated[Path, typer.Argument(metavar="SITES", help=f"A folder with a file a site: {ROWS}.")],
+    sites: Annotated[Path, typer.Argument(metavar="SITES", help=f"A folder with a file a site: {ROW_FORMATS}.")],
     model: Model,
     out: Annotated[Path, typer.Option(help="The run's folder. An interrupted run is continued.", show_default=False)],
     rounds: Annotated[
@@ -195,7 +214,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
-    begin = time.monotonic()
+    start_time = time.monotonic()
     from milkglass.federated.checks import GhostDemand
     from milkglass.federated.prepare import files_of, labels_of
     from milkglass.federated.rows import report_of
@@ -217,7 +236,7 @@ def run(
     require_run_or_new(out)
     require_writable(out)
     paths = files_of(sites)
-    _require_all(paths, out)
+    _require_site_files(paths, out)
     files = {name: columns.other_file(path) for name, path in paths.items()}
     labels = labels_of(list(files.values()))
     for file in files.values():
@@ -238,13 +257,15 @@ def run(
             note(f"going on after round {len(state.done)}")
         rounds_left = max(0, rounds - len(state.done))
         update_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
-        size = rounds_left * len(prepared_sites) * update_bytes
-        if size > LARGE_UPDATE_BYTES and not as_json:
-            note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
+        total_bytes = rounds_left * len(prepared_sites) * update_bytes
+        if total_bytes > LARGE_UPDATE_BYTES and not as_json:
+            note(f"updates are kept as the server sees them: {total_bytes / 1e9:.1f} GB in {out}")
         progress = stage("train", rounds_left)
-        in_process = InProcessSites(prepared_sites, step, None if plain else GhostDemand(folder, digest, way=selection))
-        with resumable(out, "finished rounds are"):
-            state = train(state, in_process, step, training, note, progress)
+        in_process_sites = InProcessSites(
+            prepared_sites, step, None if plain else GhostDemand(folder, digest, way=selection)
+        )
+        with note_resumption(out, "finished rounds are"):
+            state = train(state, in_process_sites, step, training, note, progress)
     document = {
         "out": str(out), "method": method, "rounds": len(state.done), "sites": list(files), "classes": len(labels),
         "ghost": not plain, "selection": None if plain else selection,
@@ -254,48 +275,58 @@ def run(
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
         "missing": [list(record.missing) for record in state.done],
         "update_lengths": [record.norm for record in state.done], "losses": [record.loss for record in state.done],
-        "weights": str(state.weights_file), "seconds": round(time.monotonic() - begin, 2),
+        "weights": str(state.weights_file), "seconds": round(time.monotonic() - start_time, 2),
     }  # fmt: skip
-    audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
+    audit_command = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(paths.items()))
-    audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
-    emit(as_json, document, lambda: _run_text(document, state, audit))
+    audit_command += f" --site {site} --text {shlex.quote(str(source))}"
+    audit_command += "" if shield == "none" else f" --shield {shield}"
+    emit(as_json, document, lambda: _run_summary(document, state, audit_command))
 
 
-def _run_text(document: dict[str, Any], training: FederatedRun, audit: str) -> str:
+def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: str) -> str:
+    """Returns the result of a run as text.
+
+    Args:
+        document: the result as JSON.
+        state: the finished rounds.
+        audit_command: the command that is suggested next.
+    """
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
-    for number, record in enumerate(training.done, start=1):
+    for number, record in enumerate(state.done, start=1):
         loss = "unknown" if record.loss is None else f"{record.loss:.4f}"
         rows.append((str(number), loss, f"{record.norm:.4g}", ", ".join(record.missing) or "none"))
     crossing = "nothing: the texts are unchanged (--plain)"
     if document["ghost"]:
         crossing = f"ghost, selection {document['selection']}"
     reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
-    spent_words = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
-    promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent_words}"
-    whose = "the shadows in " if document["ghost"] else ""
+    spent_text = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
+    promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent_text}"
+    shadows_prefix = "the shadows in " if document["ghost"] else ""
     return "\n".join(
         [
-            f"{len(training.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
+            f"{len(state.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
             f"{duration(document['seconds'])}",
             table(rows),
             f"before the gradients: {crossing}; guarantee: none",
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
-            f"loss: nats a text, of {whose}each round's first batches; no site sends it",
+            f"loss: nats a text, of {shadows_prefix}each round's first batches; no site sends it",
             f"on the gradients: {document['shield_parameters']}; {promise}",
-            f"classes: {document['classes']}; next, what the server read: {audit}",
+            f"classes: {document['classes']}; next, what the server read: {audit_command}",
             f"weights: {shlex.quote(document['weights'])}; what the server saw: "
             f"{shlex.quote(document['out'] + '/updates')}",
         ]
     )
 
 
-def _require_all(files: Mapping[str, Path], out: Path) -> None:
-    """Raises UsageError where a run was begun with a site whose file is missing."""
-    prepared = out / "sites"
-    prepared_names = sorted(path.name for path in prepared.iterdir() if path.is_dir()) if prepared.is_dir() else []
+def _require_site_files(files: Mapping[str, Path], out: Path) -> None:
+    """Raises UsageError if a run has prepared a site whose file is missing."""
+    sites_folder = out / "sites"
+    prepared_names = (
+        sorted(path.name for path in sites_folder.iterdir() if path.is_dir()) if sites_folder.is_dir() else []
+    )
     if missing := [name for name in prepared_names if name not in files and not name.startswith(".")]:
         raise UsageError(
             f"the run was begun with {', '.join(missing)}, whose file is missing",
@@ -303,5 +334,5 @@ def _require_all(files: Mapping[str, Path], out: Path) -> None:
         )
 
 
-federated.command()(prepare)
-federated.command()(audit)
+federated_commands.command()(prepare)
+federated_commands.command()(audit)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.audit import sleeping_threads
+from milkglass.cli.audit import let_threads_sleep
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
-from milkglass.cli.ui.terminal import at_work, bars, emit, table
+from milkglass.cli.ui.terminal import bars, emit, report_activity, table
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def audit(
     for path in (out, readings, page):
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
-    sleeping_threads()
+    let_threads_sleep()
     from milkglass.threat.budget import Budget
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
@@ -81,21 +81,38 @@ def audit(
     from milkglass.federated.state import require_begun
 
     require_begun(run)
-    with at_work(as_json):
+    with report_activity(as_json):
         file, public_file = columns.read_texts(text), columns.read_optional(public)
-        update_audit, texts_read = _leakage(
+        update_audit, texts_read = _attack_updates(
             run, model, site, file, public_file, rows, attacks, shield, budget, seed, as_json
         )
-    _write(update_audit, texts_read, out, readings, page)
+    _write_reports(update_audit, texts_read, out, readings, page)
     paths = {"figures": out, "what was read, private": readings, "the page, private": page}
-    emit(as_json, update_audit.to_json(), lambda: _text(update_audit, paths))
+    emit(as_json, update_audit.to_json(), lambda: _report_text(update_audit, paths))
 
 
-def _leakage(
+def _attack_updates(
     run: Path, model: str, site: str, file: DataFile, public: DataFile | None, rows: Path | None, attacks: str | None,
     shield: str, budget: str, seed: int, as_json: bool,
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
-    """Attacks the updates of a site, and returns the figures and what was read."""
+    """Attacks the updates of a site.
+
+    Args:
+        run: the run's folder.
+        model: the model that was trained.
+        site: the site's name.
+        file: the site's own texts.
+        public: text that an attacker may have.
+        rows: the site's prepared folder. None: the run's.
+        attacks: names of attacks with commas between them. None: those that fit and end soon.
+        shield: the defence of the gradients, with its parameters.
+        budget: the time for the attacks.
+        seed: decides the attackers' draws.
+        as_json: whether no progress is printed.
+
+    Returns:
+        The figures, and for each text what was read of it.
+    """
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     from milkglass.audit.updates.attack import audit_updates, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
@@ -106,7 +123,7 @@ def _leakage(
     from milkglass.threat.budget import Budget
 
     require_names(names, ghost=True)
-    defence, source, folder = gradient_defence_named(shield), _source(public), resolve(model)
+    defence, source, folder = gradient_defence_named(shield), _public_source(public), resolve(model)
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
@@ -118,27 +135,27 @@ def _leakage(
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
-    """Raises UsageError where the run has no such site, or its rows are somewhere else."""
+    """Raises UsageError if the run has no rows of this site, and no other folder is given for them."""
     from milkglass.federated.prepare import require_name
 
     require_name(site)
     sites = run / "sites"
     if rows is not None or (sites / site).is_dir():
         return
-    if _unfinished(sites, site):
+    if _was_interrupted(sites, site):
         raise UsageError(
             f"{run} has no rows of a site {site}: the preparation of its sites was interrupted",
             "run the same `milkglass federated run` command again",
         )
     folders = sites.iterdir() if sites.is_dir() else []
-    # A folder with a dot is a temporary one
+    # A folder whose name begins with a dot is temporary
     names = sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
     hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
     raise UsageError(f"{run} has no rows of a site {site}", hint)
 
 
-def _unfinished(sites: Path, site: str) -> bool:
-    """Returns whether the run was begun with this site, whose rows are not there yet."""
+def _was_interrupted(sites: Path, site: str) -> bool:
+    """Returns whether a run began with this site and was interrupted before the site's rows were complete."""
     from milkglass.federated.ghost_stage import RECORD_FILE, parts_folder
     from milkglass.models.checkpoint import read_json
 
@@ -147,10 +164,11 @@ def _unfinished(sites: Path, site: str) -> bool:
     try:
         return site in read_json(sites / RECORD_FILE)["sites"]
     except (CorruptCheckpoint, OSError, KeyError, TypeError):
-        return False  # `federated run` says what is wrong with it
+        return False  # `federated run` reports a damaged record
 
 
-def _source(public: DataFile | None) -> PublicSource:
+def _public_source(public: DataFile | None) -> PublicSource:
+    """Returns the texts of a file that an attacker has, each with its second text and the messages of its row."""
     from milkglass.audit.updates.scenes import PublicSource
     from milkglass.rows.examples import examples_of
 
@@ -163,13 +181,14 @@ def _source(public: DataFile | None) -> PublicSource:
     return PublicSource(texts, public.name)
 
 
-def _write(
+def _write_reports(
     update_audit: UpdateAudit,
     texts_read: Sequence[Mapping[str, Any]],
     out: Path | None,
     readings: Path | None,
     page: Path | None,
 ) -> None:
+    """Writes the figures as JSON, what was read as JSON Lines, and the page, each if there is a file for it."""
     from milkglass import files
     from milkglass.audit.updates.page import render
 
@@ -182,24 +201,33 @@ def _write(
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
-def _text(update_audit: UpdateAudit, files: Mapping[str, Path | None]) -> str:
-    lines = [update_audit.to_json()["verdict"], "", *([_table(update_audit), ""] if update_audit.done else [])]
+def _report_text(update_audit: UpdateAudit, files: Mapping[str, Path | None]) -> str:
+    """Returns the audit as text, with the files that were written by their labels."""
+    lines = [
+        update_audit.to_json()["verdict"],
+        "",
+        *([_result_table(update_audit), ""] if update_audit.finished_results else []),
+    ]
     lines += [f"- {note}" for note in update_audit.notes()]
     lines += [f"{label}: {path}" for label, path in files.items() if path is not None]
     return "\n".join(lines)
 
 
-def _table(update_audit: UpdateAudit) -> str:
-    head = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
-    columns = len(head) if update_audit.ghost else 3
-    return table([head[:columns], *(_row(outcome)[:columns] for outcome in update_audit.done)])
+def _result_table(update_audit: UpdateAudit) -> str:
+    """Returns the table of results as text. What was trained on has columns only if it is not the texts themselves."""
+    header = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
+    column_count = len(header) if update_audit.ghost else 3
+    return table(
+        [header[:column_count], *(_result_row(outcome)[:column_count] for outcome in update_audit.finished_results)]
+    )
 
 
-def _row(outcome: UpdateResult) -> tuple[str, ...]:
+def _result_row(outcome: UpdateResult) -> tuple[str, ...]:
+    """Returns an attack's row in the table of results."""
     from milkglass.audit.updates.report import token_share
 
-    trained = (
+    trained_figures = (
         ("", "") if outcome.trained is None else (str(token_share(outcome.trained)), str(outcome.trained["rouge-1"]))
     )
     attack = outcome.attack + (", not finished" if outcome.cut else "")
-    return attack, str(outcome.token_share), str(outcome.rouge), *trained
+    return attack, str(outcome.token_share), str(outcome.rouge), *trained_figures

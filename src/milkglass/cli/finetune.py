@@ -1,4 +1,4 @@
-"""`milkglass finetune`: scramble data here, train there, watch.
+"""`milkglass finetune`: scramble training data here, and train a scrambled model with it on a server.
 
 Label names and the scale of scores stay here, sealed in the key.
 """
@@ -13,32 +13,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.job_progress import Fetch, comeback, finish
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
+from milkglass.cli.ui.job_progress import Fetch, finish_job, follow_hint
 from milkglass.cli.ui.options import (
     AsJson,
     KeyOptions,
     ServerOptions,
+    open_original,
     open_session,
     option_of,
-    original,
     refuse_unused,
     training_settings,
     with_options,
 )
-from milkglass.cli.ui.terminal import at_work, bars, emit
+from milkglass.cli.ui.terminal import bars, emit, report_activity
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
-SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
+SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the suffixes that the server accepts
 
 
 @with_options
 def finetune(
     model_id: Annotated[str, typer.Argument(help="The scrambled model's id on the server.")],
-    data: Annotated[Path, typer.Argument(help=f"Training data: {ROWS}.")],
+    data: Annotated[Path, typer.Argument(help=f"Training data: {ROW_FORMATS}.")],
     validation: Annotated[
         Path | None, typer.Option(help="Rows by which epochs are compared and accuracy is shown; not trained with.")
     ] = None,
@@ -95,7 +95,7 @@ def finetune(
     server sees them standardised, and in their order.
     """
     refuse_unused("with --detach, which waits for no result", {"--fetch": fetch} if detach else {})
-    if suffix is not None and not SUFFIX.fullmatch(suffix):  # it would cross the wire to be refused there
+    if suffix is not None and not SUFFIX.fullmatch(suffix):  # refused here, so that it is not sent
         raise UsageError(
             f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
             "give a name like that; it is sent unchanged, so let it reveal nothing",
@@ -109,29 +109,29 @@ def finetune(
 
     require_hyperparameters(hyperparameters, option_of)
     unlocked = key.open()
-    with ExitStack() as working:
-        working.enter_context(at_work(as_json))
-        train, summary = columns.read_training(data, task)
-        test = None if validation is None else columns.read_training(validation, summary.task)[0]
-        session = working.enter_context(open_session(key, server, unlocked))
+    with ExitStack() as contexts:
+        contexts.enter_context(report_activity(as_json))
+        train_file, summary = columns.read_training(data, task)
+        validation_file = None if validation is None else columns.read_training(validation, summary.task)[0]
+        session = contexts.enter_context(open_session(key, server, unlocked))
         with bars(as_json) as stage:
             job = session.finetune(
-                model_id, train, validation=test, task=task, suffix=suffix, hold_out=hold_out, skip_long=skip_long,
-                stage=stage,
+                model_id, train_file, validation=validation_file, task=task, suffix=suffix, hold_out=hold_out,
+                skip_long=skip_long, stage=stage,
                 **hyperparameters,
             )  # fmt: skip
         if detach:
-            emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server, key))
+            emit(as_json, {"job": job.id, "status": job.status}, follow_hint(job.id, server, key))
             return
-        use = "generate" if job.task == "causal-lm" else "classify"
-        largest = partial(_largest, session.unlocked, key.model)
-        names = session.unlocked.key.info.labels_by_job.get(job.id, {})
-        finish(session.remote, job.id, fetch, server, as_json, (use, key), largest, names)
+        next_command = "generate" if job.task == "causal-lm" else "classify"
+        max_bytes = partial(_max_model_bytes, session.unlocked, key.model)
+        labels = session.unlocked.key.info.labels_by_job.get(job.id, {})
+        finish_job(session.remote, job.id, fetch, server, as_json, (next_command, key), max_bytes, labels)
 
 
-def _largest(unlocked: UnlockedKey, model: str | None) -> int:
+def _max_model_bytes(unlocked: UnlockedKey, model: str | None) -> int:
     """Returns the most bytes that the fine-tuned model can have, by the size of the original."""
-    from milkglass.client.key.generate import scheme_of
+    from milkglass.client.key.scheme import scheme_of
     from milkglass.client.obfuscate.preflight import max_fine_tuned_bytes
 
-    return max_fine_tuned_bytes(original(model or unlocked.key.info.model), scheme_of(unlocked.key))
+    return max_fine_tuned_bytes(open_original(model or unlocked.key.info.model), scheme_of(unlocked.key))

@@ -20,12 +20,12 @@ from milkglass.cli.ui.options import (
     SplitOptions,
     Texts,
     changed_options,
-    given_options,
+    command_line_options,
     open_session,
     refuse_unused,
     with_options,
 )
-from milkglass.cli.ui.terminal import at_work, bars, json_text, note, say, show_classified, show_pieces
+from milkglass.cli.ui.terminal import bars, json_text, note, print_classifications, report_activity, say, show_pieces
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 from milkglass.rows.lines import InputRow, refusals_naming_rows, second_texts
@@ -52,13 +52,13 @@ USED_WITH_LOCAL = frozenset({
     "model_id", "text", "pair", "source", "truncate", "id_column", "local", "as_json", "text_column", "pair_column",
     "label_column", "delimiter", "skip_empty",
 })  # fmt: skip
-LOCAL_INSTEAD = ", or --local FOLDER for a model that `compare` kept"
-SPLIT_INSTEAD = ", or --split URL for a split server"
+LOCAL_ALTERNATIVE = ", or --local FOLDER for a model that `compare` kept"
+SPLIT_ALTERNATIVE = ", or --split URL for a split server"
 System = Annotated[str | None, typer.Option("--system", help="The system's message.")]
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
-@partial(with_options, required=False)
+@partial(with_options, needs_key_and_server=False)
 def classify(
     context: typer.Context,
     model_id: Annotated[
@@ -107,37 +107,37 @@ def classify(
     refuse_unused("to classify: labels are not read", {"--label-column": columns.label_column})
     if local is not None:
         refuse_unused("with --local", {"--refuse-long": not truncate})
-        refuse_unused("with --local", given_options(context, besides=USED_WITH_LOCAL))
+        refuse_unused("with --local", command_line_options(context, ignored_names=USED_WITH_LOCAL))
         local_texts = [*([] if model_id is None else [model_id]), *(text or [])]
         if local_texts and source:
             raise UsageError("texts and --in were both given", "give one of them")
         rows = texts_to_classify(local_texts, source, columns, id_column)
-        _classify_here(local, rows, second_texts(rows, pair), as_json)
+        _classify_locally(local, rows, second_texts(rows, pair), as_json)
         return
     if model_id is None:
         raise UsageError("no model was named", "give its id on the server, or --local FOLDER")
-    key.require(LOCAL_INSTEAD)
-    server.require(LOCAL_INSTEAD)
+    key.require(LOCAL_ALTERNATIVE)
+    server.require(LOCAL_ALTERNATIVE)
     unlocked = key.open()
     rows = texts_to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], second_texts(rows, pair)
     with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
-    show_classified(results, as_json, [row.output_id for row in rows])
+    print_classifications(results, as_json, [row.output_id for row in rows])
 
 
-def _classify_here(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] | None, as_json: bool) -> None:
-    """Prints the answers of a model that `compare` kept."""
+def _classify_locally(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] | None, as_json: bool) -> None:
+    """Classifies texts with a model that `compare` kept in a folder, and prints the classes or scores."""
     from milkglass.client.results import Classified
     from milkglass.compare.keep import answers
 
     predictions = answers(folder, [row.text for row in rows], pairs)
     results = [Classified(prediction.label, prediction.probabilities, prediction.score) for prediction in predictions]
-    show_classified(results, as_json, [row.output_id for row in rows])
+    print_classifications(results, as_json, [row.output_id for row in rows])
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
-@partial(with_options, required=False)
+@partial(with_options, needs_key_and_server=False)
 def generate(
     model_id: Annotated[
         str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)
@@ -168,16 +168,16 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.enclave import generate_split, sanitized_prompt, split_sampling, split_text
+        from milkglass.cli.enclave import generate_split, open_split_text, sanitize_prompt, split_sampling
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
         _require_split(key, split)
         sampling = split_sampling(max_tokens, temperature or 0.0, top_p, top_k, seed)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
-        with at_work(as_json), split_text(split, server) as running:
-            sanitized = sanitized_prompt(running, text, system, chat_template, instruction, sampling)
-            generate_split(running, sanitized, sampling, as_json)
+        with report_activity(as_json), open_split_text(split, server) as split_text:
+            sanitized = sanitize_prompt(split_text, text, system, chat_template, instruction, sampling)
+            generate_split(split_text, sanitized, sampling, as_json)
         return
     if model_id is None or instruction:
         missing = "--instruction is for --split" if instruction else "the model's id is missing"
@@ -185,14 +185,14 @@ def generate(
     refuse_unused("without --split", changed_options(split))
     from milkglass.client.remote.remote import Sampling
 
-    key.require(SPLIT_INSTEAD)
-    server.require(SPLIT_INSTEAD)
+    key.require(SPLIT_ALTERNATIVE)
+    server.require(SPLIT_ALTERNATIVE)
     with open_session(key, server) as session:
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
-        ids = session.prompt(text, system, chat_template)
-        _say_sampling(session)
-        answer = session.generate(model_id, ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
-        show_pieces(answer, show=not as_json)
+        prompt_ids = session.prompt(text, system, chat_template)
+        _note_sampling(session)
+        answer = session.generate(model_id, prompt_ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
+        show_pieces(answer, is_shown=not as_json)
     if as_json:
         say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}))
     elif answer.text:
@@ -200,7 +200,7 @@ def generate(
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------
-@partial(with_options, required=False)
+@partial(with_options, needs_key_and_server=False)
 def chat(
     model_id: Annotated[
         str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)
@@ -221,30 +221,30 @@ def chat(
     /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the prompt the chat.
     """
     if split.split is not None:
-        from milkglass.cli.enclave import split_sampling, split_text
+        from milkglass.cli.enclave import open_split_text, split_sampling
 
         refuse_unused("with --split", {"a model's id": model_id})
         _require_split(key, split)
-        with split_text(split, server) as running:
-            chat_temperature, mass = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
-            _talk(running.chat(system, split_sampling(max_tokens, chat_temperature, mass, top_k, seed)))
+        with open_split_text(split, server) as split_text:
+            chat_temperature, chat_top_p = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
+            _talk(split_text.chat(system, split_sampling(max_tokens, chat_temperature, chat_top_p, top_k, seed)))
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
     refuse_unused("without --split", changed_options(split))
     from milkglass.client.remote.remote import Sampling
 
-    key.require(SPLIT_INSTEAD)
-    server.require(SPLIT_INSTEAD)
+    key.require(SPLIT_ALTERNATIVE)
+    server.require(SPLIT_ALTERNATIVE)
     with open_session(key, server) as session:
-        _say_sampling(session)
+        _note_sampling(session)
         sampling = Sampling(max_tokens, temperature, top_p, top_k, seed).with_defaults(session.codec.sampling.values)
         defaults = {"temperature": 0.7} if session.codec.sampling.values else {"temperature": 0.7, "top_p": 0.95}
         _talk(session.chat(model_id, system, sampling.with_defaults(defaults)))
 
 
 def _require_split(key: KeyOptions, split: SplitOptions) -> None:
-    """Raises UsageError for options of a key, which a split model has not, and for a budget of no sanitizer."""
+    """Raises UsageError for options of a key, and with --no-sanitize for options of the sanitizer."""
     key_options = {"--key": key.key, "--passphrase-file": key.passphrase_file, "--model": key.model}
     refuse_unused("with --split", key_options)
     if split.no_sanitize:
@@ -252,24 +252,28 @@ def _require_split(key: KeyOptions, split: SplitOptions) -> None:
         refuse_unused("with --no-sanitize", {name: options.get(name) for name in ("--epsilon", "--p")})
 
 
-def _say_sampling(session: Session) -> None:
-    """Says how answers are drawn where the options leave it open, if the model says it."""
-    if shown := session.codec.sampling.shown:
-        note(f"drawn, where no option says otherwise, with {shown} (the model's generation_config.json)")
-    if left_out := session.codec.sampling.left_out:
-        note(f"warning: the model's own {', '.join(left_out)} cannot be asked of a server: left out")
+def _note_sampling(session: Session) -> None:
+    """Prints the model's own sampling settings, which hold where no option is set, and those that no server takes."""
+    if settings_text := session.codec.sampling.shown:
+        note(f"drawn, where no option says otherwise, with {settings_text} (the model's generation_config.json)")
+    if unused_names := session.codec.sampling.left_out:
+        note(f"warning: the model's own {', '.join(unused_names)} cannot be asked of a server: left out")
 
 
 def _talk(conversation: Conversation) -> None:
-    while (line := _ask()) is not None and line != "/exit":
+    """Reads lines and prints their answers until /exit or the end of stdin."""
+    while (line := _read_line()) is not None and line != "/exit":
         if line == "/new":
             conversation.clear()
         elif line:
-            _turn(conversation, line)
+            _take_turn(conversation, line)
 
 
-def _turn(conversation: Conversation, line: str) -> None:
-    """Asks once more. If that fails or is interrupted, the conversation is unchanged: the person may try again."""
+def _take_turn(conversation: Conversation, line: str) -> None:
+    """Sends one message and prints its answer. If that fails or is interrupted, the conversation is unchanged.
+
+    Raises KeyboardInterrupt only if stdin is not a terminal. Errors of Milkglass are printed.
+    """
     try:
         with closing(conversation.say(line)) as pieces:
             if show_pieces(pieces):
@@ -285,7 +289,8 @@ def _turn(conversation: Conversation, line: str) -> None:
         note(f"error: {error}")
 
 
-def _ask() -> str | None:
+def _read_line() -> str | None:
+    """Returns the next line of stdin without blanks around it, with a prompt on a terminal; None at the end."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:

@@ -1,4 +1,4 @@
-"""`milkglass jobs` and `job`: what a server trains; watch, cancel, fetch or delete one."""
+"""`milkglass jobs` and `job`: list a server's fine-tuning jobs; show, follow, cancel, resume, fetch or delete one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.job_progress import METRIC_NAMES, Fetch, finish, steps_text
+from milkglass.cli.ui.job_progress import METRIC_NAMES, Fetch, finish_job, steps_text
 from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, Yes, refuse_unused, with_options
-from milkglass.cli.ui.terminal import cell, emit, erase, moment, table
+from milkglass.cli.ui.terminal import cell_text, delete_object, emit, local_time, table
 from milkglass.errors import UsageError
 
 
@@ -19,10 +19,10 @@ def jobs(*, server: ServerOptions, as_json: AsJson = False) -> None:
     """List the server's fine-tuning jobs, the newest first."""
     with server.open() as remote:
         records = remote.jobs()
-    emit(as_json, {"jobs": [_document(job) for job in records]}, lambda: _job_table(records))
+    emit(as_json, {"jobs": [_job_document(job) for job in records]}, lambda: _job_table(records))
 
 
-@partial(with_options, required=False)
+@partial(with_options, needs_key_and_server=False)
 def job(
     job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
     follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
@@ -56,21 +56,25 @@ def job(
     labels = {} if key.key is None else key.open().key.info.labels_by_job.get(job_id, {})
     with server.open() as remote:
         if delete:
-            erase(remote, JOBS, job_id, f"Delete the record of {job_id}?", yes, as_json)
+            delete_object(remote, JOBS, job_id, f"Delete the record of {job_id}?", yes, as_json)
             return
-        state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is reported at once
+        state = remote.job(job_id)  # first, so that a missing job or a server that is down is reported at once
         if resume:
             state = remote.resume(job_id)
         if follow or fetch:
-            use = ("classify", key) if labels else None
-            finish(remote, job_id, fetch, server, as_json, use, labels=labels)
+            next_use = ("classify", key) if labels else None
+            finish_job(remote, job_id, fetch, server, as_json, next_use, labels=labels)
             return
         if cancel:
             remote.cancel(job_id)
             state = remote.job(job_id)
-    document = _document(state)
-    lines = [("id", cell(document["id"])), ("model", cell(document["model"])), ("status", cell(document["status"]))]
-    lines += [("steps", steps_text(document["progress"])), ("loss", _loss(document["progress"]))]
+    document = _job_document(state)
+    lines = [
+        ("id", cell_text(document["id"])),
+        ("model", cell_text(document["model"])),
+        ("status", cell_text(document["status"])),
+    ]
+    lines += [("steps", steps_text(document["progress"])), ("loss", _loss_text(document["progress"]))]
     lines += [
         (name, f"{document['metrics'][name]:.4f}") for name in METRIC_NAMES if document["metrics"].get(name) is not None
     ]
@@ -80,22 +84,25 @@ def job(
     emit(as_json, document, "\n".join(f"{name}: {value}" for name, value in lines if value))
 
 
-def _document(job: Mapping[str, Any]) -> dict[str, Any]:
+def _job_document(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a server's job that are shown; None for a field that the server left out."""
     names = ("id", "model", "status", "resumable", "created_at", "fine_tuned_model", "error", "progress", "metrics")
     return {name: job.get(name) for name in names}
 
 
 def _job_table(jobs: list[dict[str, Any]]) -> str:
+    """Returns the table of a server's jobs as text."""
     if not jobs:
         return "the server has no jobs"
     rows: list[tuple[str, ...]] = [("job", "model", "state", "steps", "loss", "made", "fine-tuned model")]
-    for job in map(_document, jobs):
+    for job in map(_job_document, jobs):
         progress = job["progress"]
-        cells = (job["id"], job["model"], job["status"], steps_text(progress) or "-", _loss(progress) or "-")
-        rows.append((*map(cell, cells), moment(job["created_at"]), cell(job["fine_tuned_model"] or "-")))
+        cells = (job["id"], job["model"], job["status"], steps_text(progress) or "-", _loss_text(progress) or "-")
+        rows.append((*map(cell_text, cells), local_time(job["created_at"]), cell_text(job["fine_tuned_model"] or "-")))
     return table(rows)
 
 
-def _loss(progress: Mapping[str, Any]) -> str:
+def _loss_text(progress: Mapping[str, Any]) -> str:
+    """Returns the loss with four decimals, "" if it is not known."""
     loss = progress.get("loss")
     return "" if loss is None else f"{loss:.4f}"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass import files
-from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, original, require_file
+from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, open_original, require_file
 from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase, require_another_source
-from milkglass.cli.ui.terminal import bars, emit, moment, note, table
+from milkglass.cli.ui.terminal import bars, emit, local_time, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyFileError, UsageError
 
@@ -21,18 +21,22 @@ if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
 
-NOT_MEASURED = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
+NOT_MEASURED_NOTE = (
+    "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
+)
 NEW_KEY_HINT = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
-READ_SEPARATELY = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
-SAME_EXCHANGE = (
+READ_SEPARATELY_NOTE = (
+    "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
+)
+SAME_EXCHANGE_NOTE = (
     "a text that is sent again is sent equally; texts that are nearly the same tell of each other: what stands in many "
     "of them, such as a form, is read by a vote, which `milkglass audit` does not try"
 )
 
-EXCHANGED_ALIKE = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
+EXCHANGED_ALIKE_NOTE = "a text is exchanged as under {key}: sending it under both tells no more than sending it once"
 LOSS_WARNING = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
-keys = typer.Typer(
+key_commands = typer.Typer(
     help="Show a key's model and how much of its budget is spent; make one for a job; back up; change passphrases.",
     no_args_is_help=True,
 )
@@ -40,7 +44,7 @@ KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
 CODEC_WARNING = "it reads every text under this key, as the key does; it makes no key for a job and scrambles no model"
 
 
-@keys.command()
+@key_commands.command()
 def status(
     key: Annotated[Path, typer.Argument(help="The key file. Its passphrase is not needed.")],
     passphrase_file: Annotated[
@@ -56,16 +60,16 @@ def status(
     from milkglass.client.key.file import require_key_file
 
     require_key_file(key)
-    spent = usage.read(key)
+    counts = usage.read(key)
     thresholds = [
         {"attacker": attacker, "share": share, "tokens": tokens}
-        for attacker, share, tokens in spent.passed_thresholds()
+        for attacker, share, tokens in counts.passed_thresholds()
     ]
-    fields = {name: value for name, value in asdict(spent).items() if value or name not in ("rate", "audits")}
-    emit(as_json, {"key": str(key), **fields, "passed": thresholds}, lambda: usage_text(spent))
+    fields = {name: value for name, value in asdict(counts).items() if value or name not in ("rate", "audits")}
+    emit(as_json, {"key": str(key), **fields, "passed": thresholds}, lambda: usage_text(counts))
 
 
-@keys.command("for-job")
+@key_commands.command("for-job")
 def for_job(
     key: Annotated[Path, typer.Argument(help="The key file to make it from.")],
     name: Annotated[str, typer.Argument(help="The job's name: the same name makes the same key again.")],
@@ -91,9 +95,9 @@ def for_job(
     from milkglass.client.key.generate import for_job as key_for_job
     from milkglass.client.key.passphrases import weakness
 
-    parent, passphrase = KeyOptions(key, model, passphrase_file).opened_with()
+    parent, passphrase = KeyOptions(key, model, passphrase_file).open_key_and_passphrase()
     parent.key.require_whole()
-    base = original(model or parent.key.info.model)
+    base = open_original(model or parent.key.info.model)
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))
@@ -104,12 +108,13 @@ def for_job(
     usage.record_parent(out, key)
     note(LOSS_WARNING.format(key=key))
     if child.info.responses is not None:
-        note(EXCHANGED_ALIKE.format(key=key))
+        note(EXCHANGED_ALIKE_NOTE.format(key=key))
     document = {"key": str(out), "parent": str(key), "job": name, "clusters": clusters, "key_id": child.identifier}
     emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
 
 
 def usage_text(counts: usage.Usage) -> str:
+    """Returns a key's counts, what audits and a coarse vocabulary's rate say of them, and warnings, as text."""
     lines = [
         f"encoded under this key, on this machine: {counts.tokens:,} tokens in {counts.texts:,} texts, repeated ones "
         "too"
@@ -124,14 +129,18 @@ def usage_text(counts: usage.Usage) -> str:
         job_tokens = sum(counts.jobs.values())
         ciphers = "" if counts.rate else ", each its own cipher"
         lines.append(f"under keys made from it for jobs, {len(counts.jobs):,}: {job_tokens:,} tokens{ciphers}")
-        lines.append(table([("key for a job", "tokens"), *((job, f"{n:,}") for job, n in counts.jobs.items())]))
+        lines.append(
+            table(
+                [("key for a job", "tokens"), *((job, f"{token_count:,}") for job, token_count in counts.jobs.items())]
+            )
+        )
     if counts.rate:
-        lines.append(SAME_EXCHANGE if counts.rate.get("epsilon") else READ_SEPARATELY)
+        lines.append(SAME_EXCHANGE_NOTE if counts.rate.get("epsilon") else READ_SEPARATELY_NOTE)
     lines += audit_lines(counts)
     if counts.rate:
         return "\n".join(lines)
     if not counts.measured:
-        return "\n".join([*lines, NOT_MEASURED])
+        return "\n".join([*lines, NOT_MEASURED_NOTE])
     rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
     for attacker, shares in counts.spent.items():
         for share, tokens in shares.items():
@@ -146,21 +155,23 @@ def usage_text(counts: usage.Usage) -> str:
 
 
 def audit_lines(counts: usage.Usage) -> list[str]:
-    """Returns what each audit found; of older versions only when the last one was."""
+    """Returns a table of the audits, or a line with the time of the last one if no audit has a record."""
     if not counts.audits:
-        return [f"last audit: {moment(counts.audited)}"] if counts.audited else []
+        return [f"last audit: {local_time(counts.audited)}"] if counts.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
     for audit in counts.audits:
         prefix = "" if audit["finished"] else "at least "
         shares = (
             "-" if audit[name] is None else f"{prefix}{100 * audit[name]:.1f} %" for name in ("tokens", "content")
         )
-        rows.append((moment(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished"))
+        rows.append(
+            (local_time(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished")
+        )
     return [table(rows)]
 
 
 def rate_lines(rate: Mapping[str, float]) -> list[str]:
-    """Returns lines that say what a coarse vocabulary lets through."""
+    """Returns lines that say what a coarse vocabulary lets through, by the figures that were recorded with its key."""
     lines = [
         f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader"
         f"{' on average' if rate.get('epsilon') else ''}; "
@@ -184,7 +195,7 @@ def rate_lines(rate: Mapping[str, float]) -> list[str]:
 
 
 def budget_warnings(counts: usage.Usage) -> list[str]:
-    """Returns what to say when the budget that audits measured is spent."""
+    """Returns a warning for each attacker whose threshold, as audits measured it, the encoded tokens have passed."""
     return [
         f"warning: at {tokens:,} tokens the attacker with {attacker} reads {share} of what carries content; "
         f"{NEW_KEY_HINT}"
@@ -192,7 +203,7 @@ def budget_warnings(counts: usage.Usage) -> list[str]:
     ]
 
 
-@keys.command("for-codec")
+@key_commands.command("for-codec")
 def for_codec(
     key: KeyPath,
     out: Annotated[Path, typer.Option("--out", help="The new file, under a passphrase of its own.")],
@@ -216,32 +227,32 @@ def for_codec(
 
     unlocked = KeyOptions(key, None, passphrase_file).open()
     codec = unlocked.key.codec_alone()
-    new = another_passphrase(new_passphrase_file, generate, unlocked)
-    if UnlockedKey.new(out, codec, new).reread().identifier != unlocked.key.identifier:
+    passphrase = another_passphrase(new_passphrase_file, generate, unlocked)
+    if UnlockedKey.new(out, codec, passphrase).reread().identifier != unlocked.key.identifier:
         raise KeyFileError(f"{out} is not the codec that was written", "another program wrote there; give another name")
     usage.copy_audits(out, key)
     note(CODEC_WARNING)
     if codec.info.responses is not None:
-        note(EXCHANGED_ALIKE.format(key=key))
+        note(EXCHANGED_ALIKE_NOTE.format(key=key))
     emit(
         as_json, {"codec": str(out), "key": str(key), "key_id": codec.identifier}, f"wrote the codec of {key} to {out}"
     )
 
 
-@keys.command()
+@key_commands.command()
 def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
     """Show a key's identifier, model and scheme, and the jobs whose label names it knows. No secret."""
     unlocked = KeyOptions(key, None, passphrase_file).open()
-    document = shown(unlocked)
+    document = key_document(unlocked)
     emit(
         as_json,
         document,
-        lambda: "\n".join(f"{name.replace('_', ' ')}: {_shown_field(value)}" for name, value in document.items()),
+        lambda: "\n".join(f"{name.replace('_', ' ')}: {_field_text(value)}" for name, value in document.items()),
     )
 
 
-def shown(unlocked: UnlockedKey) -> dict[str, Any]:
-    """Returns what may be shown of a key: it reads no text and makes no key. Label names are private: only counted."""
+def key_document(unlocked: UnlockedKey) -> dict[str, Any]:
+    """Returns what may be shown of a key: nothing that reads text or makes a key. Label names are private: a count."""
     key, key_info = unlocked.key, unlocked.key.info
     jobs = {**key_info.labels_by_job, **key_info.scales_by_job}
     return {
@@ -260,7 +271,8 @@ def shown(unlocked: UnlockedKey) -> dict[str, Any]:
     }
 
 
-def _shown_field(field: Any) -> str:
+def _field_text(field: Any) -> str:
+    """Returns a field of a key's document as text."""
     if isinstance(field, dict):
         elements = {name: element for name, element in field.items() if element is not None}
         return " ".join(str(element) if name == "name" else f"{name}={element}" for name, element in elements.items())
@@ -269,7 +281,7 @@ def _shown_field(field: Any) -> str:
     return "-" if field is None else f"{field:,}" if isinstance(field, int) else str(field)
 
 
-@keys.command()
+@key_commands.command()
 def backup(
     key: KeyPath,
     out: Annotated[Path, typer.Argument(help="The copy; it is sealed with the same passphrase.")],
@@ -298,7 +310,7 @@ def backup(
     )
 
 
-@keys.command()
+@key_commands.command()
 def rotate(
     key: KeyPath,
     new_passphrase_file: Annotated[
@@ -319,10 +331,12 @@ def rotate(
     from milkglass.client.key.file import leftovers
 
     leftover_files = leftovers(key)
-    unlocked = KeyOptions(key, None, passphrase_file).open()  # removes them
+    unlocked = KeyOptions(key, None, passphrase_file).open()  # removes the leftovers
     for leftover_file in leftover_files:
-        does = f"{leftover_file} cannot be removed: remove it" if leftover_file.exists() else f"removed {leftover_file}"
-        note(f"{does}, which a command left that was ended while it wrote the key")
+        outcome = (
+            f"{leftover_file} cannot be removed: remove it" if leftover_file.exists() else f"removed {leftover_file}"
+        )
+        note(f"{outcome}, which a command left that was ended while it wrote the key")
     unlocked.seal_again(another_passphrase(new_passphrase_file, generate, unlocked))
     note("copies that were made before still open with the old passphrase")
     if os.environ.get(PASSPHRASE_VARIABLE):

@@ -1,7 +1,7 @@
-"""The command line's entry point: the list of commands, and what becomes of an error.
+"""The command line's entry point: the list of commands, and the exit code of each error.
 
 Exit codes: 0 done, 2 used wrongly, 3 the model, 4 the key, 5 the text or data, 6 the server or the way to it, 7 the
-server's own trouble (`serve`), 130 interrupted, 1 anything else.
+server's own trouble (`serve`), 8 an enclave or attested hardware, 130 interrupted, 1 anything else.
 
 Heavy libraries are imported inside the commands: `milkglass --help` answers at once.
 """
@@ -15,17 +15,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from milkglass.cli.attest import attests
+from milkglass.cli.attest import attest_commands
 from milkglass.cli.audit import audit
 from milkglass.cli.codec import decode, encode
 from milkglass.cli.compare import compare
 from milkglass.cli.conformance import conformance
 from milkglass.cli.data import data
-from milkglass.cli.federated import federated
+from milkglass.cli.federated import federated_commands
 from milkglass.cli.finetune import finetune
 from milkglass.cli.inference import chat, classify, generate
 from milkglass.cli.jobs import job, jobs
-from milkglass.cli.key import keys
+from milkglass.cli.key import key_commands
 from milkglass.cli.models import models, upload, uploads
 from milkglass.cli.obfuscate import obfuscate
 from milkglass.cli.proxy import proxy, ui
@@ -33,8 +33,8 @@ from milkglass.cli.reproduce import reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.scrambled import export, train_config, verify
 from milkglass.cli.serve import serve
-from milkglass.cli.split import splits
-from milkglass.cli.ui.terminal import INTERRUPTED, MAX_CELL_LETTERS, note_apart, report
+from milkglass.cli.split import split_commands
+from milkglass.cli.ui.terminal import INTERRUPT_EXIT_CODE, MAX_CELL_CHARACTERS, note_after_interrupt, report_error
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing_extra_error
 from milkglass.system import keep_private
@@ -45,53 +45,54 @@ HELP = (
 )
 
 
-class Commands(TyperGroup):
-    """Turns every error into words (or JSON) on stderr and an exit code; no traceback shows what a user typed."""
+class CommandGroup(TyperGroup):
+    """Turns errors into words (or JSON) on stderr and an exit code. Only a bug has a traceback, without variables."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Runs the command that the context names."""
         arguments = [*getattr(ctx, "_protected_args", []), *ctx.args]
         as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
         try:
             return super().invoke(ctx)
         except MilkglassError as error:
-            report(error, as_json)
+            report_error(error, as_json)
             code = error.exit_code
         except KeyboardInterrupt:
-            note_apart("interrupted")
-            code = INTERRUPTED
+            note_after_interrupt("interrupted")
+            code = INTERRUPT_EXIT_CODE
         except UnicodeError:
-            report(UsageError("the input is not UTF-8 text", "convert it to UTF-8"), as_json)
+            report_error(UsageError("the input is not UTF-8 text", "convert it to UTF-8"), as_json)
             code = UsageError.exit_code
         except BrokenPipeError:
-            raise  # whoever read the output has enough; typer leaves quietly
+            raise  # the reader of the output has closed it; typer ends the process quietly
         except OSError as error:
             name = f" ({error.filename})" if error.filename else ""
-            report(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
+            report_error(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
             code = MilkglassError.exit_code
         except ModuleNotFoundError as error:
             if (missing_extra := missing_extra_error(error, ctx.invoked_subcommand or "milkglass")) is None:
                 raise
-            report(missing_extra, as_json)
+            report_error(missing_extra, as_json)
             code = missing_extra.exit_code
         except typer.Abort:
-            code = INTERRUPTED
+            code = INTERRUPT_EXIT_CODE
         except Exception as error:
-            # typer's own usage errors carry a message for people; anything else is a bug, whose traceback is shown.
-            if (refusal := refused_value(error)) is not None:
-                report(refusal, as_json)
-                raise typer.Exit(refusal.exit_code) from None
+            # typer's own usage errors have a message for people; anything else is a bug, whose traceback is shown
+            if (value_error := option_value_error(error)) is not None:
+                report_error(value_error, as_json)
+                raise typer.Exit(value_error.exit_code) from None
             message = getattr(error, "format_message", None)
             if not (as_json and callable(message)):
                 raise
-            report(UsageError(str(message()), "see --help"), as_json)
+            report_error(UsageError(str(message()), "see --help"), as_json)
             code = UsageError.exit_code
         raise typer.Exit(code)
 
 
-def refused_value(error: Exception) -> UsageError | None:
-    """Returns the error of an option's value as a sentence that names the value, or None for any other error.
+def option_value_error(error: Exception) -> UsageError | None:
+    """Returns the error of an option whose value pydantic refused, or None for any other error.
 
-    typer's own words are pydantic's, which leave the value out.
+    The message names the value, which typer's message, in pydantic's words, leaves out.
     """
     from pydantic import ValidationError
 
@@ -101,15 +102,15 @@ def refused_value(error: Exception) -> UsageError | None:
     from milkglass.server.spec import requirement_of
 
     fault = cause.errors()[0]
-    name, refused, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_LETTERS], requirement_of(fault)
-    is_text = not refused.isascii() or not refused.replace(".", "", 1).lstrip("-").isdigit()
-    shown = repr(refused) if is_text else refused
-    return UsageError(f"{name}: {rule}" if repr(refused) in rule else f"{name} is {shown}, {rule}", "see --help")
+    name, value, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_CHARACTERS], requirement_of(fault)
+    is_text = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
+    value_text = repr(value) if is_text else value
+    return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {value_text}, {rule}", "see --help")
 
 
 app = typer.Typer(
     name="milkglass",
-    cls=Commands,
+    cls=CommandGroup,
     help=HELP,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -118,8 +119,9 @@ app = typer.Typer(
 )
 
 
-def _version(requested: bool) -> None:
-    if requested:
+def _print_version(is_requested: bool) -> None:
+    """Prints the version and ends the command, if --version is set."""
+    if is_requested:
         from importlib.metadata import version
 
         typer.echo(f"milkglass {version('milkglass')}")
@@ -129,10 +131,10 @@ def _version(requested: bool) -> None:
 @app.callback(help=HELP)
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of `milkglass` itself."""
+    """Takes the options of `milkglass` itself."""
 
 
 def demo(
@@ -152,12 +154,15 @@ for command in (
     *(job, train_config, classify, generate, chat, proxy, ui, audit, reproduce, data, conformance, demo),
 ):
     app.command()(command)
-for name, group in {"split": splits, "federated": federated, "key": keys, "attest": attests}.items():
+for name, group in {
+    "split": split_commands, "federated": federated_commands, "key": key_commands, "attest": attest_commands,
+}.items():  # fmt: skip
     app.add_typer(group, name=name)
 
 
 def main() -> None:
-    keep_private()  # whatever the command: most hold a key, a passphrase or text
+    """Runs the command that the process's arguments name."""
+    keep_private()  # for every command, since most hold a key, a passphrase or text
     app(args=sys.argv[1:], prog_name="milkglass")
 
 

@@ -1,4 +1,4 @@
-"""`milkglass sanitize --method mask`: names, places and numbers of a file are masked by Presidio."""
+"""`milkglass sanitize --method mask`: mask names, places and numbers of a file with Presidio."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from milkglass.cli.ui.terminal import bars, emit, table
 from milkglass.errors import UsageError
 from milkglass.rows.blocks import FileShape
 
-DEFAULT_MIN_SCORE = 0.35  # the least score of what is masked: telephone numbers have 0.4
+DEFAULT_MIN_SCORE = 0.35  # the lowest recognition score that is masked; telephone numbers have 0.4
 
 
-def mask(source: Path, shape: FileShape, out: Path, settings: list[str], as_json: bool) -> None:
-    """Masks a file, and prints how often each kind was masked.
+def sanitize_by_mask(source: Path, shape: FileShape, out: Path, settings: list[str], as_json: bool) -> None:
+    """Masks the texts of a file, and prints how often each kind of entity was masked.
 
     Args:
-        settings: of `--set`: least=0.5.
+        source: the file.
+        shape: the format of its rows, and which of their fields are texts.
+        out: the file to write.
+        settings: the values of `--set`, such as "least=0.5".
+        as_json: whether the report is printed as JSON.
     """
     from milkglass.sanitizers.masking import mask_file
 
@@ -23,15 +27,18 @@ def mask(source: Path, shape: FileShape, out: Path, settings: list[str], as_json
         report = mask_file(source, shape, out, min_score_of(settings), stage("mask", source.stat().st_size))
     rows: list[tuple[str, ...]] = [("masked", "times")]
     rows += [(kind, f"{count:,}") for kind, count in report["masks"].items()]
-    text = (
+    summary = (
         f"{table(rows)}\n{report['texts with a mask']:,} of {report['texts']:,} texts have a mask; what no recognizer "
         f"knows is unchanged\nwrote {out}"
     )
-    emit(as_json, report, text)
+    emit(as_json, report, summary)
 
 
 def min_score_of(settings: list[str]) -> float:
-    """Returns the least score that `--set least=NUMBER` gives. Raises UsageError."""
+    """Returns the lowest score that is masked: NUMBER of `--set least=NUMBER`, or the default.
+
+    Raises UsageError for another name, or a number that is not from 0 to 1.
+    """
     min_score = DEFAULT_MIN_SCORE
     for setting in settings:
         name, _, number = setting.partition("=")

@@ -15,11 +15,11 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     Yes,
     changed_options,
-    original,
+    open_original,
     refuse_unused,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, cell, confirm, emit, erase, megabytes, moment, note, table
+from milkglass.cli.ui.terminal import bars, cell_text, confirm, delete_object, emit, local_time, megabytes, note, table
 from milkglass.errors import KeyForOtherModel, RemoteError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
 
 
-KEYS = {True: "this key", False: "another key", None: "not said"}
+KEY_FIT_TEXTS = {True: "this key", False: "another key", None: "not said"}
 
 
 @with_options
@@ -55,56 +55,65 @@ def models(
     """List a server's models (--server or $MILKGLASS_SERVER); without one, what can be scrambled; or look at REF."""
     if server is None and (key or delete):
         raise UsageError("--key and --delete are about a server's models", "name the server with --server")
-    listed = server is not None and ref is None and not supported
-    if not listed:
-        about = "with --supported" if supported else f"to look at {ref}" if ref is not None else "without a server"
-        refuse_unused(about, {"--key": key, "--delete": delete, **changed_options(credentials)})
+    lists_server_models = server is not None and ref is None and not supported
+    if not lists_server_models:
+        situation = "with --supported" if supported else f"to look at {ref}" if ref is not None else "without a server"
+        refuse_unused(situation, {"--key": key, "--delete": delete, **changed_options(credentials)})
     if ref is not None and supported:
         raise UsageError("--supported and a model were both given", "leave one out")
     refuse_unused("to delete a model", {"--key": key} if delete else {})
     refuse_unused("without --delete", {"--yes": yes} if not delete else {})
     refuse_unused("without --key", {"--passphrase-file": passphrase_file} if key is None else {})
-    if listed and server is not None:
+    if lists_server_models and server is not None:
         if delete:
             from milkglass.client.remote.remote import MODELS
 
             question = f"Delete the model {delete} from the server? It cannot be brought back."
-            with credentials.to(server).open() as remote:
-                erase(remote, MODELS, delete, question, yes, as_json)
+            with credentials.for_server(server).open() as remote:
+                delete_object(remote, MODELS, delete, question, yes, as_json)
         else:
-            opened = KeyOptions(key, None, passphrase_file).open().key if key else None
-            _list_models(credentials.to(server), opened, as_json)
+            unlocked_key = KeyOptions(key, None, passphrase_file).open().key if key else None
+            _list_models(credentials.for_server(server), unlocked_key, as_json)
         return
-    emit(as_json, *(_catalogue() if ref is None else _model_facts(ref)))
+    emit(as_json, *(_supported_models() if ref is None else _model_facts(ref)))
 
 
 # --- a server's -------------------------------------------------------------------------------------------------------
 def _list_models(credentials: ServerOptions, key: Key | None, as_json: bool) -> None:
+    """Prints a server's models, and with a key which of them were made with it."""
     from milkglass.client.remote.responses import is_made_with
 
     with credentials.open() as remote:
         records = remote.models()
     names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
-    shown = [{name: model.get(name) for name in names} for model in records]
+    model_documents = [{name: model.get(name) for name in names} for model in records]
     if key is not None:
-        shown = [{**model, "key_fits": is_made_with(model, key)} for model in shown]
-    emit(as_json, {"models": shown}, lambda: _model_table(shown))
+        model_documents = [{**model, "key_fits": is_made_with(model, key)} for model in model_documents]
+    emit(as_json, {"models": model_documents}, lambda: _model_table(model_documents))
 
 
 def _model_table(models: list[dict[str, Any]]) -> str:
-    more = "what can be scrambled: milkglass models --supported"
+    """Returns the table of a server's models as text."""
+    hint = "what can be scrambled: milkglass models --supported"
     if not models:
-        return f"the server has no models\n{more}"
+        return f"the server has no models\n{hint}"
     rows: list[tuple[str, ...]] = [("model", "kind", "size", "made", "fine-tuned from", "scrambled with")]
     for model in models:
-        scrambled_with = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
-        cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
-        rows.append((*cells, cell(model["parent"] or "-"), cell(scrambled_with)))
-    return f"{table(rows)}\n\n{more}"
+        scrambled_with = (
+            KEY_FIT_TEXTS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEY_FIT_TEXTS[None])
+        )
+        cells = (
+            cell_text(model["id"]),
+            cell_text(model["kind"]),
+            megabytes(model["bytes"]),
+            local_time(model["created"]),
+        )
+        rows.append((*cells, cell_text(model["parent"] or "-"), cell_text(scrambled_with)))
+    return f"{table(rows)}\n\n{hint}"
 
 
 # --- what can be scrambled --------------------------------------------------------------------------------------------
-def _catalogue() -> tuple[dict[str, Any], str]:
+def _supported_models() -> tuple[dict[str, Any], str]:
     """Returns the embedded models and the supported families, as JSON and as text."""
     from milkglass.models.families import FAMILIES
     from milkglass.models.resolve import EMBEDDED
@@ -125,15 +134,16 @@ def _catalogue() -> tuple[dict[str, Any], str]:
 
 
 def _model_facts(ref: str) -> tuple[dict[str, Any], str]:
+    """Returns what is known of one model, as JSON and as text. Raises ModelError if it cannot be scrambled."""
     from milkglass.client.obfuscate.preflight import assumption_of, require_sound
     from milkglass.models.families import architecture_of
 
-    base = original(ref)
+    base = open_original(ref)
     architecture = architecture_of(base)
     require_sound(base)
     if warning := assumption_of(base):
         note(warning)
-    tables = sum(base.tensors[name].bytes for name in architecture.touched)
+    scrambled_bytes = sum(base.tensors[name].bytes for name in architecture.token_tensor_names)
     facts: dict[str, Any] = {
         "ref": ref,
         "folder": str(base.folder),
@@ -142,9 +152,9 @@ def _model_facts(ref: str) -> tuple[dict[str, Any], str]:
         "vocabulary": architecture.vocab_size,
         "dimensions": base.tensors[architecture.table].shape[1],
         "dtype": base.tensors[architecture.table].dtype,
-        "touched": list(architecture.touched),
+        "touched": list(architecture.token_tensor_names),
         "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
-        "bytes_scrambled": tables,
+        "bytes_scrambled": scrambled_bytes,
     }
     return facts, table(
         [
@@ -174,7 +184,7 @@ def upload(
     Refused before anything is sent: a folder with a tokenizer, with a config that scrambling would have changed, or
     with weights that are not the model's; a Parquet file without the mark that `encode` leaves beside its own.
     """
-    _require_ours(path, name)
+    _require_own_files(path, name)
     unlocked = _key_of(path, key, passphrase_file)
     options = "--key KEYFILE" if key is None else str(KeyOptions(key, None, passphrase_file))
     from milkglass.client.obfuscate.upload_check import unsent_names
@@ -184,20 +194,20 @@ def upload(
         if path.is_dir():
             for other in unsent_names(path):
                 note(f"not sent: {other}, which is not a file of the model")
-            repeats = name is not None and is_plain(name) and _is_there(remote, name)
+            is_repeated = name is not None and is_plain(name) and _has_model(remote, name)
             model = remote.upload_model(path, name, stage)
             if unlocked is not None:
                 unlocked.remember(None, model=model)
             unchanged = f"the server had this very model already, nothing was replaced: {model}"
-            result = unchanged if repeats else f"uploaded: {model}"
-            emit(as_json, {"model": model}, lambda: f"{result}\n{_next_steps(remote, model, server, options)}")
+            result = unchanged if is_repeated else f"uploaded: {model}"
+            emit(as_json, {"model": model}, lambda: f"{result}\n{_next_commands(remote, model, server, options)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
 
 
-def _is_there(remote: Remote, name: str) -> bool:
-    """Returns whether the server has a model of this name. It refuses to replace one of other weights."""
+def _has_model(remote: Remote, name: str) -> bool:
+    """Returns whether the server has a model of this name. The server refuses to replace it by other weights."""
     try:
         remote.model(name)
     except RemoteError as error:
@@ -208,14 +218,19 @@ def _is_there(remote: Remote, name: str) -> bool:
 
 
 def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> UnlockedKey | None:
-    """Returns the key that made a folder. Raises UsageError, KeyForOtherModel before anything is sent."""
+    """Opens the key that made a folder; None without a key file. It is called before anything is sent.
+
+    Raises:
+        UsageError: `path` is a file of rows, which has no key.
+        KeyForOtherModel: the folder was made with another key.
+    """
     if key is None:
         return None
     if not path.is_dir():
         raise UsageError("--key is of a model, and this is a file of rows", "leave --key out")
     unlocked = KeyOptions(key, None, passphrase_file).open()
-    from milkglass.client.layout import KEY_ID
     from milkglass.models.checkpoint import read_json
+    from milkglass.models.file_names import KEY_ID
 
     if read_json(path / "config.json").get(KEY_ID) not in (None, unlocked.key.identifier):
         raise KeyForOtherModel(
@@ -224,8 +239,17 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
     return unlocked
 
 
-def _next_steps(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
-    """Returns the next commands: a decoder's scheme may need no fine-tuning, which the server's copy does not say."""
+def _next_commands(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
+    """Returns the commands that are suggested after an upload.
+
+    The server does not say whether a decoder's scheme needs fine-tuning. So two commands are suggested for a decoder.
+
+    Args:
+        remote: the server.
+        model: the model's name at the server.
+        server: the options of the server.
+        key: the options of the key, as they are typed.
+    """
     tune = f"next: milkglass finetune {model} YOUR.jsonl {key} {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune
@@ -251,24 +275,25 @@ def uploads(
             remote.delete_upload(delete)
             emit(as_json, {"id": delete, "deleted": True}, f"deleted: {delete}")
             return
-        files, parts = remote.files(), remote.uploads()
-    emit(as_json, {"files": files, "unfinished": parts}, lambda: _upload_table(files, parts))
+        files, unfinished_uploads = remote.files(), remote.uploads()
+    emit(as_json, {"files": files, "unfinished": unfinished_uploads}, lambda: _upload_table(files, unfinished_uploads))
 
 
-def _upload_table(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
-    if not files and not parts:
+def _upload_table(files: list[dict[str, Any]], unfinished_uploads: list[dict[str, Any]]) -> str:
+    """Returns the table of a server's files and unfinished uploads as text."""
+    if not files and not unfinished_uploads:
         return "the server has no uploads"
     rows: list[tuple[str, ...]] = [("id", "for", "size", "arrived", "made")]
-    for record in [*files, *parts]:
+    for record in [*files, *unfinished_uploads]:
         size, received = record.get("bytes"), record.get("received")
-        part = f"{100 * received / size:.0f} %" if received is not None and size else "whole"
-        cells = (cell(record.get("id")), cell(record.get("purpose")), megabytes(size))
-        rows.append((*cells, part, moment(record.get("created_at"))))
+        progress_text = f"{100 * received / size:.0f} %" if received is not None and size else "whole"
+        cells = (cell_text(record.get("id")), cell_text(record.get("purpose")), megabytes(size))
+        rows.append((*cells, progress_text, local_time(record.get("created_at"))))
     return table(rows)
 
 
-def _require_ours(path: Path, name: str | None) -> None:
-    """Raises UsageError for what Milkglass did not write. No one has been asked for a token then."""
+def _require_own_files(path: Path, name: str | None) -> None:
+    """Raises UsageError for a folder or a file that Milkglass did not write. It is called before a token is read."""
     if path.is_dir():
         from milkglass.client.obfuscate.upload_check import OutgoingModel
 

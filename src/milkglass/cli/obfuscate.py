@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass.cli import coarse
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.options import (
     TOKEN_VARIABLE,
     AsJson,
@@ -23,13 +23,13 @@ from milkglass.cli.ui.options import (
     PassphraseFile,
     changed_options,
     kept_name,
-    parameters,
+    parameters_option,
     refuse_unused,
     require_file,
     with_options,
 )
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
-from milkglass.cli.ui.terminal import bars, emit, note, note_apart
+from milkglass.cli.ui.terminal import bars, emit, note, note_after_interrupt
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, ModelError, UsageError
 from milkglass.files import partial_folder
@@ -65,17 +65,25 @@ LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not imp
 
 
 def outcome_lines(unlocked: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
-    from milkglass.client.key.generate import scheme_of
+    """Returns lines that say what was scrambled, and what the key's scheme promises for it.
 
-    key, start = unlocked.key, f"scrambled into {out} in {duration(seconds)}"
+    Args:
+        unlocked: the key.
+        out: the folder that was written.
+        promise: the sizes of the clusters or symbols.
+        seconds: how long it took.
+    """
+    from milkglass.client.key.scheme import scheme_of
+
+    key, first_line = unlocked.key, f"scrambled into {out} in {duration(seconds)}"
     if key.token_symbols is not None:
-        return [start, *coarse.summary_lines(unlocked.path, key, promise), f"  {LIMITS_NOTE}"]
+        return [first_line, *coarse.summary_lines(unlocked.path, key, promise), f"  {LIMITS_NOTE}"]
     if broken := scheme_of(key).broken:
-        return [start, f"  {_permutation_text(key)}", f"  {broken}"]
+        return [first_line, f"  {_permutation_text(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
     spread = f"of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     return [
-        start,
+        first_line,
         f"  {_permutation_text(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
@@ -85,42 +93,52 @@ def outcome_lines(unlocked: UnlockedKey, out: Path, promise: Promise, seconds: f
 
 
 def _permutation_text(key: Key) -> str:
-    tokens = len(key.first)
-    if len(key.sigma) > tokens:
-        return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
-    return f"{tokens:,} tokens permuted" + (", one row a cluster" if key.shares else "")
+    """Returns how many tokens are permuted, and under how many ids if these are more."""
+    token_count = len(key.first)
+    if len(key.sigma) > token_count:
+        return f"{token_count:,} tokens permuted, under {len(key.sigma):,} ids"
+    return f"{token_count:,} tokens permuted" + (", one row a cluster" if key.shares else "")
 
 
 def next_steps(
     unlocked: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
-    columns: str = "",
+    column_options: str = "",
 ) -> list[str]:  # fmt: skip
-    """Returns what the user must know to go on. `columns`: the options by which the rows that were given are read."""
-    from milkglass.client.key.generate import scheme_of
+    """Returns lines with warnings and with the commands that come next.
+
+    Args:
+        unlocked: the key.
+        out: the folder that was written.
+        delta: whether it is a delta, which needs the original model at the server.
+        passphrase_file: the option --passphrase-file of the commands. None: they have no such option.
+        data: the user's training rows, if they are known.
+        column_options: the options by which those rows are read, with a space before them.
+    """
+    from milkglass.client.key.scheme import scheme_of
     from milkglass.client.plain_names import is_plain
 
     key_options = KeyOptions(unlocked.path, None, passphrase_file)
-    audit = f"next: milkglass audit {key_options} --text {shlex.quote(str(data or 'TEXTS'))}{columns}"
+    audit = f"next: milkglass audit {key_options} --text {shlex.quote(str(data or 'TEXTS'))}{column_options}"
     key, folder = unlocked.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
     folder_name = out.name if is_plain(out.name) else None
     name = f"--name {folder_name} " if folder_name else ""
     upload = f"milkglass upload {folder} {name}{key_options} --server {server}{token}"
-    rows = f"{shlex.quote(str(data))}{columns}"
+    rows = f"{shlex.quote(str(data))}{column_options}"
     tune = f"then: milkglass finetune {folder_name or 'MODEL'} {rows} {key_options} --server {server}{token}"
-    trained = [tune] if data is not None else []
-    answers = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
-    proxy = [f"then: milkglass proxy {key_options} --server {server}{token}"] if answers else []
+    tune_lines = [tune] if data is not None else []
+    answers_untuned = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
+    proxy = [f"then: milkglass proxy {key_options} --server {server}{token}"] if answers_untuned else []
     if scheme_of(key).broken:
-        public = [f"to try it with public text: {upload}", *proxy] if answers else []
+        public = [f"to try it with public text: {upload}", *proxy] if answers_untuned else []
         return [f"{audit} shows what is read", "send nothing private under this key", *public]
     lines = [f"  {UNTUNED_NOTE if scheme_of(key).k > 1 or key.shares else UNMIXED_WARNING}"]
     if delta:
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
-    return [*lines, audit, f"then: milkglass verify {folder} {key_options}", f"then: {upload}", *trained, *proxy]
+    return [*lines, audit, f"then: milkglass verify {folder} {key_options}", f"then: {upload}", *tune_lines, *proxy]
 
 
 @with_options
@@ -146,7 +164,7 @@ def obfuscate(
         typer.Option(help="Only tokens whose counts in --band-text differ by less than this factor share a cluster."),
     ] = None,
     band_text: Annotated[
-        Path | None, typer.Option("--band-text", help=f"Text like yours, for --bands: {ROWS}, or .txt.")
+        Path | None, typer.Option("--band-text", help=f"Text like yours, for --bands: {ROW_FORMATS}, or .txt.")
     ] = None,
     symbols: Annotated[
         int | None, typer.Option(help="With --scheme coarse: how many symbols stand for all tokens.  [default: 16]")
@@ -164,9 +182,11 @@ def obfuscate(
     task: Annotated[
         Literal["regression"] | None, typer.Option(help="With --scheme coarse: the labels of --data are numbers.")
     ] = None,
-    words: Annotated[
+    assignments: Annotated[
         list[str] | None,
-        parameters("Another parameter of the scheme, such as beta=0.9, aliases=2, rows=shared or plus.form=paper."),
+        parameters_option(
+            "Another parameter of the scheme, such as beta=0.9, aliases=2, rows=shared or plus.form=paper."
+        ),
     ] = None,
     delta: Annotated[
         bool, typer.Option("--delta", help="Write only what changes; the server must have the original model.")
@@ -182,82 +202,81 @@ def obfuscate(
     as_json: AsJson = False,
 ) -> None:
     """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
-    begin = time.monotonic()
+    start_time = time.monotonic()
     if generate_passphrase and key.exists():
         resumption = "; an interrupted run goes on then" if partial_folder(out).exists() else ""
         fault = f"{key} exists already, under a passphrase of its own"
         raise UsageError(fault, f"leave --generate-passphrase out{resumption}")
-    reads_file = data or public_text or band_text
-    refuse_unused("where no file of yours is read", {} if reads_file else changed_options(columns))
-    _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
-    from milkglass.client.key.generate import scheme_for, scheme_of
+    has_files = any(file is not None for file in (data, public_text, band_text))
+    refuse_unused("where no file of yours is read", {} if has_files else changed_options(columns))
+    _require_places(out, key, new_key)  # reported before anyone waits for a model
+    from milkglass.client.key.scheme import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import assumption_of, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import architecture_of
 
-    band_file = _band_file(bands, band_text, columns)
+    band_file = _read_band_file(bands, band_text, columns)
     scheme_options = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
-    chosen = _scheme_parameters(scheme or "obfuslm", words or [], scheme_options)
-    files = coarse.CoarseFiles(data, public_text, task is not None, columns)
-    # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
-    # the question. One that is generated is written last: where anything else is refused, no file of it is left.
-    existing = _existing(key, passphrase_file)
-    files.require_fit(scheme, key)
-    with _resumable(key, new_key or generate_passphrase):
+    chosen_parameters = _scheme_parameters(scheme or "obfuslm", assignments or [], scheme_options)
+    coarse_files = coarse.CoarseFiles(data, public_text, task is not None, columns)
+    # A passphrase is asked for before rows and the model are read, and before bars are drawn over the question. A
+    # generated one is written after everything that can be refused before, so that a refusal leaves no file of it.
+    existing_key = _open_existing_key(key, passphrase_file)
+    coarse_files.require_fit(scheme, key)
+    with _note_resumption(key, new_key or generate_passphrase):
         passphrase = ""
-        if existing is None and not generate_passphrase:
+        if existing_key is None and not generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase)
-        files.require()
-        folder = _folder(model, as_json)
+        coarse_files.require()
+        folder = _resolve_model(model, as_json)
         base = Checkpoint.open(folder)
         if band_file is not None:
-            chosen["bands"] = _bands(base, bands, band_file)
+            chosen_parameters["bands"] = _count_bands(base, bands, band_file)
         ref = kept_name(model, folder)
-        requested_scheme = scheme_for(base, scheme or "obfuslm", **chosen)
-        if existing is not None:
-            _require_same(existing, scheme, chosen, out)
-        final_scheme = requested_scheme if existing is None else scheme_of(existing.key)
+        requested_scheme = scheme_for(base, scheme or "obfuslm", **chosen_parameters)
+        if existing_key is not None:
+            _require_same_scheme(existing_key, scheme, chosen_parameters, out)
+        final_scheme = requested_scheme if existing_key is None else scheme_of(existing_key.key)
         require_scramblable(base, final_scheme, delta)
         require_room(base, final_scheme, out, delta)
         for remark in filter(None, [assumption_of(base)]):
             note(remark)
-        texts = files.read(base) if existing is None and files.data is not None else None
+        texts = coarse_files.read(base) if existing_key is None and coarse_files.data is not None else None
         if warning := final_scheme.broken or (
             UNMIXED_WARNING if final_scheme.k == 1 and not final_scheme.shares else None
         ):
             note(f"warning: {warning}")
-        if existing is None and generate_passphrase:
+        if existing_key is None and generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase, generate=True)
         with bars(as_json) as stage:
             total = sum(tensor.bytes for tensor in base.tensors.values())
-            digest = base.digest(stage("read the model" if existing is None else "check the model", total))
-            if existing is None:
+            digest = base.digest(stage("read the model" if existing_key is None else "check the model", total))
+            if existing_key is None:
                 from milkglass.client.key.file import UnlockedKey
 
-                fresh_key = _make_key(base, ref, final_scheme, digest, texts, stage)
-                unlocked = UnlockedKey.new(
-                    key, fresh_key, passphrase, weak=weak_passphrase
-                )  # before anything is scrambled with it
+                made_key = _make_key(base, ref, final_scheme, digest, texts, stage)
+                # The key file is written before anything is scrambled with the key
+                unlocked = UnlockedKey.new(key, made_key, passphrase, weak=weak_passphrase)
                 passphrase = ""
             else:
-                unlocked = existing
+                unlocked = existing_key
                 unlocked.key.require_model(digest)
             try:
                 promise = scramble(base, unlocked.key, out, delta, stage)
             except (UsageError, ModelError):
-                if existing is None:
-                    key.unlink()  # it is of parameters or of a model that cannot be used, and would insist on them
+                if existing_key is None:
+                    key.unlink()  # a later run would use this key, whose parameters or model cannot be used
                 raise
             if texts is not None:
-                coarse.remember_rate(key, unlocked.key, base, texts)
-    if existing is None:
+                coarse.measure_rate(key, unlocked.key, base, texts)
+    if existing_key is None:
         note(LOSS_WARNING.format(path=key))
-    seconds = time.monotonic() - begin
+    seconds = time.monotonic() - start_time
     document = {
         "out": str(out),
         "key": str(key),
-        "created_key": existing is None,
+        "created_key": existing_key is None,
         "delta": delta,
         "scheme": unlocked.key.info.public_scheme,
         "promise": asdict(promise),
@@ -269,29 +288,34 @@ def obfuscate(
         document["rate"] = dict(rate)
     advice = (
         [f"  {coarse.BETTER_HINT}"]
-        if existing is None and scheme is None and architecture_of(base).kind == "encoder"
+        if existing_key is None and scheme is None and architecture_of(base).kind == "encoder"
         else []
     )
-    steps = next_steps(unlocked, out, delta, passphrase_file, data, "" if data is None else columns.command_line())
-    emit(as_json, document, lambda: "\n".join([*outcome_lines(unlocked, out, promise, seconds), *advice, *steps]))
+    step_lines = next_steps(unlocked, out, delta, passphrase_file, data, "" if data is None else columns.option_text())
+    emit(as_json, document, lambda: "\n".join([*outcome_lines(unlocked, out, promise, seconds), *advice, *step_lines]))
 
 
 @contextmanager
-def _resumable(key: Path, insisted: bool) -> Iterator[None]:
-    """Says on an interrupt whether there is a key, and how the run goes on. `insisted`: a new key was demanded."""
+def _note_resumption(key: Path, demands_new_key: bool) -> Iterator[None]:
+    """Prints after an interrupt whether there is a key, and which command goes on with the run.
+
+    Args:
+        key: the key file, which may have been written.
+        is_new_demanded: whether the command has options that refuse an existing key.
+    """
     try:
         yield
     except KeyboardInterrupt:
         if key.exists():
-            without = " without --new-key and --generate-passphrase" if insisted else ""
-            note_apart(f"stopped; the key is in {key} (keep a copy of it): the same command{without} goes on")
+            change = " without --new-key and --generate-passphrase" if demands_new_key else ""
+            note_after_interrupt(f"stopped; the key is in {key} (keep a copy of it): the same command{change} goes on")
         else:
-            note_apart("stopped: no key was made, and a passphrase that was generated for it is of no use")
+            note_after_interrupt("stopped: no key was made, and a passphrase that was generated for it is of no use")
         raise
 
 
 def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
-    """Makes a new key. If there are texts, the map of the coarse vocabulary is found from them."""
+    """Returns a new key. If there are texts, it is a coarse vocabulary's, whose map is found from them."""
     from milkglass.client.key.generate import new_key
     from milkglass.client.obfuscate.symbols import coarse_key
 
@@ -301,7 +325,7 @@ def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: Co
 
 
 def _require_places(out: Path, key: Path, new_key: bool) -> None:
-    """Raises UsageError or KeyExists where the folder or a new key could not be written."""
+    """Raises UsageError or KeyExists if the folder or a new key cannot be written."""
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
     if out.absolute() in (key.absolute(), *key.absolute().parents):
@@ -319,8 +343,13 @@ def _require_places(out: Path, key: Path, new_key: bool) -> None:
         require_writable(key)
 
 
-def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) -> DataFile | None:
-    """Reads the text on which bands are counted, or returns None without --bands. Raises UsageError, CodecError."""
+def _read_band_file(factor: float | None, text: Path | None, columns: ColumnOptions) -> DataFile | None:
+    """Reads the text in which tokens are counted for --bands. Returns None without --bands.
+
+    Raises:
+        UsageError: only one of --bands and --band-text is set, the factor is out of range, or there is no such file.
+        CodecError: the text cannot be read.
+    """
     from milkglass.schemes.bands import Bands
 
     if (factor is None) != (text is None):
@@ -332,9 +361,14 @@ def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) 
 
 
 def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, float | None]) -> dict[str, Any]:
-    """Returns the scheme's parameters that the command sets.
+    """Returns the parameters of the scheme that the command sets, by name.
 
-    Raises UsageError for a value that the scheme refuses, whatever the model and the key are.
+    Args:
+        scheme: the scheme's name.
+        assignments: the values of `--set`, such as "beta=0.9".
+        options: the values of the other options that set parameters, by the parameter's name. None: not set.
+
+    Raises UsageError for a value that the scheme refuses for every model and key.
     """
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES
@@ -345,8 +379,8 @@ def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, f
     return {name: getattr(configured, name) for name in values}
 
 
-def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
-    """Counts bands with a new key: the counts are the same under any key."""
+def _count_bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
+    """Returns the bands of the tokens, whose counts in the text are the same under every key."""
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import read_encoded
     from milkglass.client.key.generate import new_key
@@ -356,8 +390,8 @@ def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
     return Bands.from_counts(read_encoded(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
 
 
-def _folder(model: str, as_json: bool) -> Path:
-    """Returns the model's folder. Its bars are closed before a passphrase is asked for."""
+def _resolve_model(model: str, as_json: bool) -> Path:
+    """Returns the model's folder. A hub's model is downloaded, an embedded one prepared, if it is not there yet."""
     from milkglass.models.resolve import EMBEDDED, resolve
 
     if model not in EMBEDDED:  # the hub draws bars of its own
@@ -369,8 +403,8 @@ def _folder(model: str, as_json: bool) -> Path:
     return folder
 
 
-def _existing(key: Path, passphrase_file: Path | None) -> UnlockedKey | None:
-    """Opens the key file if it exists. Raises CodecAlone for a codec, which cannot scramble."""
+def _open_existing_key(key: Path, passphrase_file: Path | None) -> UnlockedKey | None:
+    """Opens the key file; None if it does not exist. Raises CodecAlone for a codec, which cannot scramble."""
     if not key.exists():
         return None
     unlocked = KeyOptions(key, None, passphrase_file).open()
@@ -378,9 +412,18 @@ def _existing(key: Path, passphrase_file: Path | None) -> UnlockedKey | None:
     return unlocked
 
 
-def _require_same(unlocked: UnlockedKey, scheme: str | None, chosen: dict[str, Any], out: Path) -> None:
-    """Raises UsageError where a key that exists was made with another scheme than was chosen."""
-    from milkglass.client.key.generate import scheme_of
+def _require_same_scheme(
+    unlocked: UnlockedKey, scheme: str | None, chosen_parameters: dict[str, Any], out: Path
+) -> None:
+    """Raises UsageError if an existing key was made with another scheme or other parameters than are chosen.
+
+    Args:
+        unlocked: the key.
+        scheme: the name of the chosen scheme. None: any.
+        chosen: the chosen parameters by name.
+        out: the folder to write, whose unfinished part the hint names.
+    """
+    from milkglass.client.key.scheme import scheme_of
 
     unfinished = partial_folder(out)
     removal = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
@@ -389,7 +432,7 @@ def _require_same(unlocked: UnlockedKey, scheme: str | None, chosen: dict[str, A
         raise UsageError(
             f"this key was made for {key_scheme.name}, not {scheme}", f"give the file of a new key{removal}"
         )
-    for name, requested in chosen.items():
+    for name, requested in chosen_parameters.items():
         fixed = getattr(key_scheme, name, None)
         if requested != fixed:
             raise UsageError(

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.options import (
     KeyOptions,
     ServerOptions,
     changed_options,
-    original,
+    open_original,
     read_token,
     refuse_unused,
     require_file,
     with_options,
 )
 from milkglass.cli.ui.passphrase import open_with_passphrase
-from milkglass.cli.ui.terminal import INTERRUPTED, at_work, note, note_apart, say
-from milkglass.cli.ui.tls import TlsCertificate, TlsKey, reached, require_private, require_tls
+from milkglass.cli.ui.terminal import INTERRUPT_EXIT_CODE, note, note_after_interrupt, report_activity, say
+from milkglass.cli.ui.tls import TlsCertificate, TlsKey, client_url, require_private, require_tls
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from milkglass.proxy.run import ProxyAddress
 
 
-API_KEY_BYTES = 24  # bytes of an API key that is drawn
-BUDGET = "2m"  # how long `ui` attacks
+API_KEY_BYTES = 24  # random bytes of a drawn API key
+DEFAULT_BUDGET = "2m"  # the CPU time for which `ui` attacks the model
 
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """What stands behind `proxy` and `ui`, and where applications find them."""
+    """The options of `proxy` and `ui`: the engine and its models, the address to listen on, its API key and TLS."""
 
     engine: Annotated[
         str, typer.Option("--engine", help="What serves the model: milkglass, vllm, sglang or llamacpp.")
@@ -82,9 +82,14 @@ class EndpointOptions:
     ] = False
 
     def address(self, any_key: bool = False) -> ProxyAddress:
-        """Returns where applications connect. `any_key`: no API key is asked for.
+        """Returns where the proxy listens, and the API key that applications must give.
 
-        Raises UsageError if a network could read or use the proxy, or files are not a certificate and its key.
+        Args:
+            any_key: whether no API key is asked for.
+
+        Raises:
+            UsageError: a network could read or use the proxy, the API key's file is missing or empty, `any_key` and
+                such a file are both set, or the TLS files are not a certificate and its key.
         """
         if any_key and self.api_key_file is not None:
             raise UsageError("--open and --api-key-file exclude each other", "leave one out")
@@ -105,13 +110,17 @@ class EndpointOptions:
         return ProxyAddress(self.host, self.port, token, self.cert, self.tls_key)
 
     def client_line(self, url: str, address: ProxyAddress) -> str:
-        """Returns the line of Python that opens OpenAI's client. A key that a file holds is not repeated."""
-        key = "..." if self.api_key_file is not None else f'"{address.token or "any"}"'
+        """Returns the line of Python that opens OpenAI's client. An API key from a file is not repeated."""
+        api_key = "..." if self.api_key_file is not None else f'"{address.token or "any"}"'
         key_note = "" if self.api_key_file is None else f"; the API key is in {self.api_key_file}"
-        return f'OpenAI(base_url="{reached(url, self.cert)}/v1", api_key={key}){key_note}'
+        return f'OpenAI(base_url="{client_url(url, self.cert)}/v1", api_key={api_key}){key_note}'
 
     def upstream(self, server: ServerOptions, channel: AttestedChannel | None = None) -> Upstream:
-        """Returns the engine at --server, behind a channel if it is attested. Raises UsageError."""
+        """Returns the engine at --server. Raises UsageError if the address is missing, or ends with /v1.
+
+        Args:
+            channel: the channel of an attested server, through which all requests go. None: it is not attested.
+        """
         from milkglass.engines.catalogue import ENGINES
         from milkglass.engines.upstream import Upstream
 
@@ -126,7 +135,7 @@ class EndpointOptions:
         return Upstream(engine, server.server, token, server.allow_http, server.certificate, None, channel)
 
 
-@partial(with_options, required=False)
+@partial(with_options, needs_key_and_server=False)
 def proxy(
     any_key: Annotated[
         bool, typer.Option("--open", help="Take any API key, or none: every user of this machine may use your key.")
@@ -163,7 +172,7 @@ def proxy(
         refuse_unused("without --attested", {"--quiet": quiet, "--collateral": collateral})
         channel = None
     else:
-        channel = _channel(attested, collateral, server)
+        channel = _open_channel(attested, collateral, server)
         if server.server is not None and server.server.rstrip("/") != channel.policy.server:
             raise UsageError(
                 f"--server is {server.server}, and the policy is for {channel.policy.server}", "leave one out"
@@ -178,51 +187,54 @@ def proxy(
             _run_plain(channel, address, endpoint, server, quiet)
             return
         refuse_unused("with --key", {"--quiet": quiet})
-        server, address = replace(server, server=channel.policy.server), replace(address, attested=_state(channel))
+        server, address = (
+            replace(server, server=channel.policy.server),
+            replace(address, attested=_attested_header(channel)),
+        )
     upstream = endpoint.upstream(server, channel)
-    names, files = named_keys(endpoint.serves or ())
+    names, files = parse_serves(endpoint.serves or ())
     unlocked = _open_keys(key, files)
     from milkglass.client.codec.codec import codec_of
     from milkglass.proxy.run import run
 
-    starting = ExitStack()
+    startup = ExitStack()
 
-    def ready(url: str, models: list[str]) -> None:
-        starting.close()
-        state = "" if channel is None or not channel.policy.takes_software else f" {_state(channel)};"
+    def report_ready(url: str, models: list[str]) -> None:
+        startup.close()
+        state = "" if channel is None or not channel.policy.takes_software else f" {_attested_header(channel)};"
         say(f"milkglass proxy: listening on {url}/v1;{state} models: {', '.join(models)}")
         note(f"next: {endpoint.client_line(url, address)}")
 
-    with starting:
-        starting.enter_context(at_work(activity="start the proxy"))
+    with startup:
+        startup.enter_context(report_activity(activity="start the proxy"))
         keys = [(unlocked_key, codec_of(unlocked_key, key.model)) for unlocked_key in unlocked]
         key_of_path = {unlocked_key.path.resolve(): unlocked_key for unlocked_key in unlocked}
         key_of_model = {name: key_of_path[file.resolve()] for name, file in files.items()}
-        run(keys, upstream, names, address, ready, note, key_of_model=key_of_model)
+        run(keys, upstream, names, address, report_ready, note, key_of_model=key_of_model)
 
 
-def _channel(path: Path, collateral: Path | None, server: ServerOptions) -> AttestedChannel:
-    """Returns the channel of a policy. A verdict is printed when it differs from the last."""
+def _open_channel(path: Path, collateral: Path | None, server: ServerOptions) -> AttestedChannel:
+    """Returns the channel to the server of a policy. A verdict is printed when it differs from the last one."""
     from milkglass.attest import policy as policies
-    from milkglass.attest.channel import AttestedChannel, verifier
+    from milkglass.attest.channel import AttestedChannel, make_verifier
     from milkglass.attest.claims import Verdict
     from milkglass.attest.sources import collateral_reader
 
-    rules, files = policies.read(path, policies.Policy), collateral_reader(collateral)
+    policy, read_collateral = policies.read_policy(path, policies.Policy), collateral_reader(collateral)
     pinned = policies.read_lock(path)
     last_lines = list[str]()
 
     def say_verdict(verdict: Verdict) -> None:
         nonlocal last_lines
-        if verdict.lines() != last_lines:  # a verdict that does not change is said once
+        if verdict.lines() != last_lines:
             last_lines = verdict.lines()
             note("\n".join(last_lines))
 
-    return AttestedChannel(rules, verifier(rules, pinned, files), server.certificate, say_verdict)
+    return AttestedChannel(policy, make_verifier(policy, pinned, read_collateral), server.certificate, say_verdict)
 
 
-def _state(channel: AttestedChannel) -> str:
-    """Returns what the header of the server's answers says."""
+def _attested_header(channel: AttestedChannel) -> str:
+    """Returns the value of STATE_HEADER in answers of the channel's server."""
     from milkglass.attest.passthrough import BY_POLICY, NOT_ATTESTED
 
     return NOT_ATTESTED if channel.policy.takes_software else BY_POLICY
@@ -232,7 +244,7 @@ def _run_plain(
     channel: AttestedChannel, address: ProxyAddress, endpoint: EndpointOptions, server: ServerOptions,
     quiet: Literal["whole", "slots"] | None,
 ) -> None:  # fmt: skip
-    """Forwards text to an attested server, through its channel alone."""
+    """Runs a proxy without a key: it forwards text as it is to an attested server, through the channel alone."""
     from milkglass.proxy.attested import AttestedProxy
     from milkglass.proxy.run import LIMITS
     from milkglass.server import logs, process
@@ -241,20 +253,23 @@ def _run_plain(
         note("NOT ATTESTED: the policy takes software, which proves nothing")
     logs.configure(logging.WARNING)
     attested_proxy = AttestedProxy(
-        channel, address.token, read_token(server.token_file), quiet, _state(channel), LIMITS
+        channel, address.token, read_token(server.token_file), quiet, _attested_header(channel), LIMITS
     )
-    suffix = f" ({_state(channel)})" if channel.policy.takes_software else ""
+    suffix = f" ({_attested_header(channel)})" if channel.policy.takes_software else ""
     command = f"proxy --attested to {channel.policy.server}{suffix}"
     process.run(attested_proxy.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
 
 
-def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
-    """Returns the names of --serves NAME or NAME=KEYFILE, and the key files. Raises KeyFileError and UsageError."""
+def parse_serves(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
+    """Returns the models' names of --serves NAME or NAME=KEYFILE, and the key files by name.
+
+    Raises UsageError for a name that occurs twice, KeyFileError for a key file that does not exist.
+    """
     names, files = list[str](), dict[str, Path]()
     for option in serves:
-        name, equals, file = option.rpartition("=")
-        if not equals or not (file.endswith(".mgkey") or Path(file).is_file()):
-            name, file = option, ""  # names of models may have the sign
+        name, separator, file = option.rpartition("=")
+        if not separator or not (file.endswith(".mgkey") or Path(file).is_file()):
+            name, file = option, ""  # "=" may be part of a model's name
         if name in names:
             raise UsageError(f"--serves names {name} twice", "name each model once")
         names.append(name)
@@ -264,9 +279,11 @@ def named_keys(serves: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
 
 
 def _open_keys(key: KeyOptions, files: Mapping[str, Path]) -> list[UnlockedKey]:
-    """Returns the key, or every key of a folder and of --serves, which one passphrase opens.
+    """Opens the key file, or the key files of a folder, and those of --serves, all with one passphrase.
 
-    Raises UsageError if there is no key file, KeyFileError if one cannot be opened.
+    Raises:
+        UsageError: no key file is named, the folder has none, or --model is set and there are several keys.
+        KeyFileError: a key file does not exist or cannot be opened.
     """
     is_folder = key.key is not None and key.key.is_dir()
     if not is_folder and {file.resolve() for file in files.values()} <= {key.require().resolve()}:
@@ -291,12 +308,13 @@ def ui(
     public: Annotated[
         Path | None,
         typer.Option(
-            help=f"Text that an attacker has, {ROWS} or a text a line: what crosses is deciphered with it as well."
+            help=f"Text that an attacker has, {ROW_FORMATS} or a text a line: what crosses is deciphered with it as "
+            "well."
         ),
     ] = None,
     budget: Annotated[
         str, typer.Option(help="How long the prepared model is attacked, in seconds of the processor: 90, 90s, 2m, 1h.")
-    ] = BUDGET,
+    ] = DEFAULT_BUDGET,
     attack: Annotated[bool, typer.Option("--attack/--no-attack", help="Whether anything is attacked here.")] = True,
     *,
     columns: ColumnOptions,
@@ -312,53 +330,57 @@ def ui(
     from milkglass.threat.budget import Budget
 
     if not attack:
-        refuse_unused("with --no-attack", {"--public": public, "--budget": None if budget == BUDGET else budget})
+        refuse_unused(
+            "with --no-attack", {"--public": public, "--budget": None if budget == DEFAULT_BUDGET else budget}
+        )
     if public is None:
         refuse_unused("without --public", changed_options(columns))
     seconds = Budget.parse(budget).seconds
     address = endpoint.address()
-    text = columns.read_optional(public)
+    public_file = columns.read_optional(public)
     upstream = endpoint.upstream(server)
-    names, files = named_keys(endpoint.serves or ())
+    names, files = parse_serves(endpoint.serves or ())
     if other_files := [file for file in files.values() if file.resolve() != key.require().resolve()]:
         raise UsageError(f"the page shows one key, and --serves names {other_files[0]} besides", "give one, with --key")
     unlocked = key.open()
     from milkglass.client.codec.codec import codec_of
-    from milkglass.client.key.generate import scheme_of
+    from milkglass.client.key.scheme import scheme_of
     from milkglass.monitor.app import MonitorPage
     from milkglass.monitor.attacker import LiveAttacker
     from milkglass.proxy.run import run
 
-    starting = ExitStack()
-    starting.enter_context(at_work(activity="start the page"))
+    startup = ExitStack()
+    startup.enter_context(report_activity(activity="start the page"))
     codec = codec_of(unlocked, key.model)
     attacker = None
     if attack:
-        attacker = LiveAttacker(original(key.model or unlocked.key.info.model), unlocked.key, codec, text, seconds)
+        attacker = LiveAttacker(
+            open_original(key.model or unlocked.key.info.model), unlocked.key, codec, public_file, seconds
+        )
     page = MonitorPage(key.key, attacker, scheme_of(unlocked.key).broken or "")
 
-    def ready(url: str, models: list[str]) -> None:
-        starting.close()
-        base = reached(url, endpoint.cert)
-        page.opening.report_code = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
-        say(f"milkglass ui: open {base}/#{page.opening.code}")
+    def report_ready(url: str, models: list[str]) -> None:
+        startup.close()
+        base = client_url(url, endpoint.cert)
+        page.access.report_code = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
+        say(f"milkglass ui: open {base}/#{page.access.code}")
         note(f"applications: {endpoint.client_line(url, address)}; models: {', '.join(models)}")
 
     try:
-        with starting:
-            run([(unlocked, codec)], upstream, names, address, ready, note, page)
+        with startup:
+            run([(unlocked, codec)], upstream, names, address, report_ready, note, page)
     except KeyboardInterrupt:
-        note_apart("interrupted")
-        leave(INTERRUPTED)
-    leave(0)  # where Ctrl-C is ignored, the server alone has heard it
+        note_after_interrupt("interrupted")
+        exit_command(INTERRUPT_EXIT_CODE)
+    exit_command(0)  # reached after Ctrl-C, too, where this process ignores SIGINT and only its server handles it
 
 
-def leave(code: int) -> None:
+def exit_command(exit_code: int) -> None:
     """Ends the command without waiting for an attack, one step of which can take minutes."""
     from milkglass.monitor.attacker import is_attacking
 
     if is_attacking():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
-    raise typer.Exit(code)
+        os._exit(exit_code)
+    raise typer.Exit(exit_code)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from milkglass.cli.ui.options import AsJson, require_file
-from milkglass.cli.ui.terminal import emit, note, resumable
+from milkglass.cli.ui.terminal import emit, note, note_resumption
 from milkglass.errors import UsageError
 
 
@@ -21,7 +21,13 @@ def reproduce(
         bool, typer.Option("--quick", help="The recipe's [quick] settings: minutes on two cores, other figures.")
     ] = False,
     at_once: Annotated[
-        int, typer.Option("--at-once", min=1, max=64, help="Variants trained side by side, sharing the cores.")
+        int,
+        typer.Option(
+            "--at-once",
+            min=1,
+            max=64,
+            help="Variants trained side by side, sharing the cores; fewer where memory is short.",
+        ),
     ] = 2,
     cache: Annotated[
         Path | None, typer.Option("--cache", help="A folder of trained cells and shadows that several recipes share.")
@@ -41,7 +47,7 @@ def reproduce(
         if not as_json:
             note(f"  {message}")
 
-    with resumable(out):
+    with note_resumption(out):
         results_file = run(recipe, data, out, quick, at_once, log, cache)
     document = json.loads(results_file.read_text("utf-8"))
     output_files = [str(results_file.with_suffix(suffix)) for suffix in (".json", ".md", ".html")]

@@ -11,7 +11,7 @@ import typer
 
 from milkglass.cli.ui.columns import Delimiter
 from milkglass.cli.ui.options import AsJson, refuse_unused, require_file
-from milkglass.cli.ui.terminal import bars, emit, note, shown, table
+from milkglass.cli.ui.terminal import bars, emit, note, table, text_for_stdout
 from milkglass.errors import UsageError
 from milkglass.system import cores
 
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.table import WordVectors
 
 
-MIN_REPORTED_UNKNOWN = 0.2  # share of unknown words from which on it is reported
-MIN_REPORTED_REPLACED = 0.95  # share of replaced words above which it is reported
-SMALL_FILE_BYTES = 1 << 22  # bytes of a file that one process is soon done with
+MIN_REPORTED_UNKNOWN = 0.2  # the share of unknown words above which it is reported
+MIN_REPORTED_REPLACED = 0.95  # the share of replaced words above which it is reported
+SMALL_FILE_BYTES = 1 << 22  # by default one process sanitizes a file up to this size
 FILES_HINT = "give a .jsonl, .json, .csv or .tsv file, or text lines"
-SELECTION = ("selection", "beams", "threshold", "sweeps")  # the others are of the search
-EPSILON = {"custext": 3.0}  # of this command; at the method's own 1, all words of a list are about alike likely
-SCALED_BY_TABLE = "santext"  # its epsilon is for each unit of distance, and follows from the table
-SPARING_METHODS = ("santext+", "rnm")  # methods for which some words are sensitive
-SAMPLE_LETTERS = 160  # characters of a text that is shown
-GHOST_TEXT = (
+SELECTION_PARAMETERS = ("selection", "beams", "threshold", "sweeps")  # ghost's other parameters are of its search
+# Defaults of this command by method. At custext's own default, 1, all words of a list are almost equally likely
+DEFAULT_TABLE = "demo:minilm"
+DEFAULT_EPSILON = {"custext": 3.0}
+SCALED_BY_TABLE = "santext"  # the method whose epsilon is for each unit of distance, so that it depends on the table
+SPARING_METHODS = ("santext+", "rnm")  # methods that distinguish sensitive words from others
+MAX_SAMPLE_CHARACTERS = 160  # characters of the first text that are shown
+GHOST_NOTE = (
     "the text is not meant to be read: training uses the `ids` beside it (NAME_ids where a row has several texts)"
 )
 
@@ -40,7 +42,20 @@ def read_shape(
     path: Path, extra_names: frozenset[str] = frozenset(), kept_names: frozenset[str] = frozenset(),
     roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
 ) -> FileShape:  # fmt: skip
-    """Returns what a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
+    """Returns the format of a file's rows, and what of them is sanitized.
+
+    Args:
+        path: the file.
+        extra_names: further fields that contain text.
+        kept_names: fields that are left unchanged.
+        roles: the roles whose messages are sanitized. Empty: all.
+        instruction: the beginning of a text that is left unchanged.
+        delimiter: the delimiter of a table. None: it is found.
+
+    Raises:
+        UsageError: there is no such file, or options do not fit it.
+        CodecError: its rows cannot be read.
+    """
     from dataclasses import replace
 
     from milkglass.rows.blocks import shape_of
@@ -54,7 +69,14 @@ def read_shape(
 
 
 def reader_of(ref: str, by: str | None) -> Reader:
-    """Returns a reader of a table: a file is GloVe's, everything else a model."""
+    """Returns a reader of texts by an embedding table.
+
+    Args:
+        ref: a text file of GloVe vectors, or a model.
+        by: "tokens" for the tokens of a model. Otherwise texts are read by words.
+
+    Raises UsageError for tokens of a GloVe file, or a file that does not exist.
+    """
     from milkglass.sanitizers.table import read_glove
     from milkglass.sanitizers.text import WordReader
 
@@ -79,57 +101,78 @@ def reader_of(ref: str, by: str | None) -> Reader:
 
 
 def make_sanitizer(
-    method: SanitizerMethod, reader: Reader, corpus: tuple[Path, FileShape] | None, workers: int, quiet: bool = False
+    method: SanitizerMethod, reader: Reader, corpus: tuple[Path, FileShape] | None, workers: int, is_quiet: bool = False
 ) -> FileSanitizer:
     """Returns the method's sanitizer of a table's words, with the frequencies and the lists that it needs.
 
-    corpus: text in which frequencies are counted; without it a list of English words has them.
+    Args:
+        method: the method with its parameters.
+        reader: reads texts by the table.
+        corpus: a file in which frequencies are counted, and its format. None: they come from a list of English words.
+        workers: how many processes count.
+        is_quiet: whether no progress is shown.
     """
     from dataclasses import replace
 
     from milkglass.sanitizers.files import count_file
     from milkglass.sanitizers.word_list import LIST_NAME, english_frequencies
 
-    with bars(quiet) as stage:
+    with bars(is_quiet) as stage:
         counts = None
         if corpus is not None:
             counts = count_file(reader, *corpus, workers, stage("count", corpus[0].stat().st_size))
         elif method.needs_counts:
-            note(f"no --corpus: which {units(reader)} are rare, {LIST_NAME} decides")
+            note(f"no --corpus: which {unit_noun(reader)} are rare, {LIST_NAME} decides")
             counts = reader.english_counts(stage("look up frequencies", len(english_frequencies())))
         sanitizer = method.with_reader(reader, counts)
         if method.has_lists:
             size = len(sanitizer.sanitizer.table.candidates)
-            mechanism, reused = sanitizer.sanitizer.with_lists(stage(f"make lists for {size:,} {units(reader)}", size))
+            mechanism, is_reused = sanitizer.sanitizer.with_lists(
+                stage(f"make lists for {size:,} {unit_noun(reader)}", size)
+            )
             sanitizer = replace(sanitizer, sanitizer=mechanism)
-            if reused:
+            if is_reused:
                 note(f"lists of {sanitizer.sanitizer.table.name} were kept from an earlier run, and are reused")
             mechanism.prepare()
     return sanitizer
 
 
-def units(reader: Reader) -> str:
+def unit_noun(reader: Reader) -> str:
+    """Returns the plural noun of what a reader reads: "tokens" or "words"."""
     from milkglass.sanitizers.text import TokenReader
 
     return "tokens" if isinstance(reader, TokenReader) else "words"
 
 
-def write_file(
+def sanitize_and_report(
     method: SanitizerMethod, source: Path, shape: FileShape, out: Path | None, reader: Reader, seed: int | None,
-    workers: int | None, corpus: Path | None, as_json: bool, method_given: bool = True,
+    workers: int | None, corpus: Path | None, as_json: bool, has_epsilon: bool = True,
 ) -> None:  # fmt: skip
-    """Sanitizes a file. `method_given`: whether the user named epsilon."""
+    """Sanitizes a file by words or tokens, and prints the report, on a terminal also the beginning of the first text.
+
+    Args:
+        method: the method with its parameters.
+        source: the file.
+        shape: the format of its rows, and what of them is sanitized.
+        out: the file to write.
+        reader: reads texts by the embedding table.
+        seed: makes the result repeatable. None: a secret one is drawn.
+        workers: how many processes work. None: by size and cores.
+        corpus: a file in which frequencies are counted. None: they come from a list of English words.
+        as_json: whether the report is printed as JSON.
+        has_epsilon: whether the user set epsilon. If not, one may be chosen that suits the table.
+    """
     from milkglass.sanitizers.files import method_document, report_path, sanitize_file
 
-    method = method if method_given else fit_epsilon(method, reader)
+    method = method if has_epsilon else fit_epsilon(method, reader)
     assert out is not None  # _require_files
     workers = workers or (cores() if source.stat().st_size > SMALL_FILE_BYTES else 1)
     corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
     sanitizer = make_sanitizer(method, reader, corpus_shape, workers, as_json)
-    if corpus_shape and (replaced := sanitizer.sanitizer.substitute_count) is not None:
+    if corpus_shape and (substitute_count := sanitizer.sanitizer.substitute_count) is not None:
         note(
-            f"substitutes are the {replaced:,} sensitive words that occur in {corpus_shape[0].name}: what is written "
-            "shows some of its rare words"
+            f"substitutes are the {substitute_count:,} sensitive words that occur in {corpus_shape[0].name}: what is "
+            "written shows some of its rare words"
         )
     with bars(as_json) as stage:
         report = sanitize_file(
@@ -139,18 +182,18 @@ def write_file(
     emit(
         as_json,
         {"out": str(out), "report": str(report_path(out)), **report},
-        lambda: _summary(report, out, sanitizer.sanitizer.table),
+        lambda: _word_summary(report, out, sanitizer.sanitizer.table),
     )
     if not as_json and sys.stdout.isatty():
         from milkglass.rows.blocks import blocks_of
 
         _, slots, _ = shape.parse(next(blocks_of(out, shape)))
         container, key = slots[0]
-        print(f"the first text reads now: {shown(container[key][:SAMPLE_LETTERS])}", flush=True)
+        print(f"the first text reads now: {text_for_stdout(container[key][:MAX_SAMPLE_CHARACTERS])}", flush=True)
 
 
 def fit_epsilon(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
-    """Returns the method with an epsilon that suits the table, if its epsilon counts distances in the table."""
+    """Returns the method with an epsilon that suits the table, and prints it; another method than santext as it is."""
     from dataclasses import replace
 
     from milkglass.sanitizers.santext import halfway_epsilon
@@ -163,25 +206,30 @@ def fit_epsilon(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
 
 
 def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
-    """Answers each line of stdin at once."""
+    """Prints each line of stdin sanitized as soon as it is read, and at the end to stderr the counts and the guarantee.
+
+    Args:
+        seed: makes the result repeatable. None: a secret one is drawn.
+    """
     from milkglass.sanitizers.files import fresh_seed, guarantee_in_words, stream_of
     from milkglass.sanitizers.text import WordTally
 
-    tally, secret = WordTally(), fresh_seed() if seed is None else seed
+    tally, secret_seed = WordTally(), fresh_seed() if seed is None else seed
     for number, line in enumerate(sys.stdin):
         text = line.rstrip("\r\n")
-        print(shown(sanitizer.texts([text], stream_of(secret, number, text), tally)[0]), flush=True)
+        print(text_for_stdout(sanitizer.texts([text], stream_of(secret_seed, number, text), tally)[0]), flush=True)
     all_words = tally.document()["all"]
-    note(f"{all_words['words']:,} {units(sanitizer.reader)}, {100 * all_words['replaced_share']:.1f} % replaced")
+    note(f"{all_words['words']:,} {unit_noun(sanitizer.reader)}, {100 * all_words['replaced_share']:.1f} % replaced")
     note(f"guarantee: {guarantee_in_words(sanitizer.guarantee, seed is not None) or 'none'}")
 
 
-def _summary(report: dict[str, Any], out: Path, vectors: WordVectors) -> str:
+def _word_summary(report: dict[str, Any], out: Path, vectors: WordVectors) -> str:
+    """Returns the report of a method that replaces words or tokens, as text."""
     rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
     rows += [
         (name, f"{count['words']:,}", f"{100 * count['replaced_share']:.1f} %")
         for name, count in report["words"].items()
-        if _has_class(report, name) or count["words"]
+        if _is_listed_when_empty(report, name) or count["words"]
     ]
     fields_left = report["fields_left_as_they_are"]
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
@@ -204,8 +252,11 @@ def _summary(report: dict[str, Any], out: Path, vectors: WordVectors) -> str:
     return "\n".join(lines)
 
 
-def _has_class(report: dict[str, Any], name: str) -> bool:
-    """Returns whether a method has a class of words. Tokens have fewer classes than words."""
+def _is_listed_when_empty(report: dict[str, Any], name: str) -> bool:
+    """Returns whether a class of words stands in the summary even if no word is in it.
+
+    Classes of tokens do not, nor sensitive words of a method that does not distinguish them.
+    """
     return "by" not in report and (name != "sensitive" or report["method"] in SPARING_METHODS)
 
 
@@ -213,7 +264,19 @@ def sanitize_by_ghost(
     source: str, out: Path | None, model: str, assignments: Sequence[str], seed: int | None,
     extra_names: Sequence[str] | None, kept_names: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Replaces tokens by shadows. `assignments` set the search and the selection, such as "k=70" and "beams=2"."""
+    """Replaces the tokens of a file by shadows (GHOST), and prints the report.
+
+    Args:
+        source: the file's path.
+        out: the file to write.
+        model: the model whose tokens are replaced.
+        assignments: parameters of the search and of the selection, such as "k=70" and "beams=2".
+        seed: makes the result repeatable. None: a secret one is drawn.
+        extra_names: further fields that contain text.
+        kept_names: fields that are left unchanged.
+        delimiter: the delimiter of a table. None: it is found.
+        as_json: whether the report is printed as JSON.
+    """
     from dataclasses import replace
 
     from milkglass.files import require_writable
@@ -231,11 +294,13 @@ def sanitize_by_ghost(
     path = Path(source)
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
-    of_selection = [assignment for assignment in assignments if assignment.partition("=")[0] in SELECTION]
-    of_search = [assignment for assignment in assignments if assignment not in of_selection]
-    by_field = [assignment.replace("selection=", "way=", 1) for assignment in of_selection]
-    chosen_selection = read_words(Selection, by_field, "ghost")
-    search, selection = Search(**_search_of(of_search)), Selection(**chosen_selection)
+    selection_assignments = [
+        assignment for assignment in assignments if assignment.partition("=")[0] in SELECTION_PARAMETERS
+    ]
+    search_assignments = [assignment for assignment in assignments if assignment not in selection_assignments]
+    assignments_by_field = [assignment.replace("selection=", "way=", 1) for assignment in selection_assignments]
+    chosen_selection = read_words(Selection, assignments_by_field, "ghost")
+    search, selection = Search(**_search_parameters(search_assignments)), Selection(**chosen_selection)
     shape = read_shape(path, frozenset(extra_names or ()), frozenset(kept_names or ()), delimiter=delimiter)
     job = GhostJob.of(path, shape, out)
     job.require_free()
@@ -261,8 +326,11 @@ def sanitize_by_ghost(
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _ghost_summary(report, out))
 
 
-def _search_of(assignments: Sequence[str]) -> dict[str, Any]:
-    """Returns parameters of the search. Raises UsageError, with those of the selection in its list as well."""
+def _search_parameters(assignments: Sequence[str]) -> dict[str, Any]:
+    """Returns the parameters of the search by name.
+
+    Raises UsageError for an unknown name. Its hint lists the parameters of the search and of the selection.
+    """
     from milkglass.parameters import describe_parameters, parameters_of, read_words
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
@@ -275,6 +343,7 @@ def _search_of(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _ghost_summary(report: dict[str, Any], out: Path) -> str:
+    """Returns the report of GHOST as text."""
     tokens, vocabulary, fields_left = report["tokens"], report["vocabulary"], report["fields_left_as_they_are"]
     ordinary = max(1, tokens["all"] - tokens["special"])
     share = 100 * tokens["replaced_share"] * tokens["all"] / ordinary
@@ -290,8 +359,8 @@ def _ghost_summary(report: dict[str, Any], out: Path) -> str:
         ("ROUGE-1, METEOR", f"{report['likeness']['rouge-1']:.3f}, {report['likeness']['meteor']:.3f}"),
     ]
     if report["selection_loss"] is not None:
-        settled = f"{report['not_settled']:,} not settled" if report["not_settled"] else "all settled"
-        rows.append(("loss", f"{report['selection_loss']:.4g} after {report['sweeps']:.1f} sweeps, {settled}"))
+        settled_text = f"{report['not_settled']:,} not settled" if report["not_settled"] else "all settled"
+        rows.append(("loss", f"{report['selection_loss']:.4g} after {report['sweeps']:.1f} sweeps, {settled_text}"))
     lines = [f"wrote {out} and {out.name}.report.json", table(rows), "guarantee: none"]
     lines += [f"unchanged: {', '.join(fields_left)} (--text-column NAME sanitizes a field)"] if fields_left else []
     return "\n".join(lines)
@@ -315,7 +384,7 @@ def sanitize(
         typer.Option(
             "--table", "--embeddings", help="A GloVe text file, or a model whose embeddings are used; ghost: a model."
         ),
-    ] = "demo:minilm",
+    ] = DEFAULT_TABLE,
     by: Annotated[
         Literal["words", "tokens"] | None,
         typer.Option(help="What is replaced: words, or tokens of the model --table (CMIF's rnm).  [default: words]"),
@@ -391,15 +460,15 @@ def sanitize(
         all_assignments = [*(assignments or ()), *([] if k is None else [f"k={k}"])]
         sanitize_by_ghost(source, out, embeddings, all_assignments, seed, text_column, keep_column, delimiter, as_json)
         if not as_json:
-            note(GHOST_TEXT)
+            note(GHOST_NOTE)
         return
     extra_names, kept_names, roles = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
     if method == "mask":
-        from milkglass.cli.mask import mask
+        from milkglass.cli.mask import sanitize_by_mask
 
         unused = {
             "epsilon": epsilon, "by": by, "seed": seed, "workers": workers, "allow": allow, "corpus": corpus, "k": k,
-            "keep-stopwords": keep_stopwords or None,
+            "keep-stopwords": keep_stopwords or None, "table": None if embeddings == DEFAULT_TABLE else embeddings,
         }  # fmt: skip
         _require_unused(method, unused)
         if source == "-":
@@ -407,20 +476,20 @@ def sanitize(
         _require_files(Path(source), out)
         assert out is not None
         shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
-        mask(Path(source), shape, out, assignments or [], as_json)
+        sanitize_by_mask(Path(source), shape, out, assignments or [], as_json)
         return
     options = {"epsilon": epsilon, "k": k, "keep_stopwords": keep_stopwords or None, "allow": allow}
-    chosen = _method(method, assignments or (), options)
+    chosen_method = _method_with_parameters(method, assignments or (), options)
     if by == "tokens":
-        chosen.require_by_tokens()
+        chosen_method.require_by_tokens()
     if source == "-":
         if out is not None or extra_names or kept_names or roles or instruction or delimiter or as_json:
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
         refuse_unused("for stdin, which is read line by line", {"--workers": workers})
         corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
         reader = reader_of(embeddings, by)
-        chosen = chosen if epsilon is not None else fit_epsilon(chosen, reader)
-        answer_lines(make_sanitizer(chosen, reader, corpus_shape, 1), seed)
+        chosen_method = chosen_method if epsilon is not None else fit_epsilon(chosen_method, reader)
+        answer_lines(make_sanitizer(chosen_method, reader, corpus_shape, 1), seed)
         return
     from milkglass.rows.blocks import require_rows
 
@@ -428,15 +497,20 @@ def sanitize(
     shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
     require_rows(Path(source), shape)
     reader = reader_of(embeddings, by)
-    write_file(chosen, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None)
+    sanitize_and_report(
+        chosen_method, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None
+    )
 
 
-def _method(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
-    """Returns the method with its parameters.
+def _method_with_parameters(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
+    """Returns a method with its parameters.
 
     Args:
-        assignments: of `--set`, such as "p=0.3".
-        options: the other options that set a parameter, by its name; None is not set.
+        name: the method's name.
+        assignments: the values of `--set`, such as "p=0.3".
+        options: the values of the other options that set parameters, by the parameter's name. None: not set.
+
+    Raises UsageError for an unknown method, or a parameter or option that it does not have.
     """
     from milkglass.parameters import parameters_of, read_words
     from milkglass.sanitizers.catalogue import SANITIZERS
@@ -447,18 +521,20 @@ def _method(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -
     values = {option: value for option, value in options.items() if value is not None}
     fields = parameters_of(method_type)
     _require_unused(name, {option: value for option, value in values.items() if option not in fields})
-    if "epsilon" not in values and name in EPSILON:
-        values["epsilon"] = EPSILON[name]
+    if "epsilon" not in values and name in DEFAULT_EPSILON:
+        values["epsilon"] = DEFAULT_EPSILON[name]
     return SANITIZERS.make(name, {**read_words(method_type, assignments, name, without=tuple(options)), **values})
 
 
 def _require_unused(method: str, options: dict[str, Any]) -> None:
+    """Raises UsageError for the first option that is set, because the method does not use it. None: not set."""
     for name, value in options.items():
         if value is not None:
             raise UsageError(f"{method} has no use for --{name}", "leave it out")
 
 
 def _require_files(source: Path, out: Path | None) -> None:
+    """Raises UsageError if the file does not exist, or `out` is None, exists, or has the suffix of another format."""
     from milkglass.rows.blocks import KINDS
     from milkglass.sanitizers.files import require_free
 
@@ -466,7 +542,7 @@ def _require_files(source: Path, out: Path | None) -> None:
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)
-    # OUT has IN's rows, and programs read it by its suffix
+    # OUT has the format of IN's rows, and programs choose a format by the suffix
     row_format, out_format = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
     if out_format not in (None, row_format):
         raise UsageError(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from milkglass import files
-from milkglass.cli.ui.options import AsJson, KeyOptions, original, refuse_unused, require_folder, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, open_original, refuse_unused, require_folder, with_options
 from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key.key import Key
 
-AS_IT_IS = "docs/engines.md has the commands; to generate, vLLM, SGLang and `milkglass serve` take the first folder"
+ENGINES_NOTE = "docs/engines.md has the commands; to generate, vLLM, SGLang and `milkglass serve` take the first folder"
 
 
 @with_options
@@ -33,15 +33,17 @@ def verify(
     require_folder(out, "give the folder that `milkglass obfuscate` wrote")
     unlocked = key.open()
     unlocked.key.require_whole()
-    _require_its_key(out, unlocked.key)
-    base = original(key.model or unlocked.key.info.model)
+    _require_key_of_folder(out, unlocked.key)
+    base = open_original(key.model or unlocked.key.info.model)
     require_sound(base)
     if warning := assumption_of(base):
         note(warning)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:
-        unlocked.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
+        unlocked.key.require_model(
+            base.digest(stage("check the model", sum(tensor.bytes for tensor in base.tensors.values())))
+        )
         checks = check(base, unlocked.key, out, stage)
     passed = all(outcome.passed for outcome in checks)
     emit(
@@ -56,11 +58,11 @@ def verify(
         )
 
 
-def _require_its_key(out: Path, key: Key) -> None:
-    """Raises KeyForOtherModel at once if another key made the folder: else all tensors would be reported as wrong."""
-    from milkglass.client.layout import KEY_ID
+def _require_key_of_folder(out: Path, key: Key) -> None:
+    """Raises KeyForOtherModel if another key made the folder. All of its tensors would be reported as wrong."""
     from milkglass.client.remote.responses import is_made_with
     from milkglass.models.checkpoint import read_json
+    from milkglass.models.file_names import KEY_ID
 
     config = out / "config.json"
     key_id = read_json(config).get(KEY_ID) if config.is_file() else None
@@ -84,9 +86,10 @@ def export(
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
     from milkglass.files import require_writable
+    from milkglass.models.file_names import DELTA_CONFIG
 
     require_writable(out)
-    if (folder / "delta.json").is_file():
+    if (folder / DELTA_CONFIG).is_file():
         raise UsageError(f"{folder} is a delta", "make the whole folder: `milkglass obfuscate` without --delta")
     with bars(as_json) as stage:
         if engine == "llamacpp":
@@ -97,7 +100,7 @@ def export(
             from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
 
             copy_with_tokenizer(folder, out)
-    emit(as_json, {"out": str(out), "for": engine}, f"wrote {out} for {engine}; {AS_IT_IS}")
+    emit(as_json, {"out": str(out), "for": engine}, f"wrote {out} for {engine}; {ENGINES_NOTE}")
 
 
 def train_config(
@@ -124,5 +127,5 @@ def train_config(
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
     files.write(out, as_yaml(configuration(trainer, settings)), private=False)
-    run = RUN_COMMANDS[trainer].format(config=out)
-    emit(as_json, {"out": str(out), "trainer": trainer, "run": run}, f"wrote {out}\nnext: {run}")
+    run_command = RUN_COMMANDS[trainer].format(config=out)
+    emit(as_json, {"out": str(out), "trainer": trainer, "run": run_command}, f"wrote {out}\nnext: {run_command}")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from milkglass.cli.ui.options import given_options, read_token, refuse_unused
+from milkglass.cli.ui.options import command_line_options, read_token, refuse_unused
 from milkglass.cli.ui.terminal import note
 from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
 from milkglass.errors import UsageError
@@ -101,25 +101,31 @@ def serve(
 ) -> None:
     """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
     if attested:
-        refuse_unused("with --attested", given_options(context, besides=USED_WITH_ATTESTED))
+        refuse_unused("with --attested", command_line_options(context, ignored_names=USED_WITH_ATTESTED))
         if (receive is None) != (receive_from is None):
             raise UsageError(
                 "--receive and --receive-from belong together: anybody can seal a file to this machine",
                 "give the folder, and the digest that `sha256sum release.token` prints",
             )
-        received = None if receive is None or receive_from is None else (receive, receive_from)
-        _attested(
-            FrontAddress(host, port, cert, tls_key), in_front_of, software, gpus, collateral, received, token_file
+        release_settings = None if receive is None or receive_from is None else (receive, receive_from)
+        _serve_attested(
+            FrontAddress(host, port, cert, tls_key),
+            in_front_of,
+            software,
+            gpus,
+            collateral,
+            release_settings,
+            token_file,
         )
         return
-    of_attested = {
+    attested_options = {
         "--in-front-of": in_front_of, "--software": software, "--gpus": gpus, "--collateral": collateral,
         "--receive": receive, "--receive-from": receive_from,
     }  # fmt: skip
-    refuse_unused("without --attested", of_attested)
+    refuse_unused("without --attested", attested_options)
     require_private(host, cert, insecure_http, "the token")
     require_tls(cert, tls_key)
-    bases = tuple(map(_base_of, base_models or ()))
+    base_folders = tuple(map(_base_folder, base_models or ()))
     limits: dict[str, Any] = {
         "max_prompt_tokens": max_prompt_tokens,
         "max_new_tokens": max_new_tokens,
@@ -140,15 +146,15 @@ def serve(
         tls_certificate=cert,
         tls_key=tls_key,
         record=None if record is None else record.resolve(),
-        base_models=bases,
+        base_models=base_folders,
         **{name: value for name, value in limits.items() if value is not None},
     )
     token_path = token_file or home.resolve() / "token"
     run(settings, lambda: note(f"home: {home.resolve()} (the token is in {token_path})"))
 
 
-def _base_of(ref: str) -> Path:
-    """Returns the folder of a base model, or of several. Raises UsageError, ModelNotFound."""
+def _base_folder(ref: str) -> Path:
+    """Returns the folder of a base model, or of several. Raises UsageError or ModelNotFound if there is none."""
     from milkglass.models.resolve import HUB_PREFIX, resolve
 
     if (folder := Path(ref)).is_dir():
@@ -162,7 +168,7 @@ def _base_of(ref: str) -> Path:
 
 @dataclass(frozen=True)
 class FrontAddress:
-    """Where an attested server listens."""
+    """Where an attested server listens, and with which certificate and limits."""
 
     host: str
     port: int
@@ -171,14 +177,19 @@ class FrontAddress:
     connections: Limits = Limits()
 
 
-def _attested(
+def _serve_attested(
     address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None,
-    received: tuple[Path, str] | None, token_file: Path | None,
+    release_settings: tuple[Path, str] | None, token_file: Path | None,
 ) -> None:  # fmt: skip
-    """Gives evidence for the TLS key, and hands requests to an engine on this machine.
+    """Serves evidence for the TLS key, and forwards requests to an engine on this machine.
 
     Args:
-        received: the folder of released files, and the digest of their sender's token.
+        address: where to listen, with the certificate and key of TLS.
+        engine: the engine's address, on this machine. None: there is no engine.
+        software: whether the evidence comes from software, which proves nothing.
+        gpus: whether there is evidence of NVIDIA GPUs, too.
+        collateral: the folder of the makers' signed files, which are handed out with the evidence.
+        release_settings: the folder for released files, and the digest of their sender's token. None: none is taken.
         token_file: holds the token that requests to the engine need. None: they need none.
     """
     if address.tls_certificate is None:
@@ -192,22 +203,24 @@ def _attested(
     token = None if token_file is None else require_token(read_token(token_file) or "")
     from milkglass.attest import passthrough
     from milkglass.attest.claims import NOT_ATTESTED
-    from milkglass.attest.front import Front, key_of
+    from milkglass.attest.front import Front, spki_digest_of_file
     from milkglass.attest.sealing import Vault
-    from milkglass.attest.sources import EvidenceSource, Software, Tsm, collateral_reader, nvml_evidence
+    from milkglass.attest.sources import EvidenceSource, Software, Tsm, collateral_reader, read_nvml_evidence
     from milkglass.server import process
 
     hardware = Software() if software else Tsm()
-    vault = None if received is None else Vault.new(*received)
+    vault = None if release_settings is None else Vault.new(*release_settings)
     sealing_key = b"" if vault is None else vault.public_key
-    source = EvidenceSource(hardware, nvml_evidence if gpus else None, sealing_key, collateral_reader(collateral))
-    spki = key_of(address.tls_certificate)
-    source.evidence(spki, bytes(32))  # now, and not at the first request
+    source = EvidenceSource(hardware, read_nvml_evidence if gpus else None, sealing_key, collateral_reader(collateral))
+    spki = spki_digest_of_file(address.tls_certificate)
+    source.evidence(spki, bytes(32))  # fails here, and not at the first request, if the machine gives no evidence
     if software:
         note(NOT_ATTESTED)
     process.prepare()
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request that is handed on
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO it logs each forwarded request
     front = Front(source, spki, engine, vault, address.connections, token)
     process.run(
-        front.app(), address, "serve --attested" if front.attested else f"serve --attested ({passthrough.NOT_ATTESTED})"
+        front.app(),
+        address,
+        "serve --attested" if front.is_attested else f"serve --attested ({passthrough.NOT_ATTESTED})",
     )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.enclave import enclaves
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.enclave import enclave_commands
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
     AuditOptions,
@@ -20,14 +20,14 @@ from milkglass.cli.ui.options import (
     ModelRef,
     changed_options,
     kept_name,
-    original,
-    parameters,
+    open_original,
+    parameters_option,
     read_token,
     refuse_unused,
     require_folder,
     with_options,
 )
-from milkglass.cli.ui.terminal import at_work, bars, emit, note, show_classified
+from milkglass.cli.ui.terminal import bars, emit, note, print_classifications, report_activity
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from milkglass.threat.defence import LabelledTexts
 
 
-Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
-NOTHING_SAVED = (
+ClientFolder = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
+NO_GUARANTEE_NOTE = (
     "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
     "  attackers read of your texts, and an attack that fails there has shown nothing"
 )
@@ -52,13 +52,15 @@ KEEP_HINT = (
     "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
     "  keep a copy of it somewhere safe, and never give it to the server."
 )
-splits = typer.Typer(help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True)
+split_commands = typer.Typer(
+    help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True
+)
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
 @with_options
 def classify(
-    client: Client,
+    client: ClientFolder,
     url: Annotated[str | None, typer.Option(help="The split server, such as http://127.0.0.1:8421.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The server's half, run here as well, in place of --url.")] = None,
     text: Annotated[list[str] | None, typer.Option("--text", help="A text; repeatable.")] = None,
@@ -87,29 +89,35 @@ def classify(
     from milkglass.split.client import ClientHalf, require_sendable
     from milkglass.split.folders import read_client
 
-    client_info = read_client(client)
-    base = original(model or client_info.model)  # its tokenizer, and the layers that were not trained
+    split_info = read_client(client)
+    base = open_original(model or split_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
-        require_sendable(client, client_info, base, texts, pairs)
-    with _answering(url, folder, credentials) as (encoder_info, answer), bars(as_json) as stage:
-        client_half = ClientHalf.open(client, base, client_info, text_count=len(rows))
+        require_sendable(client, split_info, base, texts, pairs)
+    with _open_server_half(url, folder, credentials) as (encoder_info, answer), bars(as_json) as stage:
+        client_half = ClientHalf.open(client, base, split_info, text_count=len(rows))
         progress = stage("classify", len(rows))
-        shares = client_half.classify(texts, pairs, encoder_info, answer, progress)
+        class_probabilities = client_half.classify(texts, pairs, encoder_info, answer, progress)
     results = [
         Classified(
-            client_info.names[int(probabilities.argmax())],
-            dict(zip(client_info.names, probabilities.tolist(), strict=True)),
+            split_info.label_names[int(probabilities.argmax())],
+            dict(zip(split_info.label_names, probabilities.tolist(), strict=True)),
         )
-        for probabilities in shares
+        for probabilities in class_probabilities
     ]
-    show_classified(results, as_json)
+    print_classifications(results, as_json)
 
 
 @contextmanager
-def _answering(
+def _open_server_half(
     url: str | None, folder: Path | None, credentials: CredentialOptions
 ) -> Iterator[tuple[EncoderInfo, Answer]]:
-    """Returns the server half's information, and what answers frames: over HTTP, or in this process."""
+    """Yields the server half's description, and the function that answers frames: over HTTP, or in this process.
+
+    Args:
+        url: the server, if `folder` is None.
+        folder: the server's half, which is run in this process.
+        credentials: the options of the server.
+    """
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")
         from milkglass.split.server import ServerHalf
@@ -117,10 +125,10 @@ def _answering(
         server_half = ServerHalf.open(folder)
         yield server_half.info, server_half.answer
         return
-    from milkglass.split.client import Wire
+    from milkglass.split.client import SplitConnection
 
-    with credentials.to(str(url)).open() as remote:
-        wire = Wire(remote.connection)
+    with credentials.for_server(str(url)).open() as remote:
+        wire = SplitConnection(remote.connection)
         yield wire.info(), wire.answer
 
 
@@ -128,10 +136,10 @@ def _answering(
 @with_options
 def audit(
     context: typer.Context,
-    client: Client,
+    client: ClientFolder,
     server: Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, written by `split train`.")],
     *,
-    audited: AuditOptions,
+    audit_options: AuditOptions,
     columns: ColumnOptions,
     model: ModelRef = None,
     as_json: AsJson = False,
@@ -142,52 +150,54 @@ def audit(
     """
     from milkglass.cli.audit import print_audit, require_audit, run_audit
 
-    require_audit(audited.out, audited.budget, audited.text, audited.public)
+    require_audit(audit_options.out, audit_options.budget, audit_options.text, audit_options.public)
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
-    files = audited.files(columns)
-    from milkglass.hidden_states.catalogue import restored
+    files = audit_options.read_files(columns)
+    from milkglass.hidden_states.catalogue import restore_defence
     from milkglass.hidden_states.client import EncoderClient
     from milkglass.hidden_states.halves import read_description
     from milkglass.split import audit_scene
     from milkglass.split.folders import require_one_split
 
     split_info = require_one_split(client, server)
-    base = original(model or split_info.model)
-    defence = restored(split_info.method, split_info.parameters, split_info.training)
-    half, server_half = defence.load(base, client, server)
-    assert isinstance(half, EncoderClient)
-    staged = audit_scene.encoder_scene(base, split_info, half, server_half, files)
-    if staged.left_out_count:
-        longest = half.reader.max_tokens
-        note(f"{staged.left_out_count:,} texts are longer than {longest} tokens, cannot be sent, and are left out")
+    base = open_original(model or split_info.model)
+    defence = restore_defence(split_info.method, split_info.parameters, split_info.training)
+    client_half, server_half = defence.load(base, client, server)
+    assert isinstance(client_half, EncoderClient)
+    split_scene = audit_scene.encoder_scene(base, split_info, client_half, server_half, files)
+    if split_scene.left_out_count:
+        longest = client_half.reader.max_tokens
+        note(f"{split_scene.left_out_count:,} texts are longer than {longest} tokens, cannot be sent, and are left out")
     if split_info.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     identity = {
         "halves": split_info.server, "parameters": dict(split_info.parameters),
         "sent": read_description(client)["sent"],
-        **audited.identity(), **columns.changed_fields(),
+        **audit_options.identity(), **columns.changed_fields(),
     }  # fmt: skip
-    result = run_audit(lambda stage: staged.scene, identity, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(context, result, audited.out, as_json)
+    result = run_audit(
+        lambda stage: split_scene.scene, identity, audit_options.out, audit_options.budget, audit_options.seed, as_json
+    )
+    print_audit(context, result, audit_options.out, as_json)
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
-@splits.command(short_help="Cut a classifier, and train both halves here.")
+@split_commands.command(short_help="Cut a classifier, and train both halves here.")
 @with_options
 def train(
     model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     method: Annotated[
         str, typer.Option(help="How what is sent is disturbed; an unknown name lists them.", show_default=False)
     ],
-    data: Annotated[Path, typer.Option(help=f"Texts with labels: {ROWS}.", show_default=False)],
+    data: Annotated[Path, typer.Option(help=f"Texts with labels: {ROW_FORMATS}.", show_default=False)],
     client: Annotated[Path, typer.Option(help="The new folder for your half.", show_default=False)],
     server: Annotated[Path, typer.Option(help="The new folder for the server's half.", show_default=False)],
     validation: Annotated[
         Path | None,
         typer.Option(help="Labelled texts to classify after the training, to measure what the method costs."),
     ] = None,
-    words: Annotated[list[str] | None, parameters("A parameter of the method.")] = None,
+    assignments: Annotated[list[str] | None, parameters_option("A parameter of the method.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 10]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts a step.  [default: 32; textobfuscator 128]")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The learning rate.  [default: 2e-5; cape 1e-5]")] = None,
@@ -206,38 +216,44 @@ def train(
 
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
-    begin = time.monotonic()
+    start_time = time.monotonic()
     source = columns.read_texts(data, reads_labels=True)
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
-    from milkglass.split import train
+    from milkglass.split import train as split_train
 
     options = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
         "max_length": max_length,
     }  # fmt: skip
-    defence = from_words(method, words or (), {name: option for name, option in options.items() if option is not None})
-    train.require_free(client, server)
+    defence = from_words(
+        method, assignments or (), {name: option for name, option in options.items() if option is not None}
+    )
+    split_train.require_free_folders(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")
-    training = train.read_training_texts(source)
+    training_texts = split_train.read_training_texts(source)
     validation_texts = None
-    if validation is not None:  # before the training, so that a mistake in it is reported at once
+    if validation is not None:  # read before the training, so that a mistake in it is reported at once
         validation_file = columns.read_texts(validation, reads_labels=True)
-        validation_texts = train.read_texts(validation_file, training.labels, training.pairs)
+        validation_texts = split_train.read_labelled_texts(
+            validation_file, training_texts.labels, training_texts.has_pairs
+        )
     folder = resolve(model)
-    ref = kept_name(model, folder)
-    steps = train.step_count(defence, len(training.corpus.texts))
+    model_name = kept_name(model, folder)
+    step_count = split_train.step_count(defence, len(training_texts.corpus.texts))
     base = Checkpoint.open(folder)
-    train.require_readable(defence, base, training, max_length)
+    split_train.require_readable(defence, base, training_texts, max_length)
     with bars(as_json) as stage:
-        train.train_and_write(defence, base, ref, training, client, server, stage("train", steps))
+        split_train.train_and_write(
+            defence, base, model_name, training_texts, client, server, stage("train", step_count)
+        )
         evaluation = None if validation_texts is None else _evaluate(base, client, server, validation_texts, stage)
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
-        "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training.corpus.texts),
-        "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - begin, 2),
+        "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training_texts.corpus.texts),
+        "classes": len(training_texts.labels), "steps": step_count, "seconds": round(time.monotonic() - start_time, 2),
         "validation": None if evaluation is None else _evaluation_json(evaluation),
     }  # fmt: skip
     if not as_json:
@@ -246,6 +262,7 @@ def train(
 
 
 def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
+    """Classifies labelled texts with both halves, disturbed as they would be sent, and returns the accuracy."""
     from milkglass.split.client import ClientHalf
     from milkglass.split.folders import read_client
     from milkglass.split.server import ServerHalf
@@ -256,6 +273,7 @@ def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts
 
 
 def _training_text(document: dict[str, Any], data: Path) -> str:
+    """Returns the result of a training as text. `data` is the file for the audit that is suggested next."""
     client, server = (shlex.quote(document[name]) for name in ("client", "server"))
     return "\n".join(
         [
@@ -263,7 +281,7 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
             f"{duration(document['seconds'])}",
             f"  yours: {client}; the server's: {server}",
             *_accuracy_lines(document["validation"]),
-            f"guarantee: {document['guarantee'] or NOTHING_SAVED}",
+            f"guarantee: {document['guarantee'] or NO_GUARANTEE_NOTE}",
             f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
             f"then: milkglass split serve {server}          where the server is",
             f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",
@@ -272,10 +290,12 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
 
 
 def _evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Returns an evaluation as a JSON document: the share of right answers, and how many texts were counted or not."""
     return {"right": evaluation.accuracy, "texts": evaluation.text_count, "left_out": evaluation.left_out_count}
 
 
 def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:
+    """Returns the line of text about an evaluation's document, or none without an evaluation."""
     if evaluation is None:
         return []
     left_out = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
@@ -284,7 +304,7 @@ def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------
-@splits.command(short_help="Serve the server's half, or a decoder.")
+@split_commands.command(short_help="Serve the server's half, or a decoder.")
 def serve(
     model: Annotated[
         str,
@@ -323,9 +343,9 @@ def serve(
     if not (Path(model) / "split.json").is_file():
         from milkglass.enclave.budget import RowPolicy
 
-        verifier = _verifier(allow_measurement, enclave_policy)
-        policy = RowPolicy(rows_per_hour or 200_000, burst or 20_000)
-        _serve_decoder(model, port, home, token, verifier, allow_unattested, policy)
+        verifier = _quote_verifier(allow_measurement, enclave_policy)
+        row_policy = RowPolicy(rows_per_hour or 200_000, burst or 20_000)
+        _serve_decoder(model, port, home, token, verifier, allow_unattested, row_policy)
         return
     options = {
         "--allow-measurement": allow_measurement, "--enclave-policy": enclave_policy,
@@ -335,24 +355,31 @@ def serve(
     from milkglass.split.server import open_half
     from milkglass.split.server import serve as run
 
-    with at_work(activity=f"load {model}"):
+    with report_activity(activity=f"load {model}"):
         server_half = open_half(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")
     run(server_half, home.resolve(), port, token)
 
 
-def _verifier(measurements: list[str] | None, policy: Path | None) -> QuoteVerifier | None:
-    """Returns what decides on quotes of SGX, and says what it accepts. Raises UsageError."""
-    if measurements is None and policy is None:
+def _quote_verifier(measurements: list[str] | None, policy_file: Path | None) -> QuoteVerifier | None:
+    """Returns the verifier of SGX quotes, and prints which weaknesses it accepts. None: no enclave is attested.
+
+    Args:
+        measurements: the enclaves' MRENCLAVE values that are allowed, in hex.
+        policy_file: a file with a policy, in place of measurements.
+
+    Raises UsageError if both are set, or one is not valid.
+    """
+    if measurements is None and policy_file is None:
         return None
-    if measurements is not None and policy is not None:
+    if measurements is not None and policy_file is not None:
         raise UsageError("--enclave-policy takes the place of --allow-measurement", "write the measurements into it")
-    from milkglass.attest.policy import EnclavePolicy, read
+    from milkglass.attest.policy import EnclavePolicy, read_policy
     from milkglass.enclave.verification import QuoteVerifier
     from milkglass.split.decoder.gate import measurements_of
 
-    if policy is not None:
-        verifier = QuoteVerifier(read(policy, EnclavePolicy))
+    if policy_file is not None:
+        verifier = QuoteVerifier(read_policy(policy_file, EnclavePolicy))
     else:
         verifier = QuoteVerifier.of_measurements(measurements_of(measurements or ()))
     for name, reason in verifier.policy.accept.items():
@@ -366,9 +393,20 @@ def _serve_decoder(
     home: Path,
     token: str | None,
     verifier: QuoteVerifier | None,
-    unattested: bool,
-    policy: RowPolicy,
+    allows_unattested: bool,
+    row_policy: RowPolicy,
 ) -> None:
+    """Serves a decoder's layers besides its embedding layer, and releases that layer's table to enclaves.
+
+    Args:
+        model: the decoder.
+        port: the port on 127.0.0.1.
+        home: the server's folder, which holds its token.
+        token: the token. None: that of the folder, which is made if it is missing.
+        verifier: decides which attested enclaves get the table. None: none does.
+        allows_unattested: whether enclaves that prove nothing get the table, too.
+        row_policy: how many rows of the table may leave an enclave.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     from milkglass.models.checkpoint import Checkpoint
@@ -385,21 +423,21 @@ def _serve_decoder(
     require_decoder(checkpoint)
     note(f"loading {model} ...")
     name = kept_name(model, folder).rsplit("/", 1)[-1]
-    # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
-    # waits by spinning, which makes a token take twice as long
-    with at_work(activity=f"load {model}"), ThreadPoolExecutor(1) as loading:
-        sessions, package = loading.submit(open_decoder, checkpoint, name, policy).result()
+    # A model is loaded in a thread that ends. In this thread, OpenMP's threads of the loading would stay. With more
+    # threads than cores OpenMP does not wait by spinning, and a token takes twice as long
+    with report_activity(activity=f"load {model}"), ThreadPoolExecutor(1) as executor:
+        sessions, package = executor.submit(open_decoder, checkpoint, name, row_policy).result()
     if token is None:
         token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")
-    if unattested:
+    if allows_unattested:
         note("warning: --allow-unattested: any client with the token can have the table")
     elif verifier is None:
         note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
-    gate = Gate(package, verifier, unattested)
+    gate = Gate(package, verifier, allows_unattested)
     run(sessions, gate, home.resolve(), port, token)
 
 
-splits.add_typer(enclaves, name="enclave")
-splits.command(short_help="Classify texts over a split server.")(classify)
-splits.command(short_help="What would the server read of your texts?")(audit)
+split_commands.add_typer(enclave_commands, name="enclave")
+split_commands.command(short_help="Classify texts over a split server.")(classify)
+split_commands.command(short_help="What would the server read of your texts?")(audit)

@@ -409,7 +409,9 @@ def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
              "temperature": m.temperature}
             for m in model.members
         ],
-        "vocabulary": {name: list(one.get_feature_names_out()) for name, one in model.vectorizers.by_name.items()},
+        "vocabulary": {
+            name: list(vectorizer.get_feature_names_out()) for name, vectorizer in model.vectorizers.by_name.items()
+        },
     }  # fmt: skip
     files.write(folder / TENSORS_FILE, packed(tensors))
     files.write(folder / LINEAR_FILE, json.dumps(document))

@@ -37,7 +37,7 @@ class _AsyncWrapper:
         return getattr(self._wrapped, name)
 
 
-def _verb(
+def _async_method(
     method: Callable[Concatenate[Any, P], T], wrap: Callable[[Threads, T], R], is_exclusive: bool = False
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
     """Returns a method as a coroutine function that wraps its result. `is_exclusive`: it runs one call at a time."""
@@ -51,7 +51,7 @@ def _verb(
     return run
 
 
-def _unwrapped(threads: Threads, returned: T) -> T:
+def _pass_through(threads: Threads, returned: T) -> T:
     return returned
 
 
@@ -75,7 +75,7 @@ class AsyncAnswer(_AsyncWrapper):
 class AsyncJob(_AsyncWrapper):
     """`Job` for asyncio. Cancelling a task that waits for the job does not cancel the job on the server."""
 
-    wait, cancel = _verb(Job.wait, _unwrapped), _verb(Job.cancel, _unwrapped)
+    wait, cancel = _async_method(Job.wait, _pass_through), _async_method(Job.cancel, _pass_through)
 
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
         return self._threads.each(self._wrapped.follow())
@@ -112,10 +112,10 @@ class AsyncSession(_AsyncWrapper, AbstractAsyncContextManager["AsyncSession"]):
         """Ends the calls that are running, and closes all connections."""
         await self._threads.close()
 
-    describe = _verb(Session.describe, _unwrapped)
-    classify = _verb(Session.classify, _unwrapped)
-    prompt = _verb(Session.prompt, _unwrapped)
-    require_generator = _verb(Session.require_generator, _unwrapped)
-    generate = _verb(Session.generate, AsyncAnswer)
-    chat = _verb(Session.chat, AsyncConversation)
-    finetune = _verb(Session.finetune, AsyncJob, is_exclusive=True)  # it changes the key
+    describe = _async_method(Session.describe, _pass_through)
+    classify = _async_method(Session.classify, _pass_through)
+    prompt = _async_method(Session.prompt, _pass_through)
+    require_generator = _async_method(Session.require_generator, _pass_through)
+    generate = _async_method(Session.generate, AsyncAnswer)
+    chat = _async_method(Session.chat, AsyncConversation)
+    finetune = _async_method(Session.finetune, AsyncJob, is_exclusive=True)  # it changes the key

@@ -11,7 +11,6 @@ from milkglass.errors import UnsupportedModel
 
 MARKER = "milkglass.json"  # says that a folder may leave this machine
 MARKER_CONTENT = {"format": "milkglass-scrambled/1"}
-KEY_ID = "milkglass_key_id"  # in a scrambled model's config: which key made it
 # All known names of tokenizer files
 TOKENIZER_NAMES = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
@@ -57,9 +56,9 @@ def unknown_tensor_names(names: Iterable[str]) -> list[str]:
     """Returns the names with a part that is neither a number of up to 4 digits nor in a model of a supported family."""
     from milkglass.models.families import FAMILIES
 
-    parts = TENSOR_NAME_PARTS.union(*(family.parts for family in FAMILIES.added.values()))
+    parts = TENSOR_NAME_PARTS.union(*(family.parts for family in FAMILIES.package_entries.values()))
 
-    def known(part: str) -> bool:
+    def is_known(part: str) -> bool:
         return part in parts or (part.isascii() and part.isdecimal() and len(part) <= 4)
 
-    return sorted(name for name in names if not all(map(known, name.split("."))))
+    return sorted(name for name in names if not all(map(is_known, name.split("."))))

@@ -360,7 +360,7 @@ class Session(AbstractContextManager["Session"]):
         from milkglass.server.spec import Hyperparameters
 
         hyperparameters = Hyperparameters(**settings)
-        fitted = hyperparameters.fitted(layers)
+        fitted = hyperparameters.for_layers(layers)
         if fitted is not hyperparameters:
             self._notice(
                 f"the model has {layers} layer{'' if layers == 1 else 's'}: so that LoRA adapts some, its first "

@@ -187,7 +187,7 @@ def _answer(
     model: Any = AutoModelForCausalLM.from_pretrained(
         str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
     ).eval()  # fmt: skip
-    device.moved(model)
+    device.move(model)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16):
         losses = _losses(model, sender, rows, folder, log, deadline)
     model = model.to(torch.bfloat16) if in_bf16 else model

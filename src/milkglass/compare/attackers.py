@@ -11,7 +11,7 @@ import numpy as np
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.audit import read_examples
 from milkglass.audit.defence_scene import scene_of
-from milkglass.audit.key_audit import limited_threads
+from milkglass.audit.key_audit import limit_threads
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
@@ -48,7 +48,7 @@ def reading_of(
     scene = scene_of(setting.base, cell.client, cell.server, private, held_corpora)
     signatures = [signature(attack) for attack in attacks.values()]
     identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
-    with limited_threads():
+    with limit_threads():
         finished = run(scene, attacks, ResumeStore.open(work_folder, identity), budget, setting.seed, progress)
     best = strongest(finished.cells, "content top-1")
     is_cut = any(result.cut or result.state == "not run" for result in finished.cells)
@@ -67,7 +67,7 @@ def reading_of(
     )  # fmt: skip
 
 
-def everything_read(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
+def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
     """Returns the reading of text that crosses as it is."""
     scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
     everything = ratio(np.ones(len(scene.truth.tokens)), np.ones(len(scene.truth.tokens)), np.random.default_rng(0))

@@ -222,9 +222,9 @@ def user_text(example: Example) -> str:
     return "\n".join(str(message["content"]) for message in example.messages if message["role"] == "user")
 
 
-def references(asked: Sequence[Example]) -> list[str]:
+def references(examples: Sequence[Example]) -> list[str]:
     """Returns the rows' own last answers."""
-    return [str(row.messages[-1]["content"]) for row in asked]
+    return [str(row.messages[-1]["content"]) for row in examples]
 
 
 def prompt_messages(example: Example) -> tuple[Message, ...]:

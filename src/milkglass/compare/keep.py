@@ -118,7 +118,7 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))
     if mark["task"] == "regression":
-        scale = Scale.stored(mark["scale"])
+        scale = Scale.from_document(mark["scale"])
         return [LocalAnswer("", {}, float(x) if scale is None else scale.read(float(x))) for x in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _class_answers(softmax(logits.astype(np.float64), axis=1), names)

@@ -76,7 +76,7 @@ def _prepare_chats(
     base, extent = open_model(), QUICK if quick else Extent()
     rows = ChatRows.of(base, data, held_out, seed, extent, options["max_length"], summary)
     settings = hyperparameters_of({"task": TASK, **rows.training(options)})
-    training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).fitted(len(ModelSizes.of(base).layers))
+    training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).for_layers(len(ModelSizes.of(base).layers))
     training = _with_frequent_reports(training, len(rows.train.texts))
     return PreparedRows(rows, base, training, rows.notes(training))
 

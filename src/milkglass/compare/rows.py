@@ -73,7 +73,9 @@ class ComparisonRows:
         is_regression = summary.task == "regression"
         numbers = {name: number for number, name in enumerate(summary.labels)}
         digest = hashlib.sha256(b"".join(hashlib.sha256(file.path.read_bytes()).digest() for file in files)).hexdigest()
-        train, held_out = (data_refs.labelled(part, numbers, is_regression) for part in (train_rows, held_out_rows))
+        train, held_out = (
+            data_refs.labelled_texts(part, numbers, is_regression) for part in (train_rows, held_out_rows)
+        )
         return cls(summary.labels, train, held_out, digest, summary.task)
 
     @property

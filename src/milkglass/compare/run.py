@@ -38,7 +38,7 @@ from milkglass.system import memory_bytes
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 4  # of the files that a run keeps on disk
+RUN_VERSION = 4  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
@@ -97,7 +97,7 @@ def compare(
         compared = replace(compared, kept=str(kept_folder), kept_way=best.name)
     compared = replace(compared, ways=tuple(run.with_earlier(results, answers)))
     with_commands = tuple(_with_command(way, compared.kept_way, setting) for way in compared.ways)
-    seconds = run.elapsed() + run.earlier_seconds
+    seconds = run.elapsed_seconds() + run.earlier_seconds
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds)
 
 
@@ -143,7 +143,7 @@ class _Run:
         self._training_seconds = list[float]()  # by the clock, for a unit of `Way.work`; one entry a training
         self._attack_seconds = list[float]()  # by the clock; one entry an attacked way
 
-    def elapsed(self) -> float:
+    def elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
 
     def seconds_left(self, ways: Sequence[Way]) -> float:
@@ -152,7 +152,7 @@ class _Run:
             return math.nan
         attacks = float(np.mean(self._attack_seconds)) if self._attack_seconds else self.limits.attack_work
         costs = (self._training_cost(way) + (attacks if _is_attacked(way) else 0.0) for way in ways)
-        return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed()))
+        return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed_seconds()))
 
     def _training_cost(self, way: Way) -> float:
         """Returns about how many seconds of the clock a way's training takes; 0 before one was seen."""
@@ -164,7 +164,9 @@ class _Run:
         """Returns the seconds of the clock for the attacks on one way, so that the later ways can be trained."""
         training_seconds = sum(map(self._training_cost, later_ways))
         attacked_ways = sum(_is_attacked(way) for way in later_ways)
-        return max(MIN_ATTACK_SECONDS, (self.limits.seconds - self.elapsed() - training_seconds) / (1 + attacked_ways))
+        return max(
+            MIN_ATTACK_SECONDS, (self.limits.seconds - self.elapsed_seconds() - training_seconds) / (1 + attacked_ways)
+        )
 
     def run_way(self, way: Way, later_ways: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
         """Returns a way's result and its answers.
@@ -177,8 +179,8 @@ class _Run:
             return stored
         empty_result = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
         cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if _is_attacked(way) else 0.0)
-        if self.elapsed() + cost > self.limits.seconds and cost:
-            spent_time = f"{duration(self.elapsed())} of {duration(self.limits.seconds)} are spent"
+        if self.elapsed_seconds() + cost > self.limits.seconds and cost:
+            spent_time = f"{duration(self.elapsed_seconds())} of {duration(self.limits.seconds)} are spent"
             return replace(
                 empty_result, reason=f"{spent_time}, and it takes about {duration(cost)}: give a longer --budget"
             ), None
@@ -232,10 +234,10 @@ class _Run:
         if way.is_local or way_answer.cell is None:
             return None
         if way.group == "sent as it is":
-            return attackers.everything_read(self.setting, way_answer.cell)
+            return attackers.full_reading(self.setting, way_answer.cell)
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
-            all_read = attackers.everything_read(self.setting, way_answer.cell)
+            all_read = attackers.full_reading(self.setting, way_answer.cell)
             more: tuple[str, ...] = (
                 "while the hardware holds; all of it is read if the hardware fails",
                 "our verifier knows recordings only, and was never tried on live hardware",

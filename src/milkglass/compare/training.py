@@ -17,10 +17,10 @@ from milkglass.server.jobs.folder import read_events
 from milkglass.server.jobs.needs import ModelSizes, as_size, needs_of
 from milkglass.threat.defence import LabelledTexts
 
-MIN_REPORTS = 32  # of a training's loss: by these its end is judged
+MIN_REPORTS = 32  # a training of as many steps reports its loss at least so often, so that its end can be judged
 SAMPLE_ROWS = 200  # rows, of which the mean length is taken
 MIN_REPORTS_IN_A_QUARTER = 4
-STANDARD_ERRORS = 2.0  # by which a loss must fall between two quarters to count as falling
+STANDARD_ERRORS = 2.0  # a loss that falls by fewer between two quarters does not count as falling
 
 
 def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:

@@ -6,7 +6,7 @@ import math
 
 from milkglass.compare.result import ComparisonResult, WayResult
 
-MAX_HIDDEN_SHARE_READ = 0.10  # of content words, names or numbers: a way of which more is read does not hide text
+MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
 
 
 def verdict(result: ComparisonResult) -> tuple[str, ...]:

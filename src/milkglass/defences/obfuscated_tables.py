@@ -15,8 +15,9 @@ import numpy as np
 from milkglass.client.codec.aliases import draw_from
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import Encoded
-from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
+from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.covariant import require_layers
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.symbols import count_corpus, find_map
@@ -52,9 +53,9 @@ class TableClient(TokenClient):
             self._seeded_codec(text, pair).encode([text], None if pair is None else [pair], truncate=True)
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
         ]
-        types = [one for part in encoded_texts for one in part.token_type_ids or ()]
+        types = [type_id for part in encoded_texts for type_id in part.token_type_ids or ()]
         truncated = tuple(index for index, part in enumerate(encoded_texts) if part.long)
-        return Encoded([one for part in encoded_texts for one in part.ids], types or None, truncated)
+        return Encoded([ids for part in encoded_texts for ids in part.ids], types or None, truncated)
 
     def _seeded_codec(self, text: str, pair: str | None) -> Codec:
         digest = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())

@@ -96,8 +96,10 @@ class TokenServer(Server):
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
         """Returns (texts, classes) logits of the ids that were sent, by the trained model in the folder."""
         model = _load_classifier(self.folder)
-        tokens = [one for one in sent if isinstance(one, Tokens)]
-        texts = [row for one in tokens for row in zip(one.ids, one.types or repeat(None), strict=False)]
+        observations = [observation for observation in sent if isinstance(observation, Tokens)]
+        texts = [
+            text for tokens in observations for text in zip(tokens.ids, tokens.types or repeat(None), strict=False)
+        ]
         logits = np.empty((len(texts), int(model.config.num_labels)), np.float32)
         order = np.argsort([len(ids) for ids, _ in texts], kind="stable")
         for start in range(0, len(order), TEXTS_AT_A_TIME):
@@ -120,7 +122,7 @@ def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float3
         if types is not None and "token_type_ids" in inputs:
             inputs["token_type_ids"][row, : len(ids)] = types
     with torch.inference_mode():
-        return device.array(model(**{name: device.tensor(one) for name, one in inputs.items()}).logits.float())
+        return device.array(model(**{name: device.tensor(array) for name, array in inputs.items()}).logits.float())
 
 
 def _load_classifier(folder: Path) -> Any:
@@ -135,7 +137,7 @@ def _load_classifier(folder: Path) -> Any:
             model = AutoModelForSequenceClassification.from_pretrained(
                 str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False
             )
-        return device.moved(model.eval())
+        return device.move(model.eval())
     except (OSError, ValueError) as error:
         raise UnsupportedModel(
             f"{folder.name} cannot be loaded ({type(error).__name__})", "give a checkpoint of a classifier"

@@ -15,7 +15,7 @@ import torch
 
 from milkglass import papers
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Head, pooled
+from milkglass.hidden_states.halves import Head, pool
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import NoiseStream
 from milkglass.papers import Paper
@@ -40,7 +40,7 @@ class Undisturbed(HiddenStateDefence):
         return self.send != "tokens"
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        return hidden if self.send == "tokens" else pooled(hidden, self.send)[None]
+        return hidden if self.send == "tokens" else pool(hidden, self.send)[None]
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return Head(int(model.config.hidden_size), classes) if self.pooled else super().upper(model, base, classes)

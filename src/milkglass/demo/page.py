@@ -1,7 +1,7 @@
-"""What a run of the demo leaves: one HTML page in three columns, result.json, and its words for the terminal.
+"""The result of a demo: as an HTML page, as result.json, and as words for the terminal.
 
-The page needs no script and no network; the template engine escapes every text. It lies on the client's machine and
-holds the (invented) private texts in the clear.
+The page needs no script and no network; the template engine escapes every text. It stays on the client's machine, and
+it contains the (invented) private texts in the clear.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from jinja2 import Environment, StrictUndefined
 
 from milkglass.audit.report.page import duration, percent
 
-COMPARISON = "comparison"  # the folder of the comparison on the client's side
-IDS_SHOWN = 90  # of a text; the others are counted
+COMPARISON = "comparison"  # the comparison's folder in the owner's folder
+IDS_SHOWN = 90  # how many ids of a text the page shows
 
 
 @dataclass(frozen=True)
 class ModelRun:
-    """What one model went through: an audit of its training texts, sizes in bytes, seconds until it was tuned.
+    """The steps of one model until it was fine-tuned.
 
-    `options` are those of commands that use its key and the server, and `model` is the fine-tuned model's name there.
+    Attributes:
+        name: the name of its files, and of the scrambled model at the server.
+        ref: the original model.
+        options: the options of commands that use its key and the server.
+        model: the fine-tuned model's name at the server.
+        audit: the document of the audit of its training texts.
+        sizes: bytes by what they are the size of.
+        seconds: the time of all steps.
     """
 
     name: str
@@ -39,7 +46,17 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """A whole run. `compared` is the document of `milkglass compare`."""
+    """The result of a whole demo.
+
+    Attributes:
+        version: of Milkglass.
+        seconds: the time of the whole demo.
+        compared: the document of `milkglass compare`.
+        sorting: the steps of the classifier.
+        classified: the test messages, each with its `text`, `truth` and `label`.
+        writing: the steps of the model that generates.
+        generated: some test messages, each with its `text`, `truth` and `answer`.
+    """
 
     version: str
     seconds: float
@@ -50,18 +67,20 @@ class DemoResult:
     generated: Sequence[Mapping[str, str]] = field(repr=False)
 
     @property
-    def correct(self) -> int:
+    def correct_count(self) -> int:
+        """Returns how many test messages the classifier put on the right desk."""
         return sum(message["label"] == message["truth"] for message in self.classified)
 
     @property
-    def answered(self) -> int:
+    def right_answer_count(self) -> int:
+        """Returns for how many test messages the other model named the right desk."""
         return sum(text["answer"] == text["truth"] for text in self.generated)
 
     @property
     def ways(self) -> list[tuple[str, float, str]]:
-        """Returns each way that was compared: its title, the share that it has right, and what is read of it."""
-        done = [way for way in self.compared["ways"] if way["state"] == "done"]
-        return [(way["title"], way["quality"]["value"], _reading_text(way["reading"])) for way in done]
+        """Returns the title of each way that was compared, its share of right answers, and what is read of it."""
+        finished_ways = [way for way in self.compared["ways"] if way["state"] == "done"]
+        return [(way["title"], way["quality"]["value"], _reading_text(way["reading"])) for way in finished_ways]
 
     def summary(self) -> str:
         """Returns the result for the terminal."""
@@ -69,22 +88,23 @@ class DemoResult:
         lines = [
             *(f"{title}: {percent(share)} right, {remark}" for title, share, remark in self.ways),
             *self.compared["verdict"],
-            f"{self.correct} of {count} unseen messages sorted correctly by the model at the server",
-            f"{self.answered} of {len(self.generated)} questions answered correctly in words",
+            f"{self.correct_count} of {count} unseen messages sorted correctly by the model at the server",
+            f"{self.right_answer_count} of {len(self.generated)} questions answered correctly in words",
             *(f"{run.ref}: {run.audit['verdict']}" for run in (self.sorting, self.writing)),
             "Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).",
         ]
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        document = {**asdict(self), "correct": self.correct, "answered": self.answered}
+        """Writes the result as JSON."""
+        document = {**asdict(self), "correct": self.correct_count, "answered": self.right_answer_count}
         for name in ("sorting", "writing"):
             document[name]["options"] = [str(option) for option in document[name]["options"]]
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _reading_text(reading: Mapping[str, Any] | None) -> str:
-    """Returns what the attacks read of a way, in words."""
+    """Returns what the attacks read of a way, in words. None: nothing is sent."""
     if reading is None:
         return "nothing is sent"
     if reading["content"] is None:
@@ -93,17 +113,19 @@ def _reading_text(reading: Mapping[str, Any] | None) -> str:
     return f"{prefix}{percent(reading['content']['value'])} of names and content words read"
 
 
-def size(count: int) -> str:
-    """Returns bytes for people: `12.3 MB`."""
-    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+def size_text(byte_count: int) -> str:
+    """Returns a number of bytes in words, such as "12.3 MB"."""
+    return f"{byte_count / 1e6:,.1f} MB" if byte_count >= 100_000 else f"{byte_count / 1e3:,.1f} kB"
 
 
 def render(demo_result: DemoResult) -> str:
+    """Returns the page's HTML."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "size": size, "duration": duration}
+    environment.filters |= {"percent": percent, "size": size_text, "duration": duration}
     source = files("milkglass.demo").joinpath("page.html").read_text("utf-8")
     return environment.from_string(source).render(r=demo_result, ids_shown=IDS_SHOWN, comparison=COMPARISON)
 
 
 def write_page(path: Path, demo_result: DemoResult) -> None:
+    """Writes the page to a file."""
     path.write_text(render(demo_result), "utf-8")

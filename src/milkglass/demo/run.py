@@ -1,8 +1,7 @@
-"""A comparison, and then the main job, as commands: on two bundled models and the messages of an invented clinic.
+"""Runs `milkglass demo`: a comparison and then the main job, on two bundled models and messages of an invented clinic.
 
 Each command is printed as it can be typed, without --json and the server's address, which is in the environment. The
-server is a process of its own, which is given a home folder and the weights of a public model, nothing else. `run_demo`
-is `milkglass demo` and `make demo`.
+server is a process of its own. It gets a home folder and the weights of a public model, nothing else.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
 from milkglass.system import cores, stoppable
 
-READY = "listening on "  # what the server writes before its address
+READY = "listening on "  # the server prints this before its address
 START_SECONDS = 120.0  # the longest silence of a server that starts
-GRACE_SECONDS = 30.0  # seconds to stop in good order
-MARKER_FILE = ".milkglass-demo"  # in a folder that an earlier demo made, which may be replaced
-SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # of a base model: no tokenizer
-LARGE_FILE_BYTES = 8 << 20  # bytes; larger files are models and are removed at the end
-MAX_SLOWDOWN = 4.0  # an audit gets at most so many times the time of a machine with nothing else to do
-WAYS = "commonest,linear,encoder,coarse-16,plain"  # of the comparison: the quick ones, and what the main job does
+GRACE_SECONDS = 30.0  # the time that a server has to stop before it is killed
+MARKER_FILE = ".milkglass-demo"  # marks a folder that a demo made, which a later demo may replace
+SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # a base model's files without the tokenizer
+LARGE_FILE_BYTES = 8 << 20  # larger files are models, which are removed at the end
+MAX_SLOWDOWN = 4.0  # on a busy machine an audit gets at most so many times its usual time
+WAYS = "commonest,linear,encoder,coarse-16,plain"  # the ways that are quick to run, and the main job's
 COMPARE_OPTIONS = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
 QUICK_COMPARE_OPTIONS = (
     "--ways",
@@ -59,15 +58,18 @@ SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
 )
 
 
-class Service:
-    """A context that runs `milkglass serve` as a process of its own, whose home folder is all that it gets.
+class ServerProcess:
+    """Runs `milkglass serve` as a process of its own while the context is open.
 
-    `url` waits until the server listens; leaving the block stops it. Its output goes to `log`. `options` are further
-    ones of `milkglass serve`.
+    Args:
+        home: the server's home folder.
+        base_models: folders of original models that deltas are assembled with.
+        log_file: receives the server's output.
+        options: further options of `milkglass serve`.
     """
 
-    def __init__(self, home: Path, base_models: Sequence[Path], log: Path, options: Sequence[str] = ()) -> None:
-        self.home, self.log = home, log
+    def __init__(self, home: Path, base_models: Sequence[Path], log_file: Path, options: Sequence[str] = ()) -> None:
+        self.home, self.log_file = home, log_file
         self._command = [
             *(sys.executable, "-P", "-m"),  # -P: nothing is imported from the folder that the demo is called in
             *("milkglass.cli.main", "serve", "--home", str(home), "--port", "0"),
@@ -78,22 +80,22 @@ class Service:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._url: str | None = None
 
-    def __enter__(self) -> Service:
+    def __enter__(self) -> ServerProcess:
         # A session of its own, so that Ctrl-C in the terminal reaches the demo, which stops the server in good order.
         # The client's secrets are not in the server's environment.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
-        with self.log.open("wb") as errors:
+        with self.log_file.open("wb") as errors:
             self._process = subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, start_new_session=True
             )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._copy_output, daemon=True)
         self._reader.start()
         return self
 
-    def _read(self) -> None:
-        """Reads to the end, so that the server never waits for a full pipe."""
+    def _copy_output(self) -> None:
+        """Copies the server's stdout to the log until its end, so that the server never waits for a full pipe."""
         assert self._process.stdout is not None
-        with self._process.stdout as lines, self.log.open("a", encoding="utf-8") as copy:
+        with self._process.stdout as lines, self.log_file.open("a", encoding="utf-8") as copy:
             for line in lines:
                 copy.write(line)
                 copy.flush()
@@ -102,23 +104,26 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Returns the server's address. Raises Unreachable if the server stops, or says nothing for two minutes."""
+        """Returns the server's address once it listens.
+
+        Raises Unreachable if the server stops, or prints nothing for START_SECONDS.
+        """
         while self._url is None:
             try:
                 line = self._lines.get(timeout=START_SECONDS)
             except queue.Empty:
                 raise Unreachable(
-                    f"the starting server was silent for {START_SECONDS:.0f} s", f"see {self.log}"
+                    f"the starting server was silent for {START_SECONDS:.0f} s", f"see {self.log_file}"
                 ) from None
             if line is None:
-                raise Unreachable("the server stopped while it started", f"see {self.log}")
+                raise Unreachable("the server stopped while it started", f"see {self.log_file}")
             if READY in line:
                 self._url = line.rpartition(READY)[2].strip()
         return self._url
 
     @property
     def token(self) -> str:
-        """Returns the token that the server made at its first start. Whoever runs the server gives it to the client."""
+        """Returns the token that the server made at its first start, which its operator gives to clients."""
         return (self.home / "token").read_text("utf-8").strip()
 
     def __exit__(self, *error: object) -> None:
@@ -126,84 +131,105 @@ class Service:
         try:
             self._process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own session: this is the server and no other
+            os.killpg(self._process.pid, signal.SIGKILL)  # the server leads a session of its own, so nothing else dies
             self._process.wait()
         self._reader.join(GRACE_SECONDS)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A run of the demo in a folder: `client` is the owner's, `server` is all that the server has."""
+    """A run of the demo.
+
+    Attributes:
+        out: the demo's folder. `client` in it is the owner's folder, `server` the server's home folder.
+        is_quick: whether models are trained with fewer steps.
+        url: the server's address; "" for none.
+    """
 
     out: Path
     is_quick: bool
     url: str = ""
 
-    def data(self, name: str) -> Path:
-        """Returns a file of the invented messages in the owner's folder."""
+    def data_file(self, name: str) -> Path:
+        """Copies a file of the invented messages into the owner's folder, and returns its path there."""
         target = self.out / "client" / name
         if not target.exists():
             shutil.copyfile(str(resources.files("milkglass.demo") / "data" / name), target)
         return target
 
-    def command(self, *arguments: object, as_json: bool = False) -> Any:
-        """Runs `milkglass` with these arguments, printing the command first. Returns its JSON document if `as_json`.
+    def run_command(self, *arguments: object, as_json: bool = False) -> Any:
+        """Prints a `milkglass` command and runs it. Returns its JSON document if `as_json` is set, else None.
 
-        Raises:
-            MilkglassError: the command failed; it has said why.
+        Raises MilkglassError if the command fails. The command has printed why.
         """
-        line = [str(argument) for argument in arguments]
-        print(f"\n$ milkglass {shlex.join(line)}", flush=True)
+        argv = [str(argument) for argument in arguments]
+        print(f"\n$ milkglass {shlex.join(argv)}", flush=True)
         server = {"MILKGLASS_SERVER": self.url} if self.url else {}
-        command = [sys.executable, "-P", "-m", "milkglass.cli.main", *line, *(["--json"] if as_json else [])]
+        command = [sys.executable, "-P", "-m", "milkglass.cli.main", *argv, *(["--json"] if as_json else [])]
         output = subprocess.PIPE if as_json else None
-        quiet = as_json and line[0] != "compare"  # which says itself what it does
-        with at_work(line[0]) if quiet else nullcontext():
+        is_quiet = as_json and argv[0] != "compare"  # `compare` prints its progress also with --json
+        with report_activity(argv[0]) if is_quiet else nullcontext():
             process = subprocess.run(command, stdout=output, env={**os.environ, **server}, text=True, check=False)
         if process.returncode:
-            raise MilkglassError(f"milkglass {line[0]} failed", "the lines above say why")
+            raise MilkglassError(f"milkglass {argv[0]} failed", "the lines above say why")
         return json.loads(process.stdout) if as_json else None
 
     def run_model(
-        self, name: str, ref: str, obfuscate: Sequence[object], train: Path, training: Sequence[str]
+        self, name: str, ref: str, scheme_options: Sequence[object], train: Path, training_options: Sequence[str]
     ) -> ModelRun:
-        """Runs one model's way: obfuscate, audit, upload, fine-tune. Returns it with the fine-tuned model's name."""
-        started, client = time.monotonic(), self.out / "client"
+        """Obfuscates, audits, uploads and fine-tunes one model.
+
+        Args:
+            name: the name of the model's files, and of the model at the server.
+            ref: the original model.
+            scheme_options: options of `milkglass obfuscate`.
+            train: the training data, which is audited as well.
+            training_options: options of `milkglass finetune`, besides those for the length of the training.
+        """
+        start_time, client = time.monotonic(), self.out / "client"
         key = ("--key", client / f"{name}.mgkey", "--passphrase-file", client / "passphrase")
         token = ("--token-file", self.out / "server" / "token")
-        self.command("obfuscate", ref, client / name, *key, *obfuscate)
+        self.run_command("obfuscate", ref, client / name, *key, *scheme_options)
         budget = f"{round(audit_seconds(self.is_quick))}s"
-        audit = self.command(
+        audit = self.run_command(
             "audit", "--text", train, "--out", client / f"{name}-audit", "--budget", budget, *key, as_json=True
         )
-        self.command("upload", client / name, "--name", name, *key, *token)
+        self.run_command("upload", client / name, "--name", name, *key, *token)
         length_options = (QUICK_TRAINING_OPTIONS if self.is_quick else TRAINING_OPTIONS)[name]
-        job = self.command("finetune", name, train, *length_options, *training, *key, *token, as_json=True)
+        options = (*length_options, *training_options, *key, *token)
+        job = self.run_command("finetune", name, train, *options, as_json=True)
         print(f"fine-tuned model: {job['model']}", flush=True)
         from milkglass.models.resolve import resolve
 
-        sizes = {"original model": _bytes(resolve(ref)), "scrambled, uploaded": _bytes(client / name)}
-        return ModelRun(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - started)
+        sizes = {"original model": _folder_bytes(resolve(ref)), "scrambled, uploaded": _folder_bytes(client / name)}
+        return ModelRun(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - start_time)
 
 
 def run_demo(out: Path, quick: bool = False) -> DemoResult:
-    """Runs the whole demo. Leaves `out`/index.html, `out`/result.json, and in `out`/client the comparison and audits.
+    """Runs the whole demo. It writes index.html and result.json into `out`, comparison and audits into its `client`.
 
-    The server is stopped whatever happens, on Ctrl-C and SIGTERM too. Raises UsageError if `out` holds other things
-    than an earlier demo.
+    The server is stopped whatever happens, on Ctrl-C and SIGTERM too.
+
+    Args:
+        out: the demo's folder.
+        quick: whether models are trained with fewer steps.
+
+    Raises:
+        UsageError: `out` holds other things than an earlier demo.
+        MilkglassError: a command failed.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
-    started = time.monotonic()
+    start_time = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not learn the text.")
-    with stoppable(), _claim(out):
+    with stoppable(), _prepare_folder(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
-        with Service(out / "server", [_copy_served(out / "bases")], out / "server.log") as service:
+        with ServerProcess(out / "server", [_copy_base_model(out / "bases")], out / "server.log") as service:
             demo = Demo(out, quick, service.url)
-            compared = _comparison(demo)
-            sorting, classified = _sorting(demo)
-            writing, generated = _writing(demo)
+            comparison = _run_comparison(demo)
+            sorting, classified = _run_sorting(demo)
+            writing, generated = _run_writing(demo)
         demo_result = DemoResult(
-            version("milkglass"), time.monotonic() - started, compared, sorting, classified, writing, generated
+            version("milkglass"), time.monotonic() - start_time, comparison, sorting, classified, writing, generated
         )
         demo_result.write(out / "result.json")
         write_page(out / "index.html", demo_result)
@@ -212,63 +238,69 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     return demo_result
 
 
-def _comparison(demo: Demo) -> dict[str, Any]:
-    """Compares ways of sorting the messages, before anything is sent. Returns the comparison."""
-    train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
+def _run_comparison(demo: Demo) -> dict[str, Any]:
+    """Compares ways of sorting the messages, before anything is sent. Returns the document of the comparison."""
+    train, test = demo.data_file("tickets_train.jsonl"), demo.data_file("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
     options = ("--validation", test, *(QUICK_COMPARE_OPTIONS if demo.is_quick else COMPARE_OPTIONS), "--out", out)
-    comparison: dict[str, Any] = demo.command("compare", "demo:minilm", train, *options, as_json=True)
+    comparison: dict[str, Any] = demo.run_command("compare", "demo:minilm", train, *options, as_json=True)
     print("\n".join(comparison["verdict"]), flush=True)
     return comparison
 
 
-def _sorting(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
-    """Trains a BERT to send messages to the right desk. Returns the run, and each test message with its label."""
-    train, test = demo.data("tickets_train.jsonl"), demo.data("tickets_test.jsonl")
+def _run_sorting(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
+    """Trains a BERT to sort messages by desk. Returns the run, and each test message with its true and given label."""
+    train, test = demo.data_file("tickets_train.jsonl"), demo.data_file("tickets_test.jsonl")
     run = demo.run_model("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
-    answers = demo.command("classify", run.model, "--in", test, *run.options, as_json=True)["results"]
+    answers = demo.run_command("classify", run.model, "--in", test, *run.options, as_json=True)["results"]
     rows = read_rows("tickets_test.jsonl")
     pairs = zip(rows, answers, strict=True)
     return run, [{"text": row["text"], "truth": row["label"], "label": answer["label"]} for row, answer in pairs]
 
 
-def _writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
-    """Trains a small Llama to name the desk in words. Returns the run, and some test instructions with the answers."""
-    train = demo.data("replies_train.jsonl")
+def _run_writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
+    """Trains a small Llama to name the desk in words. Returns the run, and some test messages with their answers."""
+    train = demo.data_file("replies_train.jsonl")
     run = demo.run_model("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
     answers = []
     for row in read_rows("replies_test.jsonl")[: 2 if demo.is_quick else 6]:
         prompt = f"{row['instruction']}\n\n{row['input']}"
         arguments = ("generate", run.model, prompt, "--chat", "--max-tokens", 12 if demo.is_quick else 32)
-        answer = demo.command(*arguments, *run.options, as_json=True)["text"]
+        answer = demo.run_command(*arguments, *run.options, as_json=True)["text"]
         answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
     return run, answers
 
 
 def audit_seconds(quick: bool, load: float | None = None) -> float:
-    """Returns how long an audit may take by the clock: longer on a machine that has other work (`load`) to do."""
+    """Returns how long an audit may take by the clock: longer on a busy machine, up to MAX_SLOWDOWN times.
+
+    Args:
+        quick: whether the demo is the quick one.
+        load: the machine's load average. None: that of the last minute.
+    """
     slowdown = (os.getloadavg()[0] if load is None else load) / cores()
     return (20 if quick else 40) * min(MAX_SLOWDOWN, max(1.0, slowdown))
 
 
 @contextmanager
-def at_work(command: str) -> Iterator[None]:
-    """Says that a command with --json, which says nothing until its end, is at work."""
-    beat = Heartbeat(lambda words: print(words, flush=True))
-    beat.activity = command
-    beat.begin()
+def report_activity(command: str) -> Iterator[None]:
+    """Prints at intervals that a command is at work which prints nothing until its end."""
+    heartbeat = Heartbeat(lambda line: print(line, flush=True))
+    heartbeat.activity = command
+    heartbeat.begin()
     try:
         yield
     finally:
-        beat.end()
+        heartbeat.end()
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
-def _claim(out: Path) -> Iterator[None]:
-    """Makes `out` fresh. At the end it removes the passphrase, and models but the one that the comparison kept.
+def _prepare_folder(out: Path) -> Iterator[None]:
+    """Removes what an earlier demo left in `out`, and makes the folder for a new one.
 
-    Raises UsageError if no demo made the folder.
+    At the end it removes the passphrase, and all models but the one that the comparison kept. Raises UsageError if
+    `out` is a file, or a folder that no demo made and that is not empty.
     """
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", "give a new folder with --out")
@@ -290,8 +322,8 @@ def _claim(out: Path) -> Iterator[None]:
                 path.unlink()
 
 
-def _copy_served(bases: Path) -> Path:
-    """Returns a folder with the weights and configs of the base model that a delta is assembled with."""
+def _copy_base_model(bases: Path) -> Path:
+    """Links or copies the weights and configs of the model that a delta is assembled with. Returns their folder."""
     from milkglass.models.resolve import resolve
     from milkglass.models.staging import link_or_copy
 
@@ -303,8 +335,8 @@ def _copy_served(bases: Path) -> Path:
     return target
 
 
-def _bytes(folder: Path) -> int:
-    """Returns the size of all files of a folder."""
+def _folder_bytes(folder: Path) -> int:
+    """Returns the size of all files of a folder, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -2,6 +2,6 @@
 
 It contains the tokenizer, the embedding table and the sanitizer. The provider hides its table from the client, and the
 client its text from the provider: plain text goes in, vectors of sanitized tokens come out. `inside.py` runs in the
-enclave; `enclave.py` talks to it through a pipe, its only channel. The kinds are `process` and `gramine-direct`, which
-are NOT ATTESTED, and `gramine-sgx`.
+enclave; `enclave.py` talks to it through a pipe, its only channel. Of the kinds of enclaves, `gramine-sgx` is attested;
+`process` and `gramine-direct` are not.
 """

@@ -1,12 +1,11 @@
 """Measures an enclave, makes the quotes that bind report data to it, and seals data for it.
 
-With `gramine-sgx` measurement and quote come from the CPU, through Gramine's pseudo-files. The other kinds
-measure the source code of this package and make a *software quote*: it names the kind, is not signed, and proves
-nothing.
+With `gramine-sgx`, measurement and quote come from the CPU, through Gramine's pseudo-files. The other kinds measure
+source code and make a *software quote*, which names the kind, is not signed, and proves nothing.
 
-Data at rest is encrypted for one enclave, under a key from its measurement and a secret of the machine. With SGX the
-secret is the CPU's, and other code gets another key. The other kinds keep the secret in a file beside the data,
-which protects nothing from the machine's owner, as NOT ATTESTED says.
+Data at rest are encrypted for one enclave, under a key from its measurement and a secret of the machine. With SGX the
+secret is the CPU's, and other code gets another key. The other kinds keep the secret in a file beside the data, which
+protects nothing from the machine's owner, as NOT_ATTESTED says.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from milkglass.errors import EnclaveError
 
 KINDS = ("process", "gramine-direct", "gramine-sgx")
 ATTESTED_KIND = "gramine-sgx"
-DEVICE = Path("/dev/attestation")
-SGX_KEY = Path("/dev/attestation/keys/_sgx_mrenclave")  # Gramine's key, which is bound to the CPU and the measurement
+DEVICE_FOLDER = Path("/dev/attestation")
+SGX_KEY_FILE = Path(
+    "/dev/attestation/keys/_sgx_mrenclave"
+)  # Gramine's key, which is bound to the CPU and the measurement
 NONCE_BYTES = 12
 ATTESTED_BY_QUOTE = (
     "attested: a quote of SGX, checked up to Intel's root, proves this measurement; its keys are not revoked, and the "
@@ -37,29 +38,33 @@ NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; thi
 
 
 def measurement_of(kind: str) -> str:
-    """Returns the measurement of an enclave's code in hex: MRENCLAVE, or SHA-256 over this package's source."""
+    """Returns the measurement of an enclave's code in hex.
+
+    It is MRENCLAVE or, without SGX, SHA-256 over the names and contents of this package's Python files.
+    """
     if kind == ATTESTED_KIND:
-        return str(intel.parse_quote(quote(kind, "", bytes(64))).report.mr_enclave.hex())
-    hasher, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
+        return str(intel.parse_quote(make_quote(kind, "", bytes(64))).report.mr_enclave.hex())
+    hasher, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         hasher.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
     return hasher.hexdigest()
 
 
-def quote(kind: str, measurement: str, report_data: bytes) -> bytes:
-    """Returns a quote with this report data. Raises EnclaveError if the CPU gives none."""
+def make_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
+    """Makes a quote with 64 bytes of report data. Raises EnclaveError if the CPU gives none."""
     if kind != ATTESTED_KIND:
-        return software_quote(kind, measurement, report_data)
+        return make_software_quote(kind, measurement, report_data)
     try:
-        (DEVICE / "user_report_data").write_bytes(report_data)
-        return (DEVICE / "quote").read_bytes()
+        (DEVICE_FOLDER / "user_report_data").write_bytes(report_data)
+        return (DEVICE_FOLDER / "quote").read_bytes()
     except OSError as error:
         raise EnclaveError(
             "this process has no SGX quote", "start it with gramine-sgx on a machine with SGX and a quoting enclave"
         ) from error
 
 
-def software_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
+def make_software_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
+    """Makes a software quote as JSON, which proves nothing."""
     document = {
         "milkglass_software_quote": 1, "attested": False, "kind": kind, "measurement": measurement,
         "report_data": report_data.hex(),
@@ -67,26 +72,28 @@ def software_quote(kind: str, measurement: str, report_data: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
-def machine_secret(kind: str, secret: str) -> bytes:
-    """Returns the secret for the sealing key.
+def machine_secret(kind: str, host_secret: str) -> bytes:
+    """Returns the machine's secret, from which sealing keys are derived. Raises EnclaveError if the CPU has none.
 
-    For kinds without SGX it is in `secret`, the content of the host's file, in hex.
+    Args:
+        kind: the enclave's kind.
+        host_secret: the secret for kinds without SGX, in hex, from the host's file.
     """
     if kind != ATTESTED_KIND:
-        return bytes.fromhex(secret)
+        return bytes.fromhex(host_secret)
     try:
-        return SGX_KEY.read_bytes()
+        return SGX_KEY_FILE.read_bytes()
     except OSError as error:
         raise EnclaveError("this process has no sealing key of SGX", "start it with gramine-sgx") from error
 
 
 def sealing_key(secret: bytes, measurement: str) -> bytes:
-    """Returns the 32 bytes of one enclave's sealing key."""
+    """Derives one enclave's sealing key, 32 bytes, from the machine's secret and the measurement (HKDF-SHA256)."""
     return HKDF(hashes.SHA256(), 32, measurement.encode(), b"milkglass/1 seal").derive(secret)
 
 
 def seal(key: bytes, name: str, content: bytes) -> bytes:
-    """Encrypts and authenticates content under its name, so that no piece can replace another."""
+    """Encrypts content, and authenticates it with its name, so that no sealed piece can replace another."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, name.encode())
 

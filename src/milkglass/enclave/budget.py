@@ -6,9 +6,9 @@ needed to open the table, so that a restart does not fill the bucket. Rows are c
 a time: the lowered level is written first, and a process that is killed loses the rows that were charged and not used.
 
 Without a monotonic counter and a clock of its own, no software prevents the following. A machine's owner who restores
-an older copy of the level, does not write it, or copies the folder gains up to a burst each time. One who changes the
-enclave's clock (with SGX too, the host provides it) fills the bucket. Each enclave that the provider releases the table
-to has its own bucket.
+an older copy of the level, does not write it, or copies the folder gains up to a burst each time. An owner who changes
+the enclave's clock, which the host provides even with SGX, fills the bucket. Each enclave that gets the table from the
+provider has its own bucket.
 """
 
 from __future__ import annotations
@@ -19,32 +19,36 @@ from dataclasses import dataclass, field
 
 from milkglass.errors import EnclaveError
 
-ROWS_AHEAD = 256  # fewest rows that are charged at a time, so that the level is written once for many tokens
+ROWS_AHEAD = 256  # rows that are charged at a time, if so many are left, so that the level is written less often
 
 
-class NotCharged(Exception):
-    """Raised inside the enclave when rows would leave that no written level accounts for."""
+class RowsNotCharged(Exception):
+    """Rows would leave the enclave that no written level accounts for.
 
-    def __init__(self, rows: int) -> None:
+    Attributes:
+        row_count: how many rows would leave.
+    """
+
+    def __init__(self, row_count: int) -> None:
         super().__init__()
-        self.rows = rows
+        self.row_count = row_count
 
 
 @dataclass(frozen=True)
 class RowPolicy:
-    """How many rows of its table the provider lets leave an enclave.
+    """Says how many rows of its table the provider lets leave an enclave.
 
     Attributes:
         per_hour: rows that are added to the bucket in an hour.
-        burst: rows that the full bucket has.
+        burst: rows that the full bucket holds.
     """
 
     per_hour: int = 200_000
     burst: int = 20_000
 
-    def hours(self, rows: int) -> float:
-        """Returns the least hours in which a table of so many rows can be read."""
-        return max(0.0, (rows - self.burst) / self.per_hour)
+    def hours(self, row_count: int) -> float:
+        """Returns the least number of hours in which a table of `row_count` rows can be read."""
+        return max(0.0, (row_count - self.burst) / self.per_hour)
 
 
 @dataclass
@@ -55,45 +59,49 @@ class RowBudget:
         policy: the bucket's size and rate.
         level: the rows that may be charged, as of `since`.
         since: the time of `level`, in seconds by `clock`.
-        charged: rows that may leave, and that `level` no longer contains.
+        clock: returns seconds.
+        charged_count: rows that may leave, and that are not part of `level`.
     """
 
     policy: RowPolicy
     level: float
     clock: Callable[[], float] = time.monotonic  # setting the date does not change it
     since: float = field(init=False)
-    charged: int = field(default=0, init=False)
+    charged_count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.since = self.clock()
 
-    def take(self, rows: int) -> None:
-        """Lets charged rows leave. Raises NotCharged if fewer were charged, EnclaveError for more than a burst."""
-        if rows > self.policy.burst:
-            raise EnclaveError(f"{rows} tokens at once, the provider allows {self.policy.burst}", "shorten the text")
-        if rows > self.charged:
-            raise NotCharged(rows)
-        self.charged -= rows
+    def take(self, row_count: int) -> None:
+        """Lets charged rows leave. Raises RowsNotCharged if fewer were charged, EnclaveError for more than a burst."""
+        if row_count > self.policy.burst:
+            raise EnclaveError(
+                f"{row_count} tokens at once, the provider allows {self.policy.burst}", "shorten the text"
+            )
+        if row_count > self.charged_count:
+            raise RowsNotCharged(row_count)
+        self.charged_count -= row_count
 
     def refund(self) -> float:
-        """Adds unused charged rows to the level again, and returns the level."""
-        self.level, self.charged = self.level + self.charged, 0
+        """Adds charged rows that did not leave to the level again, and returns the level."""
+        self.level, self.charged_count = self.level + self.charged_count, 0
         return self.level
 
-    def charge(self, rows: int) -> float:
+    def charge(self, row_count: int) -> float:
         """Charges rows, and returns the level to be written before they leave. Raises EnclaveError beyond the limit."""
         now = self.clock()
         elapsed = max(0.0, now - self.since)  # a clock that is set back fills nothing
-        free_room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still
+        # Charged rows take room in the bucket until they leave
+        free_room = max(0.0, self.policy.burst - self.charged_count)
         self.level = min(free_room, self.level + elapsed * self.policy.per_hour / 3600)
         self.since = max(self.since, now)
-        available = self.level + self.charged
-        if rows > available:
-            seconds = (rows - available) * 3600 / self.policy.per_hour
+        available = self.level + self.charged_count
+        if row_count > available:
+            seconds = (row_count - available) * 3600 / self.policy.per_hour
             raise EnclaveError(
-                f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(available)}",
+                f"{row_count} more rows of the table were asked for, and the provider's limit leaves {int(available)}",
                 f"try again in {seconds:.0f} s; the provider sets the rate ({self.policy.per_hour} rows an hour)",
             )
-        granted = int(min(self.level, max(rows - self.charged, ROWS_AHEAD)))
-        self.level, self.charged = self.level - granted, self.charged + granted
+        granted = int(min(self.level, max(row_count - self.charged_count, ROWS_AHEAD)))
+        self.level, self.charged_count = self.level - granted, self.charged_count + granted
         return self.level

@@ -37,65 +37,68 @@ NAMESPACES = "user, network, processes and mounts of its own"
 
 @dataclass(frozen=True)
 class SanitizedPrompt:
-    """The enclave's output for a text.
+    """Holds the vectors that an enclave returns for a prompt.
 
     Attributes:
-        vectors: bytes of (tokens, d), in the table's type.
-        tokens: how many tokens the prompt has.
-        private: how many of them are of the user's text.
-        changed: how many of these were replaced.
+        vectors: the bytes of (tokens, d), in the table's type.
+        token_count: how many tokens the prompt has.
+        private_count: how many of these are of the user's text.
+        changed_count: how many of the user's tokens were replaced.
     """
 
     vectors: bytes = field(repr=False)
-    tokens: int
-    private: int
-    changed: int
+    token_count: int
+    private_count: int
+    changed_count: int
 
 
 class Enclave(contextlib.AbstractContextManager["Enclave"]):
-    """A running enclave. Every call raises EnclaveError if the process has ended.
+    """Starts an enclave, and calls it. Every call raises EnclaveError if the process has ended.
 
     Threads may share it: it answers one call at a time.
 
     Attributes:
-        measurement: the measurement of its code in hex, as it states; `attest` verifies it.
+        kind: the enclave's kind, one of KINDS.
+        folder: the enclave's folder.
+        measurement: the measurement of its code in hex, as the enclave states it; `attest` verifies it.
         verdict: the verdict on the last quote that proved the enclave since its start; None if there is none.
-        holds: the protections that hold in its process, in words.
-        write_state: stores a state, as `state` returns it; called before the rows leave that the state accounts for.
+        protections: the protections that hold in its process, in words.
+        write_state: stores a state, as `state` returns it. It is called before rows leave for which the state accounts.
         tokenizer: the folder of the provider's tokenizer, whose chat template `sanitize_chat` renders.
-        about: the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours, and by_byte, how
-            its tokenizer writes a character that has no token.
+        table_info: the table, after `release` or `open`: width, rows, dtype, table (SHA-256), per_hour, burst and
+            hours; after `open` also by_byte, whether its tokenizer writes a character without a token byte by byte.
     """
 
     def __init__(self, kind: str, folder: Path) -> None:
-        """Starts an enclave. `folder` has Gramine's manifest. Raises UsageError, EnclaveError."""
+        """Starts an enclave. For a Gramine kind, `folder` has the manifest. Raises UsageError, EnclaveError."""
         require_kind(kind)
-        self.kind, self.folder, self.about = kind, folder, dict[str, Any]()
+        self.kind, self.folder, self.table_info = kind, folder, dict[str, Any]()
         self.write_state: Callable[[bytes], None] = _drop_state
         self.tokenizer: Path | None = None
         self._template: Any = None
         self._stage: Stage = no_stage
-        self._call_lock = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
+        self._call_lock = threading.Lock()  # held for a call: its request, its answer, and a charge between them
         command, environment = _command_and_environment(kind, folder)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         work_folder = None if kind == "process" else folder
         self._process = subprocess.Popen(command, **pipes, env=environment, cwd=work_folder, start_new_session=True)
         self.verdict: Verdict | None = None
         try:
-            hello, _ = self._read()
+            hello, _ = self._read_reply()
             if hello.get("kind") != kind:
                 raise EnclaveError(f"{kind} started an enclave of kind {hello.get('kind')!r}", SIGN_HINT)
         except EnclaveError:
             self.close()
             raise
         self.measurement = str(hello["measurement"])
-        self.holds = [str(protection) for protection in hello["holds"] if protection]
+        self.protections = [str(protection) for protection in hello["holds"] if protection]
 
     def attest(self, measurement: str, verifier: QuoteVerifier | None = None) -> None:
-        """Requires a measurement, in hex, and from gramine-sgx a new quote that proves it; or raises EnclaveError.
+        """Requires a measurement and, for gramine-sgx, a new quote that proves it. Raises EnclaveError.
 
         Args:
-            verifier: decides which quotes count. None: by the folder's policy.
+            measurement: the measurement in hex.
+            verifier: decides which quotes are accepted. None: the policy in the enclave's folder does.
         """
         if self.measurement != measurement:
             raise EnclaveError(
@@ -105,38 +108,40 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         if self.kind != ATTESTED_KIND:
             return
         nonce = secrets.token_bytes(release.NONCE_BYTES)
-        public, quote = self.challenge(nonce)
-        verifier_of_code = (verifier or QuoteVerifier.of_folder(self.folder)).for_measurement(measurement)
-        self.verdict = verifier_of_code.require(quote, release.report_data(public, nonce), self.collateral)
+        public_key, quote = self.challenge(nonce)
+        narrow_verifier = (verifier or QuoteVerifier.of_folder(self.folder)).for_measurement(measurement)
+        self.verdict = narrow_verifier.require(quote, release.report_data(public_key, nonce), self.collateral)
 
     @property
-    def attested(self) -> bool:
-        """Whether a quote proved the enclave since its start."""
+    def is_attested(self) -> bool:
+        """Returns whether a quote proved the enclave since its start."""
         return self.verdict is not None
 
     @property
     def collateral(self) -> bytes:
-        """Intel's answers for this enclave's quotes, from the folder; empty if it has no such file."""
+        """Returns Intel's collateral for this enclave's quotes, from the folder; empty if it has no such file."""
         path = self.folder / COLLATERAL
         return path.read_bytes() if self.kind == ATTESTED_KIND and path.is_file() else b""
 
     @property
     def notice(self) -> str:
-        protections = f" ({'; '.join(self.holds)})" if self.holds else ""
+        """Returns a line for the user: the enclave's kind, its protections and its proof."""
+        protections = f" ({'; '.join(self.protections)})" if self.protections else ""
         return f"enclave: {self.kind}{protections}. {self.proof}"
 
     @property
     def proof(self) -> str:
-        """What every report says about this enclave's attestation."""
+        """Returns what reports say about this enclave's attestation."""
         if self.verdict is None:
             return NOT_ATTESTED
-        accepted = "; ".join(f"{name} ({reason})" for name, reason in self.verdict.accepted.items())
+        accepted = "; ".join(f"{name} ({reason})" for name, reason in self.verdict.accepted_weaknesses.items())
         return f"{ATTESTED_BY_QUOTE}. Accepted by the policy: {accepted}" if accepted else ATTESTED_BY_QUOTE
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
+        """Ends the process: closes its pipes, and kills it if it goes on for 5 s."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
@@ -149,41 +154,55 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     # --- calls --------------------------------------------------------------------------------------------------------
     def challenge(self, nonce: bytes) -> tuple[bytes, bytes]:
-        """Returns the enclave's public key, and a quote that binds it to the provider's nonce."""
+        """Returns the enclave's X25519 public key, and a quote that binds it to the provider's nonce of 32 bytes."""
         reply, quote = self._call("challenge", nonce)
         return bytes.fromhex(reply["public"]), quote
 
     def release(self, package: bytes, secret: bytes) -> dict[str, str]:
-        """Gives the enclave the provider's package. Returns the tokenizer's files, which are checked before `lists`."""
-        self.about, _ = self._call("release", package, secret=secret.hex())
-        files: dict[str, str] = self.about.pop("files")
+        """Gives the enclave the provider's encrypted package.
+
+        Returns the texts of the tokenizer's files by name, which the caller must check before `compute_lists`.
+        """
+        self.table_info, _ = self._call("release", package, secret=secret.hex())
+        files: dict[str, str] = self.table_info.pop("files")
         return files
 
-    def lists(self, k: int, stage: Stage = no_stage) -> tuple[bytes, bytes]:
-        """Computes candidate lists of k for the released table. Returns the package and the first state, sealed."""
+    def compute_lists(self, k: int, stage: Stage = no_stage) -> tuple[bytes, bytes]:
+        """Computes candidate lists of k rows for the released table. Returns the sealed package and first state."""
         self._stage = stage
         reply, sealed = self._call("lists", b"", k=k)
         return sealed, bytes.fromhex(reply["state"])
 
     def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
-        """Opens the table, once. `counts` are the occurrences of each token, which decide which ones are sensitive."""
+        """Opens the sealed table, which can be done once.
+
+        Args:
+            sealed: the sealed package.
+            secret: the content of the host's file of the secret, for kinds without SGX.
+            state: the newest sealed state.
+            tokenizer: the folder of the tokenizer, as the enclave sees it.
+            counts: how often each token occurs, which decides which tokens are sensitive.
+        """
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
-        self.about, _ = self._call("open", sealed, **fields)
+        self.table_info, _ = self._call("open", sealed, **fields)
 
     def state(self) -> bytes:
         """Returns the sealed state that must be kept for the next start."""
         return self._call("state", b"")[1]
 
     def sanitize_text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
-        """Sanitizes a text of at most `limit` tokens after its instruction. Raises CodecError, EnclaveError."""
+        """Sanitizes a text after an instruction that is not sanitized, together at most `limit` tokens.
+
+        Raises CodecError, EnclaveError.
+        """
         return self._sanitize(prompt.text_pieces(text, instruction), True, limit, settings)
 
     def sanitize_chat(
         self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
     ) -> SanitizedPrompt:
-        """Sanitizes a conversation. Raises CodecError, EnclaveError.
+        """Sanitizes what the users of a conversation say. Raises CodecError, EnclaveError.
 
-        The provider's template is rendered here, in a process of its own that sees no text (prompt.py).
+        The provider's template is rendered by the host, in a process of its own that sees no text (prompt.py).
         """
         if self._template is None:
             if self.tokenizer is None:
@@ -192,48 +211,51 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return self._sanitize(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
 
     def _sanitize(
-        self, pieces: Sequence[prompt.PromptPiece], special: bool, limit: int, settings: RnmSettings
+        self, pieces: Sequence[prompt.PromptPiece], adds_special: bool, limit: int, settings: RnmSettings
     ) -> SanitizedPrompt:
         content = json.dumps(prompt.to_json(pieces)).encode()
-        reply, vectors = self._call("prompt", content, special=special, limit=limit, **asdict(settings))
-        return SanitizedPrompt(vectors, **reply)
+        reply, vectors = self._call("prompt", content, special=adds_special, limit=limit, **asdict(settings))
+        return SanitizedPrompt(vectors, reply["tokens"], reply["private"], reply["changed"])
 
     def rows(self, ids: Sequence[int]) -> bytes:
-        """Returns the vectors of an answer's ids, as bytes."""
+        """Returns the vectors of an answer's ids, as bytes of (ids, d) in the table's type."""
         return self._call("rows", b"", ids=list(ids))[1]
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, without special tokens."""
         return self._call("decode", b"", ids=list(ids))[1].decode()
 
     def _call(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
+        """Returns the enclave's reply and its bytes. If rows must be charged first, stores the state in between."""
         with self._call_lock:
-            reply, answer = self._ask(name, content, **fields)
+            reply, answer = self._request(name, content, **fields)
             if "charged" in reply:
                 self.write_state(answer)
-                reply, answer = self._ask(name, content, **fields)
+                reply, answer = self._request(name, content, **fields)
             return reply, answer
 
-    def _ask(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
+    def _request(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
+        """Sends one request, and returns the reply and its bytes. Raises the error that the enclave answers."""
         assert self._process.stdin is not None
         try:
             write_message(self._process.stdin, {"call": name, **fields}, content)
         except (OSError, ValueError):
             raise self._ended_error() from None
-        reply, answer = self._read()
+        reply, answer = self._read_reply()
         progress: Progress = no_progress
-        while "size" in reply or "progress" in reply:  # of `lists`, before its answer
+        while "size" in reply or "progress" in reply:  # `lists` reports its progress before its answer
             if "size" in reply:
                 progress = self._stage("compute candidate lists", int(reply["size"]))
             else:
                 progress(int(reply["progress"]))
-            reply, answer = self._read()
+            reply, answer = self._read_reply()
         if "error" in reply:
             message, hint, error_name = reply["error"]
             error = getattr(errors, error_name, EnclaveError)
             raise (error if issubclass(error, errors.MilkglassError) else EnclaveError)(message, hint)
         return reply, answer
 
-    def _read(self) -> tuple[dict[str, Any], bytes]:
+    def _read_reply(self) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdout is not None
         try:
             message = read_message(self._process.stdout)
@@ -244,6 +266,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         return message
 
     def _ended_error(self) -> EnclaveError:
+        """Returns the error that says how the process ended."""
         try:
             code = self._process.wait(5)
             how_ended = f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
@@ -254,6 +277,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
 
 def require_kind(kind: str) -> None:
+    """Raises UsageError unless there is such a kind of enclave."""
     if kind not in KINDS:
         raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
 
@@ -263,7 +287,7 @@ def _drop_state(state: bytes) -> None:
 
 
 def _command_and_environment(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Returns how a kind is started, and its environment, which has nothing of the user's own."""
+    """Returns the command that starts a kind, and its environment, which has only what the command needs."""
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-P", "-m", PROGRAM_MODULE, kind]
@@ -271,7 +295,7 @@ def _command_and_environment(kind: str, folder: Path) -> tuple[list[str], dict[s
         starter = shutil.which(kind)
         if starter is None:
             raise UsageError(f"{kind} is not installed here", "install Gramine (gramineproject.io), or --kind process")
-        return [starter, gramine.APP], environment
+        return [starter, gramine.APP_NAME], environment
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
         return command, environment

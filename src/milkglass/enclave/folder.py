@@ -38,23 +38,31 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-NAME, VERSION = "enclave.json", 1
-SEALED, SECRET, STATE, COUNTS, TOKENIZER = "sealed.bin", "seal.key", "state.bin", "counts.json", "tokenizer"
-CORPUS, WORDS = "corpus", "word list"
-Fetch = Callable[[Enclave], bytes]  # returns the provider's package for this enclave
+DESCRIPTION_FILE, VERSION = "enclave.json", 1
+SEALED_FILE, SECRET_FILE, STATE_FILE, COUNTS_FILE, TOKENIZER_FOLDER = (
+    "sealed.bin",
+    "seal.key",
+    "state.bin",
+    "counts.json",
+    "tokenizer",
+)
+CORPUS, WORDS = "corpus", "word list"  # values of `EnclaveDescription.counted`
+FetchPackage = Callable[[Enclave], bytes]  # returns the provider's package for this enclave
 
 
 @dataclass(frozen=True)
-class EnclaveAbout:
-    """The content of enclave.json.
+class EnclaveDescription:
+    """Holds the content of enclave.json.
 
     Attributes:
-        measurement: the measurement of the code that the table was sealed for.
+        kind: the enclave's kind.
+        measurement: the measurement, in hex, of the code for which the table was sealed.
         model: the provider's name for the model.
         table: SHA-256 of the table, in hex.
         k: the length of candidate lists.
         rows: how many rows the table has.
-        counted: whose tokens were counted: CORPUS, the user's own, or WORDS, a list of English words.
+        counted: where tokens were counted: CORPUS, the user's own, or WORDS, a list of English words. "" in folders of
+            versions without such a list.
     """
 
     kind: str
@@ -63,80 +71,94 @@ class EnclaveAbout:
     table: str
     k: int
     rows: int
-    counted: str = ""  # of folders that were built before there was a list
+    counted: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads enclave.json. Raises UsageError if the folder has no enclave."""
-        if not (folder / NAME).is_file():
+        """Reads enclave.json. Raises UsageError if the folder has no enclave, and EnclaveError for a damaged file."""
+        if not (folder / DESCRIPTION_FILE).is_file():
             raise UsageError(f"{folder} holds no enclave", "milkglass split enclave build URL --out FOLDER")
-        raw = read_json(folder / NAME)
+        raw = read_json(folder / DESCRIPTION_FILE)
         try:
             if raw.pop("milkglass_enclave") != VERSION:
-                raise EnclaveError(f"{NAME} is of another version", "build the enclave again")
+                raise EnclaveError(f"{DESCRIPTION_FILE} is of another version", "build the enclave again")
             return cls(**raw)
         except (KeyError, TypeError):
-            raise EnclaveError(f"{NAME} in {folder.name} is damaged", "build the enclave again") from None
+            raise EnclaveError(f"{DESCRIPTION_FILE} in {folder.name} is damaged", "build the enclave again") from None
 
 
 def prepare_folder(folder: Path, kind: str) -> None:
-    """Makes a new folder with the manifest and its signing script, the first step of a Gramine kind. Raises UsageError.
+    """Makes a new folder with the manifest and its signing script, the first step for a Gramine kind.
 
-    The script decides the measurement and so the sealing key. Call `build_enclave` after it has run.
+    The script decides the measurement, and so the sealing key. Call `build_enclave` after it has run.
+
+    Raises UsageError if the folder exists, or the kind needs no preparation.
     """
     require_kind(kind)
     if kind == "process":
         raise UsageError("an enclave of kind 'process' needs no preparation", "milkglass split enclave build URL")
     _require_new(folder)
-    with files.new_dir(folder) as partial:
-        gramine.write_manifest(kind, partial)
+    with files.new_dir(folder) as new_folder:
+        gramine.write_manifest(kind, new_folder)
     (folder / gramine.SCRIPT).chmod(0o700)
 
 
 def build_enclave(
-    folder: Path, kind: str, model: str, k: int, fetch: Fetch, corpus: Path | None = None, stage: Stage = no_stage
-) -> tuple[EnclaveAbout, Enclave]:
-    """Starts an enclave, lets the provider release its table to it, and stores what it sealed.
+    folder: Path,
+    kind: str,
+    model: str,
+    k: int,
+    fetch_package: FetchPackage,
+    corpus: Path | None = None,
+    stage: Stage = no_stage,
+) -> tuple[EnclaveDescription, Enclave]:
+    """Starts an enclave, lets the provider release its table to it, and stores what the enclave sealed.
 
     Args:
-        fetch: gets the package from the provider.
+        folder: the enclave's folder: a new one or, for a Gramine kind, a prepared and signed one.
+        kind: the enclave's kind.
+        model: the provider's name for the model.
+        k: the length of candidate lists.
+        fetch_package: gets the package for the enclave from the provider.
         corpus: a file of texts, one a line, whose tokens are counted. None: a list of English words is counted.
+        stage: reports progress.
 
     Returns:
-        The content of enclave.json, and the enclave, which has ended and still says whether it was attested.
+        The content of enclave.json, and the enclave, whose process has ended and which says whether it was attested.
 
     Raises:
         UsageError: the folder exists or is not prepared.
-        EnclaveError, RemoteError: the enclave or the provider fails; nothing of the table stays.
+        EnclaveError, RemoteError: the enclave or the provider fails. Nothing of the table stays.
     """
     require_kind(kind)
     with _build_folder(folder, kind) as work_folder, Enclave(kind, work_folder) as enclave:
         enclave.attest(enclave.measurement)
         secret = b"" if kind == ATTESTED_KIND else secrets.token_bytes(32)
         advance = stage("receive the table", 0)
-        package = fetch(enclave)
+        package = fetch_package(enclave)
         advance(1)
         tokenizer = enclave.release(package, secret)
-        if other_files := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
+        if other_files := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave that is not attested may answer anything
             raise EnclaveError(
                 f"the enclave hands out {len(other_files)} files that are not a tokenizer's",
                 f"files: {', '.join(TOKENIZER_FILES)}",
             )
-        description = EnclaveAbout(
-            kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"]),
+        description = EnclaveDescription(
+            kind, enclave.measurement, model, str(enclave.table_info["table"]), k, int(enclave.table_info["rows"]),
             WORDS if corpus is None else CORPUS,
         )  # fmt: skip
-        files.private_dir(work_folder / TOKENIZER)
+        files.private_dir(work_folder / TOKENIZER_FOLDER)
         for name, text in tokenizer.items():
-            files.write(work_folder / TOKENIZER / name, text)
-        loaded = load_tokenizer(work_folder / TOKENIZER, from_provider=True)  # the lists take long
-        sealed, state = enclave.lists(k, stage)
-        files.write(work_folder / SEALED, sealed)
-        files.write(work_folder / STATE, state)
-        files.write(work_folder / SECRET, secret)
-        counts = token_counts_of(loaded, description.rows, corpus, stage)
-        files.write(work_folder / COUNTS, json.dumps(counts.tolist()))
-        files.write_json(work_folder / NAME, {"milkglass_enclave": VERSION, **asdict(description)})
+            files.write(work_folder / TOKENIZER_FOLDER / name, text)
+        # The tokenizer is loaded, and so checked, before the lists, which take long
+        loaded_tokenizer = load_tokenizer(work_folder / TOKENIZER_FOLDER, from_provider=True)
+        sealed, state = enclave.compute_lists(k, stage)
+        files.write(work_folder / SEALED_FILE, sealed)
+        files.write(work_folder / STATE_FILE, state)
+        files.write(work_folder / SECRET_FILE, secret)
+        counts = token_counts_of(loaded_tokenizer, description.rows, corpus, stage)
+        files.write(work_folder / COUNTS_FILE, json.dumps(counts.tolist()))
+        files.write_json(work_folder / DESCRIPTION_FILE, {"milkglass_enclave": VERSION, **asdict(description)})
     return description, enclave
 
 
@@ -145,22 +167,23 @@ def _build_folder(folder: Path, kind: str) -> Iterator[Path]:
     """Yields the folder to build in. After a failure a new folder is removed, and a prepared one restored."""
     if kind == "process":
         _require_new(folder)
-        with files.new_dir(folder) as partial:
-            yield partial
+        with files.new_dir(folder) as new_folder:
+            yield new_folder
         return
-    if (folder / NAME).exists():
+    if (folder / DESCRIPTION_FILE).exists():
         raise UsageError(f"{folder} holds an enclave already", "prepare another folder")
     gramine.require_signed(kind, folder)
     try:
         yield folder
     except BaseException:
-        paths = [folder / name for name in (NAME, SEALED, STATE, SECRET, COUNTS)]
-        for path in [*paths, *(folder / TOKENIZER).iterdir()]:
+        paths = [folder / name for name in (DESCRIPTION_FILE, SEALED_FILE, STATE_FILE, SECRET_FILE, COUNTS_FILE)]
+        for path in [*paths, *(folder / TOKENIZER_FOLDER).iterdir()]:
             path.unlink(missing_ok=True)
         raise
 
 
 def _require_new(folder: Path) -> None:
+    """Raises UsageError if the folder exists."""
     if folder.exists():
         raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
 
@@ -169,22 +192,24 @@ def _require_new(folder: Path) -> None:
 def open_enclave(folder: Path) -> Iterator[Enclave]:
     """Yields the enclave with its open table. Its state is stored when the block ends.
 
-    Raises UsageError if another process has it open, and EnclaveError if it does not prove to be the enclave that the
-    table was sealed for.
+    Raises UsageError if another process has the folder open, and EnclaveError if the enclave is not the one for which
+    the table was sealed, or a file is missing.
     """
-    description = EnclaveAbout.read(folder)
-    with _locked(folder), Enclave(description.kind, folder) as enclave:
+    description = EnclaveDescription.read(folder)
+    with _lock_folder(folder), Enclave(description.kind, folder) as enclave:
         enclave.attest(description.measurement)
-        for name in (SEALED, SECRET, STATE, COUNTS):
+        for name in (SEALED_FILE, SECRET_FILE, STATE_FILE, COUNTS_FILE):
             if not (folder / name).is_file():
                 raise EnclaveError(f"{folder.name} has no {name}: the table stays closed", "build the enclave again")
-        state = (folder / STATE).read_bytes()
-        counts = json.loads((folder / COUNTS).read_text("utf-8"))
-        sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
-        tokenizer = folder.absolute() / TOKENIZER if description.kind == "process" else Path(gramine.TOKENIZER)
+        state = (folder / STATE_FILE).read_bytes()
+        counts = json.loads((folder / COUNTS_FILE).read_text("utf-8"))
+        sealed, secret = (folder / SEALED_FILE).read_bytes(), (folder / SECRET_FILE).read_bytes()
+        tokenizer = (
+            folder.absolute() / TOKENIZER_FOLDER if description.kind == "process" else Path(gramine.TOKENIZER_FOLDER)
+        )
         enclave.open(sealed, secret, state, tokenizer, counts)
-        enclave.tokenizer = folder / TOKENIZER
-        enclave.write_state = lambda sealed: files.write(folder / STATE, sealed)
+        enclave.tokenizer = folder / TOKENIZER_FOLDER
+        enclave.write_state = lambda sealed: files.write(folder / STATE_FILE, sealed)
         try:
             yield enclave
         finally:
@@ -193,8 +218,8 @@ def open_enclave(folder: Path) -> Iterator[Enclave]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Locks the folder while its process lives: two enclaves from one state would spend the same rows twice."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Locks a folder, since two enclaves with one state would spend the same rows twice. Raises UsageError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,19 +231,23 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage = no_stage) -> NDArray[np.int64]:
-    """Returns (rows,) how often each token occurs in the user's texts; without texts, in a list of English words.
+def token_counts_of(tokenizer: Any, row_count: int, corpus: Path | None, stage: Stage = no_stage) -> NDArray[np.int64]:
+    """Returns (row_count,) how often each token occurs in a corpus, or without one in a list of English words.
 
-    The texts, one a line, stay on this machine.
+    Args:
+        tokenizer: the provider's tokenizer.
+        row_count: how many rows the table has.
+        corpus: a file of the user's texts, one a line, which stay on this machine.
+        stage: reports progress.
     """
     if corpus is None:
-        return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english_frequencies())))
-    batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True)
-    return Sequences.of(batch["input_ids"]).counts(rows)
+        return token_counts(tokenizer, row_count, stage("tokenize a list of English words", len(english_frequencies())))
+    batch = tokenizer(read_texts(corpus), add_special_tokens=False, split_special_tokens=True)
+    return Sequences.of(batch["input_ids"]).counts(row_count)
 
 
-def texts_of(corpus: Path) -> list[str]:
-    """Returns the texts of a file, one a line. Raises UsageError if it has none, or is not UTF-8."""
+def read_texts(corpus: Path) -> list[str]:
+    """Reads the texts of a file, one a line. Raises UsageError if it has none, or is not UTF-8."""
     try:
         lines = [line for line in corpus.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:

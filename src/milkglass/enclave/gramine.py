@@ -1,9 +1,9 @@
-"""The manifest of the two Gramine kinds, and the script that signs it for SGX.
+"""Writes the manifest of the two Gramine kinds, and the script that makes it ready to start.
 
-Written for the manifest syntax of Gramine 1.9, and not yet run by Gramine. The interpreter, its packages and this
-package's source are trusted files: `gramine-sgx-sign` includes their hashes in the measurement. Of the client's folder
-only the tokenizer is visible, as /tokenizer; it is allowed, not trusted, and the enclave compares its digest. The
-manifest names no path of that folder, so that moving it keeps the measurement. stdin and stdout are the pipe.
+It follows the manifest syntax of Gramine 1.9; Gramine never ran it. The interpreter, its packages and this package's
+source are trusted files: `gramine-sgx-sign` includes their hashes in the measurement. Of the client's folder only the
+tokenizer is visible, as /tokenizer; it is allowed, not trusted, and the enclave compares its digest. The manifest names
+no path of that folder, so that moving the folder keeps the measurement. stdin and stdout are the pipe.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from milkglass import files
 from milkglass.enclave.attestation import ATTESTED_KIND
 from milkglass.errors import UsageError
 
-APP = "milkglass-enclave"
-MANIFEST, SCRIPT = f"{APP}.manifest.template", "sign.sh"
-SIGNED_FILES = {"gramine-direct": (f"{APP}.manifest",), ATTESTED_KIND: (f"{APP}.manifest.sgx", f"{APP}.sig")}
-TOKENIZER = "tokenizer"  # relative to the folder; inside, to /
+APP_NAME = "milkglass-enclave"
+MANIFEST, SCRIPT = f"{APP_NAME}.manifest.template", "sign.sh"
+SIGNED_FILES = {
+    "gramine-direct": (f"{APP_NAME}.manifest",),
+    ATTESTED_KIND: (f"{APP_NAME}.manifest.sgx", f"{APP_NAME}.sig"),
+}
+TOKENIZER_FOLDER = "tokenizer"  # relative to the client's folder outside, and to / inside
 MAX_THREADS, ENCLAVE_SIZE = 64, "8G"
 HEADER = "# The embedding layer of a split model in an enclave. Rendered by gramine-manifest; see sign.sh.\n"
 RUNTIME = "{{ gramine.runtimedir() }}"
 
 
 def manifest_template(kind: str) -> str:
-    """Returns the manifest's template, TOML. Gramine fills `{{ }}` in."""
+    """Returns the manifest's template in TOML, of which `gramine-manifest` fills the places `{{ }}`."""
     source, python = Path(__file__).parents[1], str(Path(sys.executable).resolve())
     system, packages = _system_library_folders(), sorted({sysconfig.get_path(name) for name in ("purelib", "platlib")})
     trusted = ["{{ gramine.libos }}", f"{RUNTIME}/", python, *(f"{path}/" for path in system), *_interpreter_library()]
     trusted += [f"{path}/" for path in (sysconfig.get_path("stdlib"), *packages, str(source))]
-    lines = {
+    settings = {
         "loader.entrypoint.uri": "file:{{ gramine.libos }}",
         "loader.log_level": "error",
         "libos.entrypoint": python,
@@ -49,35 +52,35 @@ def manifest_template(kind: str) -> str:
         "sgx.max_threads": MAX_THREADS,
         "sgx.remote_attestation": "dcap" if kind == ATTESTED_KIND else "none",
         "sgx.trusted_files": [f"file:{path}" for path in trusted],
-        "sgx.allowed_files": [f"file:{TOKENIZER}/"],
+        "sgx.allowed_files": [f"file:{TOKENIZER_FOLDER}/"],
     }
     trusted_folders = [*system, sys.base_prefix, *packages, str(source.parent)]
-    mounts = {"/lib": RUNTIME, **{path: path for path in trusted_folders}, f"/{TOKENIZER}": TOKENIZER}
+    mounts = {"/lib": RUNTIME, **{path: path for path in trusted_folders}, f"/{TOKENIZER_FOLDER}": TOKENIZER_FOLDER}
     tables = "".join(
         f"\n[[fs.mounts]]\npath = {json.dumps(path)}\nuri = {json.dumps(f'file:{uri}')}\n"
         for path, uri in mounts.items()
     )
-    return HEADER + "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()) + tables
+    return HEADER + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()) + tables
 
 
 def _system_library_folders() -> list[str]:
-    """Returns the folders of the system's shared libraries. /lib itself is Gramine's own C library."""
+    """Returns the folders of the system's shared libraries. /lib itself has Gramine's own C library."""
     names = [f"/{place}/{sysconfig.get_config_var('MULTIARCH')}" for place in ("lib", "usr/lib")]
     return [name for name in [*names, "/usr/lib64"] if Path(name).is_dir()]
 
 
 def _interpreter_library() -> list[str]:
-    """Returns the interpreter's own shared library, if it has one."""
+    """Returns the path of the interpreter's own shared library, or nothing if it has none."""
     path = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
     return [str(path)] if path.is_file() else []
 
 
 def signing_script(kind: str) -> str:
-    """Returns the shell script that makes the manifest ready to start."""
-    steps = [f"gramine-manifest {MANIFEST} {APP}.manifest"]
+    """Returns the shell script that renders the manifest and, for SGX, signs it."""
+    steps = [f"gramine-manifest {MANIFEST} {APP_NAME}.manifest"]
     if kind == ATTESTED_KIND:
-        steps.append(f"gramine-sgx-sign --manifest {APP}.manifest --output {APP}.manifest.sgx")
-        steps.append(f"gramine-sgx-sigstruct-view {APP}.sig  # mr_enclave: what the provider allows")
+        steps.append(f"gramine-sgx-sign --manifest {APP_NAME}.manifest --output {APP_NAME}.manifest.sgx")
+        steps.append(f"gramine-sgx-sigstruct-view {APP_NAME}.sig  # mr_enclave: what the provider allows")
     return "\n".join(["#!/bin/sh", "set -eu", 'cd "$(dirname "$0")"', *steps]) + "\n"
 
 
@@ -85,7 +88,7 @@ def write_manifest(kind: str, folder: Path) -> None:
     """Writes the manifest's template and the script into a client's folder."""
     files.write(folder / MANIFEST, manifest_template(kind))
     files.write(folder / SCRIPT, signing_script(kind))
-    files.private_dir(folder / TOKENIZER)  # a place to mount
+    files.private_dir(folder / TOKENIZER_FOLDER)  # Gramine mounts it
 
 
 def require_signed(kind: str, folder: Path) -> None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from milkglass.enclave import attestation, prompt, release
-from milkglass.enclave.budget import NotCharged, RowBudget
+from milkglass.enclave.budget import RowBudget, RowsNotCharged
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
@@ -29,14 +29,16 @@ from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.table import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
-TABLE, STATE = "table", "state"  # names of sealed pieces
+TABLE, STATE = "table", "state"  # the names with which pieces are sealed
 
 
 @dataclass
 class EnclaveHandler:
-    """Answers requests, and has the enclave's secrets and table.
+    """Answers the host's requests, and holds the enclave's secrets and its table.
 
     Attributes:
+        kind: the enclave's kind.
+        measurement: the measurement of its code, in hex.
         stage: reports the progress of long work to the host.
     """
 
@@ -46,12 +48,15 @@ class EnclaveHandler:
     _private_key: X25519PrivateKey | None = field(default=None, repr=False)
     _nonce: bytes = field(default=b"", repr=False)
     _key: bytes = field(default=b"", repr=False)
-    _sealed_table: str = field(default="", repr=False)  # SHA-256 of the sealed table that a state belongs to
-    _package: TablePackage | None = field(default=None, repr=False)  # until its lists are computed
-    _open: OpenTable | None = field(default=None, repr=False)
+    _sealed_table: str = field(default="", repr=False)  # SHA-256, in hex, of the sealed table to which a state belongs
+    _package: TablePackage | None = field(default=None, repr=False)  # None once its lists are computed
+    _open_table: OpenTable | None = field(default=None, repr=False)
 
     def answer(self, request: dict[str, Any], content: bytes) -> Reply:
-        """Answers a request. Raises MilkglassError; TypeError or KeyError for what is not a request."""
+        """Answers a request, whose `call` names what is asked for. Returns the reply and its bytes.
+
+        Raises MilkglassError, and TypeError or KeyError for what is not a request.
+        """
         name = request.pop("call")
         calls: dict[str, Callable[..., Reply]] = {
             "hello": self._hello, "challenge": self._challenge, "release": self._release, "lists": self._lists,
@@ -62,24 +67,28 @@ class EnclaveHandler:
             raise EnclaveError(f"the enclave has no call {name!r}", f"calls: {', '.join(calls)}")
         try:
             return calls[name](content, **request)
-        except NotCharged as charge:  # the host writes the lowered level, and asks again
-            return {"charged": True}, self._seal(self._table.budget.charge(charge.rows), self._table.root)
+        except RowsNotCharged as error:  # the host writes the lowered level, and asks again
+            return {"charged": True}, self._seal(self._table.budget.charge(error.row_count), self._table.root)
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _hello(self, content: bytes) -> Reply:
+        """Returns the enclave's kind and its measurement."""
         return {"kind": self.kind, "measurement": self.measurement}, b""
 
     def _challenge(self, nonce: bytes) -> Reply:
-        """Returns a quote for the provider's nonce, and a key for its package."""
+        """Makes a key for the provider's package. Returns the public key, and a quote that binds it to the nonce."""
         if len(nonce) != release.NONCE_BYTES:
             raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE_BYTES} are needed")
         self._private_key, self._nonce = X25519PrivateKey.generate(), nonce
-        public = self._private_key.public_key().public_bytes_raw()
-        quote = attestation.quote(self.kind, self.measurement, release.report_data(public, nonce))
-        return {"public": public.hex()}, quote
+        public_key = self._private_key.public_key().public_bytes_raw()
+        quote = attestation.make_quote(self.kind, self.measurement, release.report_data(public_key, nonce))
+        return {"public": public_key.hex()}, quote
 
     def _release(self, content: bytes, secret: str) -> Reply:
-        """Returns the tokenizer's files of the package, which the host checks before `lists` seals the table."""
+        """Decrypts the provider's package. Returns its description and the tokenizer's files.
+
+        The host checks these before the call `lists` seals the table.
+        """
         if self._private_key is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = self._package = TablePackage.from_bytes(
@@ -90,7 +99,10 @@ class EnclaveHandler:
         return {**self._describe(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
-        """Returns the released package with lists, sealed, and the first state, without which the table never opens."""
+        """Computes the candidate lists of the released table. Returns the package and the first state, sealed.
+
+        Without a state the table does not open.
+        """
         package, self._package = self._package, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
@@ -101,8 +113,8 @@ class EnclaveHandler:
 
     # --- opening ------------------------------------------------------------------------------------------------------
     def _unseal(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
-        """Opens the table, once: a second opening could restore an older state."""
-        if self._open is not None:
+        """Opens the sealed table. This works once, since a second opening could restore an older state."""
+        if self._open_table is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
         self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         package = TablePackage.from_bytes(attestation.unseal(self._key, TABLE, content))
@@ -110,36 +122,41 @@ class EnclaveHandler:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
         level, root = self._restore(state)
-        loaded, rows = load_tokenizer(Path(tokenizer), from_provider=True), len(package.rows)
-        if not np.array_equal(special_rows(loaded, rows), package.special):
+        loaded_tokenizer, row_count = load_tokenizer(Path(tokenizer), from_provider=True), len(package.rows)
+        if not np.array_equal(special_rows(loaded_tokenizer, row_count), package.special):
             raise EnclaveError(
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
                 "sanitized", "don't use this provider"
             )  # fmt: skip
         token_counts = np.asarray(counts, np.int64)
-        if token_counts.shape != (rows,):
-            raise UsageError(f"{len(token_counts)} counts, the table has {rows} rows", "count the corpus again")
+        if token_counts.shape != (row_count,):
+            raise UsageError(f"{len(token_counts)} counts, the table has {row_count} rows", "count the corpus again")
         sanitizer = TokenSanitizer(package, token_counts)
-        self._open = OpenTable(package, RowBudget(package.policy, level), sanitizer, root, loaded)
-        return {**self._describe(package), "by_byte": decodes_by_byte(loaded)}, b""
+        self._open_table = OpenTable(package, RowBudget(package.policy, level), sanitizer, root, loaded_tokenizer)
+        return {**self._describe(package), "by_byte": decodes_by_byte(loaded_tokenizer)}, b""
 
     def _restore(self, state: str) -> tuple[float, bytes]:
-        """Returns the budget's level and the draws' secret. Raises EnclaveError without a state of this table."""
+        """Returns the budget's level and the secret of the draws from a sealed state, in hex.
+
+        Raises EnclaveError for a state that was sealed for another enclave or another table.
+        """
         document = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
         if document["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
         return float(document["level"]), bytes.fromhex(document["root"])
 
     def _state(self, content: bytes) -> Reply:
-        """Returns what must survive a restart, sealed. Rows that leave later are charged again."""
+        """Returns the sealed state, which must survive a restart. Rows that leave later are charged again."""
         return {}, self._seal(self._table.budget.refund(), self._table.root)
 
     def _seal(self, level: float, root: bytes) -> bytes:
+        """Returns a sealed state with a budget's level and the secret of the draws."""
         document = {"level": level, "root": root.hex(), "table": self._sealed_table}
         return attestation.seal(self._key, STATE, json.dumps(document).encode())
 
     @staticmethod
     def _describe(package: TablePackage) -> dict[str, Any]:
+        """Returns what the host may know of the table."""
         policy = package.policy
         return {
             "width": package.width, "rows": len(package.rows), "dtype": package.dtype,
@@ -150,20 +167,26 @@ class EnclaveHandler:
     # --- use ----------------------------------------------------------------------------------------------------------
     @property
     def _table(self) -> OpenTable:
-        if self._open is None:
+        """Returns the open table. Raises EnclaveError if there is none."""
+        if self._open_table is None:
             raise EnclaveError("the enclave holds no table yet", "open it first")
-        return self._open
+        return self._open_table
 
     def _prompt(self, content: bytes, special: bool, limit: int, **settings: Any) -> Reply:
-        """Sanitizes the pieces, as `prompt.to_json` writes them, with special tokens around them if `special`."""
+        """Sanitizes a prompt, whose pieces `prompt.to_json` wrote, and returns its vectors.
+
+        With `special`, the tokenizer's special tokens are put around the prompt.
+        """
         pieces = prompt.from_json(json.loads(content))
         tokens = prompt.prompt_tokens(self._table.tokenizer, pieces, limit, special)
         return self._table.sanitize(tokens, RnmSettings(**settings))
 
     def _rows(self, content: bytes, ids: list[int]) -> Reply:
+        """Returns the vectors of an answer's ids."""
         return {}, self._table.rows(np.asarray(ids, np.int64))
 
     def _decode(self, content: bytes, ids: list[int]) -> Reply:
+        """Returns the text of ids, without special tokens."""
         return {}, self._table.tokenizer.decode(ids, skip_special_tokens=True).encode()
 
 
@@ -172,8 +195,12 @@ class OpenTable:
     """Gives out rows of an open table, and sanitizes prompts.
 
     Attributes:
-        root: the secret (32 bytes) of the sanitizer's draws. The same text gets the same substitutes, so that repeating
-            it gives no second draw.
+        package: the table, its candidate lists and its limits.
+        budget: counts the rows that leave.
+        sanitizer: replaces private tokens.
+        root: the secret (32 bytes) of the sanitizer's draws. The same text gets the same substitutes, so that its
+            repetition gives no second draw.
+        tokenizer: the provider's tokenizer.
     """
 
     package: TablePackage = field(repr=False)
@@ -183,12 +210,12 @@ class OpenTable:
     tokenizer: Any = field(repr=False)
 
     def sanitize(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
-        """Returns the vectors of a prompt whose private tokens were sanitized.
+        """Sanitizes the private tokens of a prompt. Returns counts of tokens, and the prompt's vectors as bytes.
 
-        Raises EnclaveError for a special private token, which would be sent unchanged. This includes the unknown token,
-        since the provider chooses which words are unknown.
+        Raises EnclaveError for a special token among the private ones, which would be sent unchanged. This includes the
+        unknown token, since the provider chooses which words are unknown.
         """
-        private_ids = tokens.ids[tokens.private]
+        private_ids = tokens.ids[tokens.is_private]
         if self.package.special[private_ids].any():
             raise EnclaveError(
                 "the tokenizer reads a part of your text as a special token, and these are not sanitized",
@@ -197,10 +224,10 @@ class OpenTable:
         ids = tokens.replace_private(lambda ids: self.sanitizer.sanitize(ids, settings, self._stream(ids, settings)))
         content = self.rows(ids)
         changed = int((ids != tokens.ids).sum())
-        return {"tokens": len(ids), "private": int(tokens.private.sum()), "changed": changed}, content
+        return {"tokens": len(ids), "private": int(tokens.is_private.sum()), "changed": changed}, content
 
     def _stream(self, ids: NDArray[np.int64], settings: RnmSettings) -> Stream:
-        """Returns a stream that depends only on these tokens, not on what surrounds them.
+        """Returns a random stream that depends on these tokens and the settings alone, not on what surrounds them.
 
         A chat sends each message again with every turn, and a second draw would reveal more of it.
         """
@@ -208,7 +235,7 @@ class OpenTable:
         return Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
 
     def rows(self, ids: NDArray[np.int64]) -> bytes:
-        """Returns the vectors of ids. Raises EnclaveError beyond the table, NotCharged without a written level."""
+        """Returns the vectors of ids as bytes. Raises EnclaveError for an id beyond the table, and RowsNotCharged."""
         if not len(ids) or ids.min() < 0 or ids.max() >= len(self.package.rows):
             raise EnclaveError("a row was asked for that the table does not have", "is the server of the same model?")
         self.budget.take(len(ids))

@@ -1,7 +1,7 @@
 """Sanitizes tokens in an enclave by report-noisy-max (`sanitizers/rnm.py`), with lists that are computed once.
 
 The rarest 20 % of the tokens are sensitive, by the user's corpus if one was counted, or else by a list of English words
-(`sanitizers/word_list.py`). The host counts, since the list is public and the corpus is the user's own.
+(`sanitizers/word_list.py`). The host counts them, since the list is public and the corpus is the user's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
 
 @dataclass(frozen=True)
 class RnmSettings:
-    """The sanitizer's parameters (CMIF, section 3.2; p and share as in 4.1).
+    """Holds the sanitizer's parameters (CMIF, section 3.2), whose defaults for p and share are those of section 4.1.
 
     Attributes:
         epsilon: the budget of one token. None: nothing is sanitized.
@@ -49,25 +49,33 @@ class RnmSettings:
 
 
 def compute_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> TablePackage:
-    """Returns the package with candidate lists: for each ordinary row the k others of largest cosine, with scores.
+    """Returns the package with candidate lists: the k other ordinary rows of largest cosine for each ordinary row.
 
-    The scores follow equation 3.
+    The scores are those of CMIF's equation 3. `stage` reports the progress in rows.
     """
     table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
-    size = len(table.candidates)
-    near, scores = Rnm(table, 1.0, k).compute_lists(stage("compute candidate lists", size))
+    row_count = len(table.candidates)
+    near, scores = Rnm(table, 1.0, k).compute_lists(stage("compute candidate lists", row_count))
     return package.with_lists(near, scores)
 
 
 @dataclass(frozen=True)
 class TokenSanitizer:
-    """Replaces tokens of one model. `counts` (n,): occurrences of each in the user's corpus, or in English words."""
+    """Replaces tokens of one model.
+
+    Attributes:
+        package: the table with candidate lists.
+        counts: (n,) how often each token occurs in the user's corpus, or else in a list of English words.
+    """
 
     package: TablePackage = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)
 
     def sanitize(self, ids: NDArray[np.int64], settings: RnmSettings, stream: Stream) -> NDArray[np.int64]:
-        """Returns (t,) sanitized ids. Special tokens are unchanged. Raises UsageError for a wrong parameter."""
+        """Returns ids (t,) sanitized, token for token. Special tokens are unchanged.
+
+        Raises UsageError for a wrong parameter, and EnclaveError for a package without candidate lists.
+        """
         if settings.epsilon is None:
             return ids
         sparing = SparingRule(sensitive_words(self.counts, settings.share), settings.p)
@@ -80,6 +88,6 @@ class TokenSanitizer:
 
     @cached_property
     def _table(self) -> WordVectors:
-        """The rows' numbers without vectors, which the lists replace."""
+        """Returns the rows' names without vectors, since the lists replace these."""
         empty = np.zeros((len(self.package.rows), 0), np.float32)
         return WordVectors(tuple(map(str, range(len(empty)))), empty, self.package.special, "the model")

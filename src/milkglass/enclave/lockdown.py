@@ -5,8 +5,8 @@
     seccomp     the calls of `DENIED_CALLS` fail with EPERM, and so does opening a file for writing, also a FIFO
     namespaces  its own user and network, by bubblewrap (enclave.py) or, if the system allows it, by unshare
 
-What is open before stays open: the pipe, and the host's stderr. The filter denies a list of calls and allows the rest.
-It protects against mistakes and against other programs of the same user, but not against the machine's owner.
+Files that are open already stay open: the pipe, and the host's stderr. The filter denies a list of calls and allows the
+rest. It protects against mistakes and against other programs of the same user, but not against the machine's owner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECCOMP_RET_ALLOW, SECCOMP_RET_EPERM = 0x7FFF0000, 0x00050001
 PROTECTIONS = (
     "no core dumps", "no debugger of this user", "no file opened for writing", "no network calls", "no other programs",
 )  # fmt: skip
-# The numbers of denied calls on x86-64 and aarch64; None: there is no such call
+# The numbers of denied calls on x86-64 and aarch64, or None where there is no such call
 DENIED_CALLS: dict[str, tuple[int, int | None]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
@@ -60,31 +60,36 @@ DENIED_CALLS: dict[str, tuple[int, int | None]] = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
-# Calls whose flags are checked: their numbers, and which argument has the flags
+# The numbers of calls whose flags are checked, and the index of the argument with the flags
 OPENING_CALLS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# The index of a machine's numbers above, and its AUDIT_ARCH
+# The index of an architecture in the numbers above, and its AUDIT_ARCH
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-# Instructions: load a word of the call's data, jump if it is equal, at least or has a bit in common, return
+# Opcodes of BPF: load a word of the call's data; jump if it is equal, if it is at least, or if it has a bit; return
 BPF_LOAD, BPF_EQUAL, BPF_AT_LEAST, BPF_ANY_BIT, BPF_RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16  # in struct seccomp_data
-X32_BIT = 0x40000000  # set in calls of x86-64's second numbering
+X32_BIT = 0x40000000  # is set in the numbers of x86-64's second set of calls (x32)
 
 
 class _FilterProgram(ctypes.Structure):
+    """Mirrors the kernel's struct sock_fprog: the number of instructions, and their address."""
+
     _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
 def enter_own_namespaces() -> str:
-    """Requests a user and a network namespace; only a process of one thread may. Returns what it got, or ""."""
+    """Puts the process into a user and a network namespace of its own, which needs a process of one thread.
+
+    Returns what the process got, in words, or "" if the system refuses.
+    """
     succeeded = ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
     return "a user and a network of its own" if succeeded else ""
 
 
 def lock_down() -> list[str]:
-    """Gives up all that the module lists but namespaces. Returns the protections that now hold, in words.
+    """Gives up what the module lists, except namespaces. Returns the protections that hold from then on, in words.
 
-    Raises EnclaveError if the system has no seccomp. With an open network, the pipe would not be the only channel.
+    Raises EnclaveError if the system refuses a step. With an open network, the pipe would not be the only channel.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -97,9 +102,13 @@ def lock_down() -> list[str]:
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Returns the BPF program of the filter, 8 bytes an instruction. Calls of other architectures fail, too.
+    """Returns the BPF program of the filter, 8 bytes for each instruction. Calls of other architectures fail, too.
 
-    Raises EnclaveError if the numbers of this machine's calls are not known.
+    Args:
+        machine: the architecture as `platform.machine` names it.
+
+    Raises:
+        EnclaveError: the numbers of its calls are not known.
     """
     if machine not in ARCHITECTURES:
         raise EnclaveError(
@@ -114,7 +123,7 @@ def seccomp_filter(machine: str) -> bytes:
         program += [(BPF_EQUAL, 0, 1, number), refuse]
     for numbers, argument in OPENING_CALLS.values():
         if (opening_number := numbers[index]) is not None:
-            low_half = ARGUMENTS_OFFSET + 8 * argument  # of the flags
+            low_half = ARGUMENTS_OFFSET + 8 * argument  # where the low half of the flags begins
             program += [(BPF_EQUAL, 0, 4, opening_number), (BPF_LOAD, 0, 0, low_half)]
             program += [(BPF_ANY_BIT, 0, 1, WRITE_FLAGS), refuse, allow]
     program += [allow]
@@ -122,6 +131,7 @@ def seccomp_filter(machine: str) -> bytes:
 
 
 def _require(succeeded: bool, step: str) -> None:
+    """Raises EnclaveError if a step did not succeed."""
     if not succeeded:
         raise EnclaveError(
             f"this system refuses {step} ({os.strerror(ctypes.get_errno())})", "use a Gramine kind of enclave"

@@ -1,7 +1,8 @@
-"""The package that the provider releases and the enclave seals: table, tokenizer's digest, limits and candidate lists.
+"""Reads and writes the package that the provider releases and the enclave seals.
 
-It is a safetensors file. Its tensors have the names of the arrays of `TablePackage`; `info` is the rest as JSON in
-bytes. The enclave computes the candidate lists once, after the release, and seals the package with them.
+It is a safetensors file. Its tensors have the names of the arrays of `TablePackage`; the tensor `info` has the bytes of
+a JSON object with the other fields. The enclave computes the candidate lists once, after the release, and seals the
+package with them.
 """
 
 from __future__ import annotations
@@ -31,19 +32,18 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class TablePackage:
-    """An embedding table with what an enclave must know of it.
+    """Holds an embedding table with what an enclave must know of it.
 
     Attributes:
-        rows: (n, d * b) uint8, the table's bytes: d numbers of b bytes in each row.
-        special: (n,) whether a row is neither drawn nor replaced.
+        rows: (n, d * b) uint8, the table's bytes: each row has d numbers of b bytes.
+        special: (n,) whether a row is neither drawn nor replaced (`special_rows`).
         dtype: the type of the table's numbers, one of DTYPE_BYTES.
         tokenizer_digest: SHA-256 of the tokenizer's files, in hex.
         policy: how many rows may leave.
-        near: (m, k) the candidates of each of the m ordinary rows, by their index among these. None: the lists are not
-            computed yet.
+        near: (m, k) the candidates of each of the m ordinary rows, by their index among these. None: the lists were not
+            computed.
         scores: (m, k) the normalised cosine of each candidate. None if `near` is None.
-        files: the texts of the tokenizer's files by name, on their way to the client's folder. The sealed package has
-            none.
+        files: the texts of the tokenizer's files by name, which the client's folder gets. The sealed package has none.
     """
 
     rows: NDArray[np.uint8] = field(repr=False)
@@ -57,6 +57,7 @@ class TablePackage:
 
     @property
     def width(self) -> int:
+        """Returns d, the number of dimensions."""
         return self.rows.shape[1] // DTYPE_BYTES[self.dtype]
 
     def vectors(self) -> NDArray[np.float32]:
@@ -67,7 +68,13 @@ class TablePackage:
 
     @classmethod
     def of_model(cls, folder: Path, table: torch.Tensor, policy: RowPolicy) -> TablePackage:
-        """Returns what a provider releases of a model. `table` (n, d) is its embedding table as stored."""
+        """Returns the package that a provider releases.
+
+        Args:
+            folder: the model's folder, with its tokenizer.
+            table: (n, d) the model's embedding table as stored.
+            policy: how many rows may leave.
+        """
         import torch
 
         from milkglass.models.tokenizer import load_tokenizer
@@ -106,9 +113,8 @@ class TablePackage:
             arrays = load(content)
             document = json.loads(arrays.pop("info").tobytes())
             policy, files = RowPolicy(**document["policy"]), dict(document["files"])
-            tokenizer_digest = document["tokenizer"]
             package = cls(
-                dtype=document["dtype"], tokenizer_digest=tokenizer_digest, policy=policy, files=files, **arrays
+                dtype=document["dtype"], tokenizer_digest=document["tokenizer"], policy=policy, files=files, **arrays
             )
             rows = package.rows
             has_table = rows.dtype == np.uint8 and rows.ndim == 2 and package.special.shape == (len(rows),)
@@ -124,12 +130,12 @@ class TablePackage:
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """Returns the contents of a tokenizer's files by name, and of config.json, which has the number of positions."""
+    """Reads a tokenizer's files, by name, and config.json, which has the number of positions."""
     return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def digest_of_files(files: dict[str, bytes]) -> str:
-    """Returns one SHA-256 over names and contents, in hex."""
+    """Returns SHA-256 over the names and the contents of files, in hex."""
     hasher = hashlib.sha256()
     for name in sorted(files):
         hasher.update(json.dumps([name, hashlib.sha256(files[name]).hexdigest()]).encode())

@@ -1,7 +1,7 @@
-"""`python -m milkglass.enclave.program KIND`: the enclave as a process, and the messages in its pipe.
+"""Runs the enclave as a process (`python -m milkglass.enclave.program KIND`), and exchanges messages through its pipe.
 
-It loads what it needs, gives up its rights, sends a first message that lists its protections, and answers one request
-at a time until the pipe closes. A message is
+The process loads what it needs, gives up its rights, sends a first message that lists its protections, and answers one
+request at a time until the pipe closes. A message is
 
     u32 length of an object, little-endian | u64 length of bytes | the object, JSON in UTF-8 | the bytes
 """
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 MESSAGE_HEAD = struct.Struct("<IQ")
 MAX_OBJECT_BYTES, MAX_CONTENT_BYTES = 64 << 20, 8 << 30
-NAMESPACES_VARIABLE = "MILKGLASS_ENCLAVE_NAMESPACES"  # is set if the process has its own namespaces already
+NAMESPACES_VARIABLE = "MILKGLASS_ENCLAVE_NAMESPACES"  # set if the process has its own namespaces already
 
 
 def main(kind: str) -> None:
-    """Runs the enclave. `kind` is one of `KINDS` (attestation.py): only "process" protects itself here."""
+    """Runs the enclave until its pipe closes. `kind` is one of `KINDS` (attestation.py); "process" alone locks down."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints does not get into the pipe
+    os.dup2(2, 1)  # what a library prints must not get into the pipe
     namespaces = os.environ.get(NAMESPACES_VARIABLE, "")
     if not namespaces and kind == "process":
-        namespaces = enter_own_namespaces()  # before there is a second thread
+        namespaces = enter_own_namespaces()  # before a library starts a second thread
     from milkglass.enclave import attestation
     from milkglass.enclave.inside import EnclaveHandler
 
-    program = EnclaveHandler(kind, attestation.measurement_of(kind), partial(_report_to_host, replies))
+    handler = EnclaveHandler(kind, attestation.measurement_of(kind), partial(_report_to_host, replies))
     protections = [*(lock_down() if kind == "process" else []), *([namespaces] if namespaces else [])]
-    write_message(replies, {"kind": kind, "measurement": program.measurement, "holds": protections})
-    serve(program, requests, replies)
+    write_message(replies, {"kind": kind, "measurement": handler.measurement, "holds": protections})
+    serve(handler, requests, replies)
 
 
-def serve(program: EnclaveHandler, requests: IO[bytes], replies: IO[bytes]) -> None:
+def serve(handler: EnclaveHandler, requests: IO[bytes], replies: IO[bytes]) -> None:
     """Answers requests until the pipe closes. No error quotes a request."""
     while (message := read_message(requests)) is not None:
         try:
-            reply, content = program.answer(*message)
+            reply, content = handler.answer(*message)
         except MilkglassError as error:
             reply, content = {"error": [error.message, error.hint, type(error).__name__]}, b""
         except (KeyboardInterrupt, SystemExit):
@@ -60,21 +60,21 @@ def serve(program: EnclaveHandler, requests: IO[bytes], replies: IO[bytes]) -> N
 
 
 def _report_to_host(replies: IO[bytes], name: str, size: int) -> Progress:
-    """Tells the host, before an answer, how much there is to do, then how much is done. The name is dropped."""
+    """Reports progress to the host before an answer: the size of the work, and then what is done. It drops the name."""
     write_message(replies, {"size": size})
     return lambda done: write_message(replies, {"progress": done})
 
 
 def write_message(pipe: IO[bytes], value: dict[str, Any], content: bytes | memoryview = b"") -> None:
-    """Sends an object and bytes."""
-    text = json.dumps(value).encode()
-    pipe.write(MESSAGE_HEAD.pack(len(text), len(content)) + text)
+    """Writes a message of an object and bytes, and flushes the pipe."""
+    object_bytes = json.dumps(value).encode()
+    pipe.write(MESSAGE_HEAD.pack(len(object_bytes), len(content)) + object_bytes)
     pipe.write(content)
     pipe.flush()
 
 
 def read_message(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """Returns an object and its bytes; None at the end of the pipe. Raises EnclaveError for anything else."""
+    """Reads a message: an object and bytes, or None at the end of the pipe. Raises EnclaveError for anything else."""
     head = pipe.read(MESSAGE_HEAD.size)
     if not head:
         return None

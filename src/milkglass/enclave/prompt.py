@@ -1,4 +1,4 @@
-"""Divides a prompt into pieces and tokens: those that the user wrote are sanitized, the others are not.
+"""Divides a prompt into pieces and tokens: what the user wrote is sanitized, and nothing else.
 
 The template and the tokenizer are the provider's, which must not read the user's text. So neither decides what is
 private:
@@ -29,32 +29,40 @@ from milkglass.models.pieces import TextPiece, reads_as, special_around, tokeniz
 from milkglass.rows.messages import Message
 
 SPACES = "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"  # white space that no template strips alone
-
 ROLE = re.compile(r"[a-zA-Z_-]{1,32}")
 
 
 @dataclass(frozen=True)
 class PromptPiece(TextPiece):
-    """A part of a prompt. The user's is `private`, and is sanitized."""
+    """Holds a part of a prompt.
 
-    private: bool
+    Attributes:
+        is_private: whether the part is of the user's text, which is sanitized.
+    """
+
+    is_private: bool
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens (tokens,) of a prompt, and whether each is of the user's text."""
+    """Holds the tokens of a prompt.
+
+    Attributes:
+        ids: (t,) the tokens.
+        is_private: (t,) whether each token is of the user's text.
+    """
 
     ids: NDArray[np.int64] = field(repr=False)
-    private: NDArray[np.bool_] = field(repr=False)
+    is_private: NDArray[np.bool_] = field(repr=False)
 
     @property
     def runs(self) -> list[slice]:
-        """A slice for each uninterrupted part of the user's text, such as a message of a chat."""
-        edges = np.flatnonzero(np.diff(self.private.astype(np.int8), prepend=0, append=0)).tolist()
+        """Returns a slice for each uninterrupted part of the user's text, such as a message of a chat."""
+        edges = np.flatnonzero(np.diff(self.is_private.astype(np.int8), prepend=0, append=0)).tolist()
         return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
     def replace_private(self, replace: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Returns (tokens,) the ids, with each part of the user's text replaced token for token."""
+        """Returns the ids (t,) with each part of the user's text replaced, token for token."""
         ids = self.ids.copy()
         for run in self.runs:
             ids[run] = replace(ids[run])
@@ -62,64 +70,75 @@ class PromptTokens:
 
 
 def chat_tokens(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
-    """Returns the tokens of `chat_pieces`. Raises CodecError, EnclaveError."""
-    return prompt_tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, special=False)
+    """Returns the tokens of a conversation (`chat_pieces`), at most `limit`. Raises CodecError, EnclaveError."""
+    return prompt_tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, adds_special=False)
 
 
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
-    """Returns plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
+    """Returns the pieces of plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
     require_text([text])
     return _join_pieces([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
 def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
-    """Returns a conversation in the model's own template.
+    """Returns the pieces of a conversation in the model's own template.
 
-    What users say is sanitized. What the system and the model say is not, nor an instruction with which a message of
-    the user begins.
+    What users say is private. What the system and the model say is not, nor an instruction with which a message of the
+    user begins.
 
-    Raises CodecError if the template refuses the conversation, leaves a message out, or changes a message in any way
-    but to strip the white space around it.
+    Raises CodecError if the template refuses the conversation, leaves a message out, or changes a message otherwise
+    than by stripping the white space around it.
     """
     require_messages(tokenizer, messages)
-    if bad_role := next((n for n, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0):
+    if bad_role := next(
+        (number for number, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0
+    ):
         raise CodecError(f"message {bad_role} has a role that is no word", "one of system, user, assistant, tool")
     layout, second_layout = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
-    if layout != second_layout:  # it wrote something of the marks: their number of letters, or their first ones
+    if layout != second_layout:  # the template wrote something of the marks, such as their length or first letters
         raise _rewritten_error()
     return _join_pieces(layout.pieces(messages, instruction))
 
 
-def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, special: bool) -> PromptTokens:
-    """Tokenizes a prompt, each piece separately, with the tokenizer's special tokens around it if `special`.
+def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, adds_special: bool) -> PromptTokens:
+    """Tokenizes a prompt, each piece separately.
 
-    Raises EmptyText, TooLong, and EnclaveError if the tokens of the user's text read as another text.
+    Args:
+        tokenizer: the provider's tokenizer.
+        pieces: the prompt.
+        limit: the most tokens.
+        adds_special: whether the tokenizer's special tokens are put around the prompt.
+
+    Raises:
+        EmptyText: the prompt has no token.
+        TooLong: the prompt has more tokens than the limit.
+        EnclaveError: the tokens of the user's text read as another text.
     """
-    prefix, suffix = special_around(tokenizer) if special else ([], [])
-    ids, private = list(prefix), [False] * len(prefix)
+    prefix, suffix = special_around(tokenizer) if adds_special else ([], [])
+    ids, is_private = list(prefix), [False] * len(prefix)
     for number, piece in enumerate(pieces):
         piece_ids, _ = tokenize(tokenizer, piece, is_first=not number)
-        if piece.private:
+        if piece.is_private:
             _require_same_text(tokenizer, piece_ids, piece.text)
         ids += piece_ids
-        private += [piece.private] * len(piece_ids)
+        is_private += [piece.is_private] * len(piece_ids)
     if not len(ids) - len(prefix):
         raise EmptyText("the prompt has no token", "give some text")
-    ids, private = ids + suffix, private + [False] * len(suffix)
+    ids, is_private = ids + suffix, is_private + [False] * len(suffix)
     if len(ids) > limit:
         raise TooLong(f"the prompt has {len(ids)} tokens, at most {limit} fit", "shorten it")
-    return PromptTokens(np.asarray(ids, np.int64), np.array(private, np.bool_))
+    return PromptTokens(np.asarray(ids, np.int64), np.array(is_private, np.bool_))
 
 
 def to_json(pieces: Sequence[PromptPiece]) -> list[list[Any]]:
-    """Returns the pieces as data that is sent to the enclave."""
-    return [[piece.text, piece.literal, piece.private] for piece in pieces]
+    """Returns the pieces as lists for JSON, which the enclave gets."""
+    return [[piece.text, piece.literal, piece.is_private] for piece in pieces]
 
 
 def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
-    """Returns the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
-    pieces = [PromptPiece(text, literal, private) for text, literal, private in raw]
-    if any((type(piece.text), type(piece.literal), type(piece.private)) != (str, bool, bool) for piece in pieces):
+    """Reads the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
+    pieces = [PromptPiece(text, literal, is_private) for text, literal, is_private in raw]
+    if any((type(piece.text), type(piece.literal), type(piece.is_private)) != (str, bool, bool) for piece in pieces):
         raise TypeError("a piece is a text and two truth values")
     return pieces
 
@@ -127,7 +146,13 @@ def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
 # --- the template -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _MessagePlace:
-    """The place of a message in a layout: its index, and whether the template strips white space around it."""
+    """Holds the place of a message in a layout.
+
+    Attributes:
+        message: the message's index.
+        strips_before: whether the template strips white space before the message.
+        strips_after: whether it strips white space after it.
+    """
 
     message: int
     strips_before: bool
@@ -136,13 +161,16 @@ class _MessagePlace:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A rendered conversation as the template's texts and the messages' places, in order."""
+    """Holds a rendered conversation: the template's texts and the messages' places, in order."""
 
     parts: tuple[str | _MessagePlace, ...] = field(repr=False)
 
     @classmethod
     def of(cls, tokenizer: Any, messages: Sequence[Message], size: int) -> _Layout:
-        """Renders a conversation with marks in place of its messages. `size` is the bytes of each half of a mark."""
+        """Renders a conversation with marks in place of its messages.
+
+        `size` is the number of random bytes in each half of a mark. Raises CodecError if a message is left out.
+        """
         marks = {_Mark.draw(size): number for number, message in enumerate(messages) if message["content"]}
         names = {number: str(mark) for mark, number in marks.items()}
         marked = [
@@ -155,6 +183,7 @@ class _Layout:
         return cls(tuple(_split(text, marks)))
 
     def pieces(self, messages: Sequence[Message], instruction: str) -> Iterator[PromptPiece]:
+        """Yields the pieces of the conversation with the messages in their places; some may be empty."""
         for part in self.parts:
             if isinstance(part, str):
                 yield PromptPiece(part, False, False)
@@ -170,10 +199,10 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Mark:
-    """A mark that stands for a message.
+    """Stands for a message while the template is rendered.
 
     Attributes:
-        core: letters that no template can know, with a quotation mark and a line feed among them, which a template that
+        core: random letters, with a quotation mark, a line feed and a backslash among them, which a template that
             escapes texts would change.
         before: white space before it, which a template may strip.
         after: white space after it, which a template may strip.
@@ -185,6 +214,7 @@ class _Mark:
 
     @classmethod
     def draw(cls, size: int) -> _Mark:
+        """Returns a random mark with `size` random bytes in each half of its core."""
         core = f'{secrets.token_hex(size)}"\n\\{secrets.token_hex(size)}'
         before, after = ("".join(secrets.choice(SPACES) for _ in range(8)) for _ in range(2))
         return cls(core, before, after)
@@ -198,7 +228,10 @@ def _role_and_content(message: Message) -> dict[str, str]:
 
 
 def _split(text: str, marks: Mapping[_Mark, int]) -> Iterator[str | _MessagePlace]:
-    """Yields the template's texts and the places of the marks between them."""
+    """Yields the template's texts and the places of the marks between them.
+
+    Raises CodecError if a text has white space of a mark, which the template moved.
+    """
     mark_of = {mark.core: mark for mark in marks}
     parts = re.split(f"({'|'.join(map(re.escape, mark_of))})" if mark_of else "(?!)", text)
     strips_before = True
@@ -228,23 +261,31 @@ def _rewritten_error(problem: str = "rewrites what a message says") -> CodecErro
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
 def _join_pieces(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[PromptPiece]:
-    """Returns the nonempty pieces. A space at a piece's end moves to the next literal piece, as tokenizers have it."""
+    """Returns the nonempty pieces. A space at a piece's end moves to the next piece, to whose word tokenizers join it.
+
+    That piece must be literal, and private if the first is.
+    """
     nonempty_pieces = list[PromptPiece]()
     for piece in pieces:
         if not piece.text:
             continue
         previous = nonempty_pieces[-1] if nonempty_pieces else None
-        if previous is not None and previous.text.endswith(" ") and piece.literal and piece.private >= previous.private:
+        if (
+            previous is not None
+            and previous.text.endswith(" ")
+            and piece.literal
+            and piece.is_private >= previous.is_private
+        ):
             nonempty_pieces.pop()
             if len(previous.text) > 1:
-                nonempty_pieces.append(PromptPiece(previous.text[:-1], previous.literal, previous.private))
-            piece = PromptPiece(" " + piece.text, piece.literal, piece.private)
+                nonempty_pieces.append(PromptPiece(previous.text[:-1], previous.literal, previous.is_private))
+            piece = PromptPiece(" " + piece.text, piece.literal, piece.is_private)
         nonempty_pieces.append(piece)
     return nonempty_pieces
 
 
 def _require_same_text(tokenizer: Any, ids: Sequence[int], text: str) -> None:
-    """Raises EnclaveError if the tokens read as another text than the user's, after the normalizer."""
+    """Raises EnclaveError if tokens read as another text than the user's after the tokenizer's normalizer."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     if reads_as(tokenizer, None if normalizer is None else normalizer.normalize_str, ids, text):
         return

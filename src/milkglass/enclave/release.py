@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from milkglass.errors import EnclaveError
 
-PIECE_BYTES = 1 << 20  # of plaintext
+PIECE_BYTES = 1 << 20  # bytes of plaintext in a piece
 TAG_BYTES = 16
 PUBLIC_KEY_BYTES = 32
 NONCE_BYTES = 32
@@ -34,7 +34,13 @@ def report_data(public_key: bytes, nonce: bytes) -> bytes:
 
 
 def encrypt_package(package: bytes, public_key: bytes, nonce: bytes) -> Iterator[bytes]:
-    """Yields the provider's answer: its public half, then the pieces. Raises EnclaveError for an invalid key."""
+    """Yields the provider's answer: its public key, then the encrypted pieces. Raises EnclaveError for an invalid key.
+
+    Args:
+        package: the package as bytes.
+        public_key: the enclave's X25519 public key, 32 bytes.
+        nonce: the provider's nonce, 32 bytes.
+    """
     private_key = X25519PrivateKey.generate()
     cipher = ChaCha20Poly1305(_package_key(private_key, public_key, nonce))
     yield private_key.public_key().public_bytes_raw()
@@ -44,7 +50,13 @@ def encrypt_package(package: bytes, public_key: bytes, nonce: bytes) -> Iterator
 
 
 def decrypt_package(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> bytes:
-    """Returns the package. Raises EnclaveError if it was cut off or changed."""
+    """Decrypts the package in the provider's answer. Raises EnclaveError if it was cut off or changed.
+
+    Args:
+        answer: what `encrypt_package` yields.
+        private_key: the enclave's key.
+        nonce: the provider's nonce.
+    """
     if len(answer) < PUBLIC_KEY_BYTES + TAG_BYTES:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
     cipher = ChaCha20Poly1305(_package_key(private_key, answer[:PUBLIC_KEY_BYTES], nonce))
@@ -62,6 +74,7 @@ def decrypt_package(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) 
 
 
 def _package_key(private_key: X25519PrivateKey, public_key: bytes, nonce: bytes) -> bytes:
+    """Derives the key of a package, 32 bytes. Raises EnclaveError for an invalid public key."""
     try:
         shared_secret = private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:  # a point of small order, or of another length
@@ -70,4 +83,5 @@ def _package_key(private_key: X25519PrivateKey, public_key: bytes, nonce: bytes)
 
 
 def _piece_nonce(number: int, is_last: bool) -> bytes:
+    """Returns the 12 bytes of a piece's nonce: its number, and whether it is the last."""
     return number.to_bytes(11, "big") + bytes([is_last])

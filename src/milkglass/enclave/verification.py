@@ -1,8 +1,8 @@
 """Decides which quotes of enclaves count: those that `milkglass.attest` verifies and a policy allows.
 
-The provider's gate and the enclave's host ask here. What Intel signs beside a quote (levels of microcode, revocation
-lists) comes from the enclave's side, in `intel.json`. It expires after 30 days: so long an enclave's host can hand over
-what Intel has replaced, unless the policy's `eval_data_number` names the least that counts.
+The provider's gate and the enclave's host use it. Intel's collateral for a quote (TCB levels, revocation lists) comes
+from the enclave's side, in `intel.json`. It expires after 30 days. Until then an enclave's host can hand over
+collateral that Intel has replaced, unless the policy's `eval_data_number` names the least that counts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Self
 
 from milkglass.attest import intel
-from milkglass.attest.claims import Verdict, proven
-from milkglass.attest.policy import EnclavePolicy, Sgx, SgxImage, judge, read
+from milkglass.attest.claims import Verdict, proven_claim
+from milkglass.attest.policy import EnclavePolicy, Sgx, SgxImage, judge, read_policy
 from milkglass.errors import AttestationError, EnclaveError
 
-COLLATERAL, POLICY = "intel.json", "policy.toml"  # in an enclave's folder
+COLLATERAL, POLICY = "intel.json", "policy.toml"  # files of an enclave's folder
 ANY_MACHINE = {"first-use": "--allow-measurement names enclaves, and no machine"}
 OWN_MACHINE = {"first-use": "this is the user's own machine"}
 FETCH_HINT = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
@@ -31,7 +31,7 @@ class QuoteVerifier:
 
     Attributes:
         policy: what is demanded of an enclave and its CPU.
-        root: another root than Intel's in DER, for tests.
+        root: a root certificate in DER in place of Intel's, for tests.
         now: the clock.
     """
 
@@ -41,15 +41,18 @@ class QuoteVerifier:
 
     @classmethod
     def of_measurements(cls, measurements: Iterable[str]) -> Self:
-        """Returns a verifier for enclaves of some measurements, in hex, on any CPU that is up to date."""
+        """Returns a verifier that allows enclaves of these measurements, in hex, on any CPU that is up to date."""
         sgx = Sgx(image=_allowed_images(measurements, "--allow-measurement"))
         return cls(EnclavePolicy(version=1, sgx=sgx, accept=ANY_MACHINE))
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
-        """Returns the verifier of the enclave in a folder, for its own host. Raises UsageError for a bad policy."""
+        """Returns a verifier for the host of the enclave in a folder, by the folder's policy if it has one.
+
+        It accepts the host's own machine without a pin. Raises UsageError for an invalid policy.
+        """
         path = folder / POLICY
-        policy = read(path, EnclavePolicy) if path.is_file() else EnclavePolicy(version=1)
+        policy = read_policy(path, EnclavePolicy) if path.is_file() else EnclavePolicy(version=1)
         return cls(policy.model_copy(update={"accept": {**OWN_MACHINE, **policy.accept}}))
 
     def for_measurement(self, measurement: str) -> QuoteVerifier:
@@ -59,11 +62,12 @@ class QuoteVerifier:
         return replace(self, policy=self.policy.model_copy(update={"sgx": sgx}))
 
     def require(self, quote: bytes, report_data: bytes, collateral: bytes) -> Verdict:
-        """Returns the verdict on a quote. Raises EnclaveError, with the reasons, if the quote does not count.
+        """Returns the verdict on a quote. Raises EnclaveError, with the reasons, if it does not verify or is refused.
 
         Args:
-            report_data: what the enclave must have put into it.
-            collateral: Intel's answers as JSON; empty if there are none.
+            quote: the quote.
+            report_data: the 64 bytes that the enclave must have put into it.
+            collateral: Intel's collateral as JSON; empty if there is none.
         """
         try:
             machine = intel.verify(quote, {"intel": collateral} if collateral else {}, self.now(), self.root)
@@ -72,13 +76,14 @@ class QuoteVerifier:
             raise EnclaveError(f"the quote is refused ({error.reason}): {error.message}", hint) from None
         if not hmac.compare_digest(machine.report_data, report_data):
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
-        verdict = judge(self.policy, machine, (), [proven("fresh", "it answered our nonce")])
+        verdict = judge(self.policy, machine, (), [proven_claim("fresh", "it answered our nonce")])
         if not verdict.holds:
-            reasons = [text if name in text else f"{text} ({name})" for name, text in verdict.refused.items()]
+            reasons = [text if name in text else f"{text} ({name})" for name, text in verdict.refusals.items()]
             hint = "allow its measurement, or accept a weakness by name in the policy"
             raise EnclaveError(f"the quote is refused: {'; '.join(reasons)}", hint)
         return verdict
 
 
 def _allowed_images(measurements: Iterable[str], origin: str) -> list[SgxImage]:
+    """Returns the images of a policy that allows these measurements."""
     return [SgxImage(mrenclave=measurement, name="the enclave", origin=origin) for measurement in sorted(measurements)]

@@ -156,7 +156,7 @@ class IdsEngine(abc.ABC):
     def reader(self, request: IdsRequest) -> Reader:
         """Returns a reader of the events that answer `request`. It raises RemoteError for invalid ones."""
 
-    def served(self, answer: Mapping[str, Any]) -> list[ServedModel]:
+    def served_models(self, answer: Mapping[str, Any]) -> list[ServedModel]:
         """Reads the answer to `models`, in OpenAI's format. Raises RemoteError."""
         names = ("max_model_len", "key_id", "kind", "owned_by")
         records = responses.MODEL.rows(answer)

@@ -39,7 +39,7 @@ def _logprobs_of(choice: Mapping[str, Any], count: int, max_count: int) -> list[
         return []
     if not isinstance(content, list) or len(content) != count or not all(isinstance(entry, dict) for entry in content):
         raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-    return drawn_and_best(content, "token_id", max_count)
+    return drawn_and_best_logprobs(content, "token_id", max_count)
 
 
 def require_no_error(event: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ def finish_of(reason: Any) -> Finish | None:
     raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
 
 
-def drawn_and_best(content: Sequence[Mapping[str, Any]], name: str, max_count: int) -> list[list[IdLogprob]]:
+def drawn_and_best_logprobs(content: Sequence[Mapping[str, Any]], name: str, max_count: int) -> list[list[IdLogprob]]:
     """Returns for each entry the token that was drawn, then the `max_count` likeliest.
 
     `content` has an id under `name`, its "logprob", and the likeliest ones as "top_logprobs".

@@ -31,7 +31,7 @@ from milkglass.engines.engine import (
     name_of,
     opaque_name,
 )
-from milkglass.engines.events import HINT, drawn_and_best, finish_of, ids_of, require_no_error
+from milkglass.engines.events import HINT, drawn_and_best_logprobs, finish_of, ids_of, require_no_error
 from milkglass.errors import RemoteError
 
 SEED_COUNT = (1 << 32) - 1  # the largest number of 32 bits draws a seed
@@ -71,7 +71,7 @@ class LlamaCpp(IdsEngine):
     def reader(self, request: IdsRequest) -> Reader:
         return _LlamaCppAnswer(request).read
 
-    def served(self, answer: Mapping[str, Any]) -> list[ServedModel]:
+    def served_models(self, answer: Mapping[str, Any]) -> list[ServedModel]:
         return [_model(record) for record in MODEL.rows(answer)]
 
 
@@ -125,4 +125,4 @@ class _LlamaCppAnswer:
         entries = rows(event, "completion_probabilities")
         if [entry.get("id") for entry in entries] != ids:
             raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
-        return drawn_and_best(entries, "id", self._request.logprobs)
+        return drawn_and_best_logprobs(entries, "id", self._request.logprobs)

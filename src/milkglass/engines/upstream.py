@@ -115,7 +115,7 @@ class Admission(Protocol):
     def pieces(self, body: bytes) -> AsyncIterator[bytes]:
         """Yields a request's body in pieces, each of which is sent only while the connection is admitted."""
 
-    async def admitted(self, error: Exception, earlier: int) -> bool:
+    async def admit_again(self, error: Exception, earlier_count: int) -> bool:
         """Returns whether a request that failed so may be sent again. Raises AttestationError for a refused peer.
 
         Args:
@@ -183,7 +183,7 @@ class Upstream:
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def models(self) -> list[ServedModel]:
-        return self.engine.served(await self._fetch_json(self.engine.models))
+        return self.engine.served_models(await self._fetch_json(self.engine.models))
 
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns a vector for each row of ids, in order.
@@ -278,7 +278,7 @@ class Upstream:
                 async with asyncio.timeout(self.timeouts.begin):
                     return await self._client.send(self._in_pieces(request), stream=True)
             except (httpx2.TransportError, ssl.SSLError) as error:
-                if self._admission is not None and await self._admission.admitted(error, admissions):
+                if self._admission is not None and await self._admission.admit_again(error, admissions):
                     admissions += 1
                     continue
                 attempt += 1

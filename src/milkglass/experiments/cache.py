@@ -62,13 +62,13 @@ class PartialResults:
     path: Path
 
     @property
-    def done(self) -> dict[str, dict[str, Any]]:
+    def finished_parts(self) -> dict[str, dict[str, Any]]:
         results: dict[str, dict[str, Any]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
         return results
 
     def get(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns a part's results, computed and stored if they do not exist."""
-        results = self.done
+        results = self.finished_parts
         if name not in results:
             results[name] = compute()
             files.write(self.path, json.dumps(results, indent=1) + "\n")

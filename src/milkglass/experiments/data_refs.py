@@ -84,7 +84,7 @@ def numbers_by_label(rows: Sequence[Example]) -> dict[str, int]:
     return number_labels(sort_labels({row.label for row in rows if row.label is not None}), None)
 
 
-def labelled(rows: Sequence[Example], numbers: Mapping[str, int], is_regression: bool = False) -> LabelledTexts:
+def labelled_texts(rows: Sequence[Example], numbers: Mapping[str, int], is_regression: bool = False) -> LabelledTexts:
     """Returns texts with labels. Raises UsageError for a row without a label, or whose label has no number."""
     if any(row.label is None or not (is_regression or row.label in numbers) for row in rows):
         raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")

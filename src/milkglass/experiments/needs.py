@@ -1,8 +1,8 @@
 """What a run of a recipe needs, which is checked before it starts, and what it used, which is noted in its folder.
 
     [needs]
-    memory = 3           GB of the machine's memory, at least
-    device = 8           GB of the GPU's memory, at least, where it runs on one
+    memory = 3           GB of the machine's memory, at least, with one training at a time
+    device = 8           GB of the GPU's memory, with two side by side, where it runs on one
     minutes = 40         on two cores
     device_minutes = 5   on an H100-class GPU
 
@@ -58,6 +58,16 @@ class RecipeNeeds:
         if needs := self._needs_text(free_gpu_memory is not None):
             progress(f"{name} takes {needs}")
 
+    def trainings_at_once(self, requested: int, progress: Log) -> int:
+        """Returns how many trainings the free memory holds side by side, at least 1 and at most as requested."""
+        free_memory = system.memory_bytes(only_available=True)
+        if self.memory is None or free_memory is None:
+            return requested
+        count = max(1, min(requested, int(free_memory / (self.memory * GB))))
+        if count < requested:
+            progress(f"trains {count} at a time in place of {requested}: {free_memory / GB:.1f} GB of memory are free")
+        return count
+
     def _needs_text(self, on_gpu: bool) -> str:
         needs = [] if self.memory is None else [f"at least {self.memory:g} GB of memory"]
         if on_gpu and self.device is not None:
@@ -82,7 +92,7 @@ def note_usage(out: Path) -> Iterator[None]:
 
 
 def _usage(started: float) -> dict[str, float]:
-    """Returns the minutes since `started`, and the gigabytes that this process and its children took."""
+    """Returns the minutes since `started`, and the gigabytes of this process and of the largest of its children."""
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     usage = {"minutes": (time.monotonic() - started) / 60, "memory": 1024 * sum(peaks) / GB}
     if device.on_gpu():

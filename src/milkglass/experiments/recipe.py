@@ -147,7 +147,7 @@ class Recipe(abc.ABC):
             record = replace(record, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
         published = self.published.get(name)
         why = "" if published is None else reason_for(name, self.why) or ""
-        return replace(record.rounded(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
+        return replace(record.round_to(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
 
 
 def _as_json(value: Any) -> Any:

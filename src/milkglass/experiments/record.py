@@ -76,7 +76,7 @@ class ResultRecord:
             result[replace(self, measure=self.measure + SPREAD).name] = self.half_width
         return result | {f"{self.name}, {word}": number for word, number in self.more.items()}
 
-    def rounded(self, digits: int) -> ResultRecord:
+    def round_to(self, digits: int) -> ResultRecord:
         more = {word: round(number, digits) for word, number in self.more.items()}
         half_width = None if self.half_width is None else round(self.half_width, digits)
         return replace(self, value=round(self.value, digits), half_width=half_width, more=more)

@@ -46,7 +46,7 @@ def reproduce(
     Args:
         data: the folder in which the recipe's data paths start; the command has checked that it exists.
         quick: whether the recipe's table [quick] is applied.
-        at_once: how many variants are trained side by side, sharing the cores.
+        at_once: how many variants are trained side by side, sharing the cores; fewer where memory is short.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes: the trained cells of comparisons, the shadows and
             models of shared training. None: the run folder.
@@ -62,7 +62,9 @@ def reproduce(
     if cache is not None and not recipe_class.cached:
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {kind}", "leave out --cache")
     recipe = recipe_class.read(path, quick)
-    from_entries(RecipeNeeds, recipe.needs).check(recipe.name, progress)
+    needs = from_entries(RecipeNeeds, recipe.needs)
+    needs.check(recipe.name, progress)
+    at_once = needs.trainings_at_once(at_once, progress)
     with note_usage(out):
         result_path = recipe.reproduce(RunFolder(data, out, at_once, progress, cache))
     table.write_pages(result_path)

@@ -248,9 +248,9 @@ def provenance(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
     return {**last_code, "cells": other_commits} if other_commits else last_code
 
 
-def commits_of(made: Mapping[str, Any]) -> list[str]:
+def commits_of(origin: Mapping[str, Any]) -> list[str]:
     """Returns all commits in a record of `provenance`: of the last code, the code that began it, and used parts."""
-    return [made["commit"], *([made["begun"]["commit"]] if "begun" in made else []), *made.get("cells", ())]
+    return [origin["commit"], *([origin["begun"]["commit"]] if "begun" in origin else []), *origin.get("cells", ())]
 
 
 def now() -> dict[str, str]:

@@ -130,7 +130,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
         UsageError: an entry of the configuration is missing, unknown or not valid. Also raised is what `train` raises.
     """
     required_names = {"model", "out", "classes", "sites"}
-    known_names = {*required_names, "seed", *(one.name for one in fields(FederatedTraining))}
+    known_names = {*required_names, "seed", *(field.name for field in fields(FederatedTraining))}
     if missing := sorted(required_names - {*config}):
         raise UsageError(f"the run's configuration lacks {', '.join(missing)}", "give them in pyproject.toml")
     if unknown := sorted({*config} - known_names):

@@ -51,7 +51,7 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
         return
     try:
         record = read_json(path)
-        recorded_seed, recorded_sites = record["seed"], [str(one) for one in record["sites"]]
+        recorded_seed, recorded_sites = record["seed"], [str(name) for name in record["sites"]]
     except (CorruptCheckpoint, KeyError, TypeError):
         raise CorruptCheckpoint(f"{path} is damaged", "remove it, and give the run's own sites and --seed") from None
     if recorded_seed != seed:
@@ -119,5 +119,5 @@ def _make_part(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
 def _read(finished_parts: FinishedParts, index: int, texts: int) -> tuple[list[Ids], GhostTally]:
     match finished_parts.get(index):
         case {"ids": list(ids), "tally": dict(tally)} if len(ids) == texts and {*tally} == {*asdict(GhostTally())}:
-            return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
+            return [np.array(row, np.int64) for row in ids], GhostTally(**tally)
     raise finished_parts.damage_error(index)

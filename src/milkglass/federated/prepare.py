@@ -113,13 +113,13 @@ def prepare(
     name = require_name(folder.name)
     require_free(folder)
     examples = examples_of(source, labels)
-    texts = [one.text for one in examples]
+    texts = [example.text for example in examples]
     if ghost is None:
         require_no_parts(folder)
     with naming(lambda place: str(examples[place].place(source))):
         ghost_rows = None if ghost is None else pass_through_ghost(ghost, texts, folder, seed, progress)
         ids = [*original_ids(model, texts, progress)] if ghost_rows is None else ghost_rows.ids
-    rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
+    rows = SiteRows(Sequences.of(ids), np.array([labels[str(example.label)] for example in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
     report = None if ghost is None or ghost_rows is None else report_document(ghost, ghost_rows.tally, seed is not None)
     seed_secret = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
@@ -147,11 +147,11 @@ def require_match(
         return  # a site that dropped out, which is reported in its round
     rows, stamp = load(folder), stamp_of(folder)
     examples = examples_of(source, labels)
-    is_same = [labels[str(one.label)] for one in examples] == rows.labels.tolist()
+    is_same = [labels[str(example.label)] for example in examples] == rows.labels.tolist()
     is_same = is_same and (selection is None) == (stamp is None)
     if is_same and stamp is None:
         with naming(lambda place: str(examples[place].place(source))):
-            own_ids = [*original_ids(model, [one.text for one in examples])]
+            own_ids = [*original_ids(model, [example.text for example in examples])]
         is_same = [ids.tolist() for ids in own_ids] == [ids.tolist() for ids in rows.ids]
     if not is_same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):
         raise UsageError(
@@ -164,7 +164,7 @@ def require_match(
             f"{folder} was prepared with --selection {stamp.selection.get('way')}, not {selection}",
             "give the same, or a new folder for the run",
         )
-    if not is_of_texts(folder, [one.text for one in examples]):
+    if not is_of_texts(folder, [example.text for example in examples]):
         raise UsageError(
             f"{source.name} has changed since {folder} was prepared of it",
             "restore it, or give a new folder for a run with the changed file",

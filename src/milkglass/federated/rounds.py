@@ -89,7 +89,10 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
     for update in ordered:
         check(update, weights)
     texts = sum(update.texts for update in ordered)
-    return {name: torch.stack([one.tensors[name] * (one.texts / texts) for one in ordered]).sum(0) for name in weights}
+    return {
+        name: torch.stack([update.tensors[name] * (update.texts / texts) for update in ordered]).sum(0)
+        for name in weights
+    }
 
 
 def step_weights(weights: Tensors, mean_update: Tensors, lr: float) -> dict[str, torch.Tensor]:

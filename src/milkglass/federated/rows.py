@@ -97,7 +97,7 @@ def save(
     """Writes the rows into a new folder, with the stamp, which is sealed here, and GHOST's report."""
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
     with files.atomic_path(folder / ROWS_FILE) as path:
-        save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, path)
+        save_file({name: np.ascontiguousarray(array, np.int64) for name, array in arrays.items()}, path)
     if stamp is not None:
         files.write(
             folder / STAMP_FILE, json_text({"milkglass_stamp": STAMP_VERSION, **asdict(stamp.with_seal(secret))})

@@ -37,9 +37,10 @@ class Replies:
     @property
     def loss(self) -> float | None:
         """The mean loss over the texts of all updates; None if a site does not report its loss."""
-        if not self.updates or any(one.site not in self.losses for one in self.updates):
+        if not self.updates or any(update.site not in self.losses for update in self.updates):
             return None
-        return sum(self.losses[one.site] * one.texts for one in self.updates) / sum(one.texts for one in self.updates)
+        texts = sum(update.texts for update in self.updates)
+        return sum(self.losses[update.site] * update.texts for update in self.updates) / texts
 
 
 class Sites(abc.ABC):
@@ -134,6 +135,6 @@ def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, class
     So a run can go on with more rounds. A site's rows enter by a mark under its own secret, since a server keeps the
     digest and could otherwise try rows.
     """
-    rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), signature(one.shield)] for one in sites}
+    rows = {site.name: [load(site.folder).mark(secret_of(site.folder)), signature(site.shield)] for site in sites}
     deciding = ["milkglass federated", model, rows, training.deciding_fields(), classes, seed]
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()

@@ -56,7 +56,7 @@ class FederatedTraining:
 
     def document(self) -> dict[str, Any]:
         """Returns the fields that have a value."""
-        return {name: one for name, one in asdict(self).items() if one is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def deciding_fields(self) -> dict[str, Any]:
         """Returns the fields that decide a round's update."""
@@ -89,7 +89,7 @@ class LocalResult:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A site. Its folder holds its rows and its secret, read in each round; `shield` defends its gradients."""
+    """Trains on rows of its own. `folder` has them and a secret, read in each round; `shield` defends its gradients."""
 
     name: str
     folder: Path
@@ -111,20 +111,20 @@ class Site:
             order = order[: training.batch_size]
         batches = [order[start : start + training.batch_size] for start in range(0, len(order), training.batch_size)]
         loss = _loss(step, rows, batches[0])
-        sizes = [len(one) for one in batches]
+        sizes = [len(batch_rows) for batch_rows in batches]
         stream = noise_of(secret, round, weights, sizes, training.lr, name_and_parameters(self.shield))
         total: dict[str, torch.Tensor] = {}
         for index, batch_rows in enumerate(batches):
             if index:
-                load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
+                load_weights(step, {name: weight - training.lr * total[name] for name, weight in weights.items()})
             gradient = share(step, *_batch(rows, batch_rows), self.shield, round, stream)
-            tensors = _all_parameters({name: one.cpu() for name, one in gradient.tensors.items()}, weights)
-            total = {name: total[name] + one if total else one for name, one in tensors.items()}
+            tensors = _all_parameters({name: tensor.cpu() for name, tensor in gradient.tensors.items()}, weights)
+            total = {name: total[name] + tensor if total else tensor for name, tensor in tensors.items()}
         return LocalResult(Update(self.name, total, len(order), len(batches)), rows.digest(), loss)
 
 
 def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ids, mask = batch([one.tolist() for one in rows.ids.chosen(chosen)], pad=0)
+    ids, mask = batch([row.tolist() for row in rows.ids.select(chosen)], pad=0)
     return ids, mask, torch.from_numpy(rows.labels[chosen])
 
 
@@ -147,7 +147,7 @@ def load_weights(step: SharedStep, weights: Tensors) -> None:
 
 def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
     """Returns a copy of the trained parameters on the CPU, to be stored or sent."""
-    return {name: one.detach().cpu().clone() for name, one in _trained_parameters(step).items()}
+    return {name: parameter.detach().cpu().clone() for name, parameter in _trained_parameters(step).items()}
 
 
 def _trained_parameters(step: SharedStep) -> dict[str, torch.Tensor]:
@@ -158,7 +158,7 @@ def _trained_parameters(step: SharedStep) -> dict[str, torch.Tensor]:
 
 def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
     """Returns a tensor for each parameter: zeros for those that a defence froze."""
-    return {name: tensors[name] if name in tensors else torch.zeros_like(one) for name, one in weights.items()}
+    return {name: tensors[name] if name in tensors else torch.zeros_like(weight) for name, weight in weights.items()}
 
 
 def _require_fit(rows: SiteRows, step: SharedStep, name: str) -> None:

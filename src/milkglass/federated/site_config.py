@@ -61,14 +61,14 @@ class Node:
             raise UsageError(
                 f"the node's configuration has {unknown_names[0]!r}", f"known: {', '.join(sorted(known_names))}"
             )
-        given = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
-        method = given.pop("selection", Selection().way)
+        options = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
+        method = options.pop("selection", Selection().way)
         if method not in get_args(SelectionMethod):
             raise UsageError(f"the selection is {method!r}", f"one of {', '.join(get_args(SelectionMethod))}")
         selection = Selection(method)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
-        return cls(site, resolve(str(config["model"])), Search(**given), selection)
+        return cls(site, resolve(str(config["model"])), Search(**options), selection)
 
     def demand(self) -> GhostDemand:
         """Returns the demand. Each call reads the model for its digest."""
@@ -95,9 +95,9 @@ class Task:
                 raise RefusedTask(fault, "see docs/flower.md")
         if config["classes"] < 2:
             raise RefusedTask("the server asks for fewer than 2 classes", "see docs/flower.md")
-        training_fields = {one.name for one in fields(FederatedTraining)}
+        training_fields = {field.name for field in fields(FederatedTraining)}
         try:
-            training = FederatedTraining(**{name: one for name, one in config.items() if name in training_fields})
+            training = FederatedTraining(**{name: value for name, value in config.items() if name in training_fields})
         except (UsageError, TypeError):
             raise RefusedTask("the server's training is not one that a site does", "see docs/flower.md") from None
         return cls(str(config.get("model")), config["round"], config["classes"], config["seed"], training)

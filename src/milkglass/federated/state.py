@@ -75,7 +75,7 @@ class FederatedRun:
         if (folder / FILE).is_file():
             run = cls.read(folder)
             if run.job != job:
-                raise UsageError(f"{folder} is a run with {_differing(run.settings, settings or {})}", SAME_HINT)
+                raise UsageError(f"{folder} is a run with {_differences(run.settings, settings or {})}", SAME_HINT)
             return run
         require_run_or_new(folder)
         files.private_dir(folder, restrict_existing=True)  # an empty one that was there had a mode of its own
@@ -116,8 +116,11 @@ class FederatedRun:
 
     def _write(self, weights: Tensors) -> None:
         with files.atomic_path(self.weights_file) as path:
-            save_file({name: one.contiguous() for name, one in weights.items()}, path)
-        rounds = [{"missing": list(one.missing), "length": one.norm, "loss": one.loss} for one in self.done]
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
+        rounds = [
+            {"missing": list(finished_round.missing), "length": finished_round.norm, "loss": finished_round.loss}
+            for finished_round in self.done
+        ]
         document = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": rounds}
         files.write(self.folder / FILE, json_text(document))
 
@@ -140,13 +143,13 @@ def require_run_or_new(folder: Path) -> None:
         return
     if folder.is_file():
         raise UsageError(f"{folder} is a file, not a folder", "give a new folder")
-    foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
+    foreign = [entry.name for entry in folder.iterdir() if entry.name != "sites"] if folder.is_dir() else []
     unfinished_prefixes = ("weights-0.", ".weights-0.", f".{FILE}.")  # of a run that died before its first state
     if any(not name.startswith(unfinished_prefixes) for name in foreign):
         raise UsageError(f"{folder} is not a run and is not empty", "give a new folder")
 
 
-def _differing(was: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+def _differences(was: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
     """Returns, in words, how a run's settings differ from those requested now."""
     names = [name for name in sorted({*was, *requested}) if was.get(name) != requested.get(name)]
     if not names:
@@ -160,7 +163,8 @@ def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ..
     match document:
         case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
             settings = document.get("settings", {})
-            return job, settings if isinstance(settings, dict) else {}, tuple(_finished_round(one) for one in rounds)
+            finished_rounds = tuple(_finished_round(document) for document in rounds)
+            return job, settings if isinstance(settings, dict) else {}, finished_rounds
     raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
 
 
@@ -178,7 +182,7 @@ def record(folder: Path, update: Update, round: int, method: str) -> None:
     updates_folder = folder / "updates" / f"round-{round}"
     files.private_dir(updates_folder)
     with files.atomic_path(updates_folder / f"{update.site}.safetensors") as path:
-        save_file({name: one.contiguous() for name, one in update.tensors.items()}, path)
+        save_file({name: tensor.contiguous() for name, tensor in update.tensors.items()}, path)
     facts = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
     files.write(updates_folder / f"{update.site}.json", json_text({"milkglass_update": 1, **facts}))
 

@@ -97,7 +97,7 @@ def share(
     return Gradients(defence.after(grads, len(ids), stream_for(grads, drawing)), len(ids), round)
 
 
-def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
+def alter_step(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
     """Returns a step with the same model over the same weights, but with its own parameters.
 
     A change of the weights is seen in both. Parameters that are named in `frozen` need no gradient.

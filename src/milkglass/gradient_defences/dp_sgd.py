@@ -40,7 +40,7 @@ from milkglass.papers import Paper
 from milkglass.parameters import Limit, limited
 from milkglass.threat.training_step import SharedStep
 
-DELTA = 1e-5  # of the guarantee that is stated
+DELTA = 1e-5  # delta of the guarantee that is stated
 CLIPS_EXCHANGED = 2  # clips: how far apart two sums are that differ in one text, exchanged for another
 LOSS_INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon
 

@@ -14,7 +14,7 @@ import torch
 
 from milkglass import papers
 from milkglass.errors import UsageError
-from milkglass.gradient_defences.defence import GradientDefence, altered
+from milkglass.gradient_defences.defence import GradientDefence, alter_step
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.threat.training_step import SharedStep
@@ -37,7 +37,7 @@ class Dropout(GradientDefence):
 
     def before(self, step: SharedStep) -> SharedStep:
         """Returns the step with dropout. Raises UsageError if the model has no place that drops."""
-        with_dropout = altered(step, dropout=True)
+        with_dropout = alter_step(step, dropout=True)
         dropout_count = 0
         for module in with_dropout.module.modules():
             if isinstance(module, torch.nn.Dropout):

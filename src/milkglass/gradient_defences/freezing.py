@@ -14,7 +14,7 @@ import torch
 
 from milkglass import papers
 from milkglass.errors import UsageError
-from milkglass.gradient_defences.defence import GradientDefence, altered
+from milkglass.gradient_defences.defence import GradientDefence, alter_step
 from milkglass.papers import Paper
 from milkglass.threat.training_step import SharedStep
 
@@ -46,16 +46,18 @@ class FrozenEmbeddings(GradientDefence):
         selected = frozenset(name for name, kind in tables(step).items() if kind in self.kinds)
         if not selected:
             raise UsageError(f"this model has no embeddings of kind {', '.join(self.kinds)}", "name others")
-        return altered(step, selected)
+        return alter_step(step, selected)
 
 
 def tables(step: SharedStep) -> dict[str, str]:
     """Returns the kinds of the parameters of embedding modules, by name. A tied parameter has its first name."""
     word_table = step.module.get_input_embeddings()
     kinds = {
-        id(one.weight): _kind(name) for name, one in step.module.named_modules() if isinstance(one, torch.nn.Embedding)
+        id(module.weight): _kind(name)
+        for name, module in step.module.named_modules()
+        if isinstance(module, torch.nn.Embedding)
     } | {id(word_table.weight): "word"}
-    return {name: kinds[id(one)] for name, one in step.module.named_parameters() if id(one) in kinds}
+    return {name: kinds[id(parameter)] for name, parameter in step.module.named_parameters() if id(parameter) in kinds}
 
 
 def _kind(name: str) -> str:

@@ -28,7 +28,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 
-DELTA = 1e-5  # of a guarantee in words
+DELTA = 1e-5  # delta of the guarantee that is stated in words
 
 
 @dataclass(frozen=True)

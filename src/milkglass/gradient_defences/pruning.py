@@ -37,7 +37,7 @@ class RandomPruning(GradientDefence):
     paper: ClassVar[Paper | None] = papers.LAMP
 
     def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
-        return {name: one * keep_mask(stream, one, 1 - self.ratio) for name, one in tensors.items()}
+        return {name: tensor * keep_mask(stream, tensor, 1 - self.ratio) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,14 @@ class MagnitudePruning(GradientDefence):
 
     def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         if self.among == "tensor":
-            return {name: one * largest(one.flatten(), self._remaining_count(one.numel())).view_as(one)
-                    for name, one in tensors.items()}  # fmt: skip
-        entries = torch.cat([one.flatten() for one in tensors.values()])
-        kept = largest(entries, self._remaining_count(len(entries))).split([one.numel() for one in tensors.values()])
-        return {name: one * mask.view_as(one) for (name, one), mask in zip(tensors.items(), kept, strict=True)}
+            return {name: tensor * largest(tensor.flatten(), self._remaining_count(tensor.numel())).view_as(tensor)
+                    for name, tensor in tensors.items()}  # fmt: skip
+        entries = torch.cat([tensor.flatten() for tensor in tensors.values()])
+        sizes = [tensor.numel() for tensor in tensors.values()]
+        masks = largest(entries, self._remaining_count(len(entries))).split(sizes)
+        return {
+            name: tensor * mask.view_as(tensor) for (name, tensor), mask in zip(tensors.items(), masks, strict=True)
+        }
 
     def _remaining_count(self, count: int) -> int:
         """Returns how many entries remain, by the given decimal fraction: 0.29 of 100 in floats is less than 29."""

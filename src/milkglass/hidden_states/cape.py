@@ -32,7 +32,7 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Head, Lower, Pooling, pooled
+from milkglass.hidden_states.halves import Head, Lower, Pooling, pool
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
@@ -150,7 +150,7 @@ class CAPE(HiddenStateDefence):
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """Returns (1, d) the disturbed vector of a text."""
         sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
-        z = normalise(pooled(hidden, self.pooling))
+        z = normalise(pool(hidden, self.pooling))
         return grid.substitute(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:

@@ -42,7 +42,7 @@ def values_of(defence: HiddenStateDefence) -> dict[str, Any]:
     return {name: getattr(defence, name) for name in parameters_of(type(defence)) if name != TRAINING}
 
 
-def restored(
+def restore_defence(
     method: str, parameters: Mapping[str, Any], training: Mapping[str, Any] | None = None
 ) -> HiddenStateDefence:
     """Returns the defence of these `values_of` and, for a client half, training. Raises CorruptCheckpoint."""

@@ -51,7 +51,7 @@ class EncoderClient(Client):
     ) -> None:  # fmt: skip
         """Makes the half of a `secret` that has `sent` so many texts so far."""
         self.defence, self.base, self.reader = defence, base, reader
-        self.lower, self.extra_tensors = device.moved(lower), extra_tensors
+        self.lower, self.extra_tensors = device.move(lower), extra_tensors
         self._secret, self._sent = secret, sent
         self._root = defence.root(secret)
 
@@ -103,7 +103,7 @@ class EncoderClient(Client):
 
     def _join(self, rows_of_texts: list[torch.Tensor]) -> torch.Tensor:
         """Returns the rows of all texts as one tensor."""
-        return torch.cat([one.cpu() for one in rows_of_texts]) if rows_of_texts else torch.empty(0, self.lower.width)
+        return torch.cat([rows.cpu() for rows in rows_of_texts]) if rows_of_texts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:
         if folder.exists():
@@ -116,7 +116,7 @@ class EncoderClient(Client):
             "sent": self._sent,
         }
         with new_dir(folder) as partial:
-            tensors = {f"{KEPT}{name}": one for name, one in self.extra_tensors.items()}
+            tensors = {f"{KEPT}{name}": tensor for name, tensor in self.extra_tensors.items()}
             if self.defence.trains_lower:
-                tensors |= {f"{LOWER}{name}": one for name, one in self.lower.state_dict().items()}
+                tensors |= {f"{LOWER}{name}": tensor for name, tensor in self.lower.state_dict().items()}
             halves.write(partial, tensors, description)

@@ -74,7 +74,7 @@ class HiddenStateDefence(Mechanism):
         description = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, private=False) as partial:
             served = self.server_module(upper)
-            halves.write(partial, served.state_dict(), {**description, "model": halves.plain(base.config)})
+            halves.write(partial, served.state_dict(), {**description, "model": halves.plain_config(base.config)})
         client = self.client(self, base, reader, lower, secret, 0, self.extra_tensors(encoded, root, upper))
         return client, self.server(folder, served, description)
 
@@ -129,7 +129,7 @@ class HiddenStateDefence(Mechanism):
         require_base(description, folder, base)
         lower = Lower(classifier(base, 2), self.cut(base)).eval()
         tensors = halves.fill(folder, lower if self.trains_lower else None, LOWER)
-        kept_tensors = {name.removeprefix(KEPT): one for name, one in tensors.items() if name.startswith(KEPT)}
+        kept_tensors = {name.removeprefix(KEPT): tensor for name, tensor in tensors.items() if name.startswith(KEPT)}
         try:
             secret, sent = bytes.fromhex(description["secret"]), int(description["sent"])
         except (KeyError, TypeError, ValueError) as error:
@@ -154,7 +154,7 @@ def train(
 
     settings, order = defence.training, root.draws("order")
     for module in (lower, upper, auxiliary):
-        device.moved(module)
+        device.move(module)
     trained = [*upper.parameters(), *auxiliary.parameters(), *(lower.parameters() if defence.trains_lower else ())]
     optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     for parameter in lower.parameters():
@@ -171,7 +171,7 @@ def train(
                 if steps_done == limit:
                     break
                 text_indices = shuffled[start : start + settings.batch_size]
-                batch = padded_batch(encoded, text_indices, lower.pad).on(device.current())
+                batch = padded_batch(encoded, text_indices, lower.pad).move_to(device.current())
                 with torch.set_grad_enabled(defence.trains_lower):
                     hidden = lower(batch)
                 batch_labels = device.tensor(labels[text_indices])

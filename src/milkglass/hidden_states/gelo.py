@@ -49,7 +49,7 @@ class Projections(torch.nn.Module):
 
     def __init__(self, matrices: Sequence[torch.nn.Module]) -> None:
         super().__init__()
-        weights = [one.get_parameter("weight").detach() for one in matrices]
+        weights = [matrix.get_parameter("weight").detach() for matrix in matrices]
         self.weight = torch.nn.Parameter(torch.cat(weights).clone(), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class ProjectionServer(EncoderServer):
     takes_mixtures = True
 
     def _logits(self, sent: Activations) -> NDArray[np.float32]:
-        return device.array(self._upper(device.moved(sent.hidden.float())))
+        return device.array(self._upper(device.move(sent.hidden.float())))
 
 
 class OffloadingClient(EncoderClient):
@@ -100,7 +100,7 @@ class OffloadingClient(EncoderClient):
     _upper: Upper | None = None
 
     def rows(self, lengths: Ids) -> Ids:
-        return np.array([one + self.defence.shield_count(one) for one in lengths.tolist()], np.int64)
+        return np.array([length + self.defence.shield_count(length) for length in lengths.tolist()], np.int64)
 
     @torch.inference_mode()
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -118,28 +118,28 @@ class OffloadingClient(EncoderClient):
             padded_products = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
             widths = [len(matrix.matrix.get_parameter("weight")) for matrix in received]
             for matrix, product in zip(received, padded_products.split(widths, dim=2), strict=True):
-                matrix.product = device.moved(product)
-            logits[torch.from_numpy(text_indices)] = upper(device.moved(hidden), device.moved(mask)).cpu()
+                matrix.product = device.move(product)
+            logits[torch.from_numpy(text_indices)] = upper(device.move(hidden), device.move(mask)).cpu()
         return logits.numpy()
 
     def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:
         """Returns the layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
-            config, classes = halves.plain(self.base.config), int(self.extra_tensors["classes"])
+            config, classes = halves.plain_config(self.base.config), int(self.extra_tensors["classes"])
             upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
-            upper.load_state_dict({name: one for name, one in self.extra_tensors.items() if name != "classes"})
+            upper.load_state_dict({name: tensor for name, tensor in self.extra_tensors.items() if name != "classes"})
             layer = halves.first_layer(upper.eval())
-            names = {id(one): name for name, one in layer.named_modules()}
-            for one in _readers(upper):
-                parent, _, attribute = names[id(one)].rpartition(".")
-                setattr(layer.get_submodule(parent), attribute, ReceivedProduct(one))
-            self._upper = device.moved(upper)
-        return self._upper, [one for one in self._upper.modules() if isinstance(one, ReceivedProduct)]
+            names = {id(module): name for name, module in layer.named_modules()}
+            for reader in _readers(upper):
+                parent, _, attribute = names[id(reader)].rpartition(".")
+                setattr(layer.get_submodule(parent), attribute, ReceivedProduct(reader))
+            self._upper = device.move(upper)
+        return self._upper, [module for module in self._upper.modules() if isinstance(module, ReceivedProduct)]
 
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         # Matrices are made in fp64 on the CPU, where their draws are
-        states, texts = {number: one.cpu() for number, one in self._states(encoded)}, list(encoded.ids)
+        states, texts = {number: rows.cpu() for number, rows in self._states(encoded)}, list(encoded.ids)
         pending = []
         for number, ids in enumerate(texts):
             draws = root.of_text(ids, "send", first + number).bound_to(states[number])

@@ -24,9 +24,8 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.hidden_states.tokens import PaddedBatch
 from milkglass.models.checkpoint import Checkpoint, read_json, write_json
 from milkglass.models.families import family_of
+from milkglass.models.file_names import CONFIG, WEIGHTS
 from milkglass.models.torch_model import SkipInitialisation
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def refusal(base: Checkpoint, layer: int) -> str | None:
@@ -79,7 +78,7 @@ class Lower(torch.nn.Module):
 
     def forward(self, batch: PaddedBatch) -> torch.Tensor:
         """Returns (b, t, d) on the device of this half; rows of padding are meaningless."""
-        batch = batch.on(self.body.device)
+        batch = batch.move_to(self.body.device)
         has_types = batch.types is not None and getattr(self.body.config, "type_vocab_size", 0) > 1
         types = {"token_type_ids": batch.types} if has_types else {}
         return self.body(input_ids=batch.ids, attention_mask=batch.mask.long(), **types).last_hidden_state
@@ -112,7 +111,7 @@ class Upper(torch.nn.Module):
 Pooling = Literal["mean", "first"]
 
 
-def pooled(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
+def pool(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
     """Returns (d,) the mean of one text's states (t, d), or the state of the first token, such as [CLS]."""
     return hidden.mean(0) if how == "mean" else hidden[0]
 
@@ -168,7 +167,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     return read_json(folder / CONFIG)
 
 
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a model's config as JSON, without names of folders."""
     kept = {name: value for name, value in config.items() if name not in ("_name_or_path", "id2label", "label2id")}
     return json.loads(json.dumps(kept))

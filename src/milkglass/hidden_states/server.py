@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.errors import UsageError
-from milkglass.hidden_states.halves import CONFIG, read_description
+from milkglass.hidden_states.halves import read_description
 from milkglass.hidden_states.tokens import length_groups, pad_states
+from milkglass.models.file_names import CONFIG
 from milkglass.models.view import Model
 from milkglass.threat.defence import Server
 from milkglass.threat.observations import Activations, Observation, Weights
@@ -29,7 +30,7 @@ class EncoderServer(Server):
     takes_mixtures: ClassVar[bool] = False
 
     def __init__(self, folder: Path, upper: torch.nn.Module, split: Mapping[str, Any]) -> None:
-        self.folder, self._upper, self._split = folder, device.moved(upper.eval()), split
+        self.folder, self._upper, self._split = folder, device.move(upper.eval()), split
 
     def rest(self) -> tuple[Observation, ...]:
         """Returns the upper layers and the head: a model without a table of embeddings."""
@@ -39,7 +40,7 @@ class EncoderServer(Server):
     @torch.inference_mode()
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
         """Returns (texts, classes) logits of the texts sent. Raises UsageError for another split's states."""
-        logits = [self._logits(self._require_states(one)) for one in sent]
+        logits = [self._logits(self._require_states(observation)) for observation in sent]
         if not logits:
             raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
         return np.concatenate(logits)
@@ -66,7 +67,7 @@ class EncoderServer(Server):
 
     def _logits(self, sent: Activations) -> NDArray[np.float32]:
         """Returns (texts, classes) logits of one observation's texts, run in batches of similar lengths."""
-        rows = list(torch.split(device.moved(sent.hidden.float()), sent.lengths.tolist()))
+        rows = list(torch.split(device.move(sent.hidden.float()), sent.lengths.tolist()))
         logits_of_texts: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for text_indices in length_groups(sent.lengths):
             answers = self._upper(*pad_states([rows[i] for i in text_indices.tolist()]))

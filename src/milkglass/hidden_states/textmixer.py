@@ -64,7 +64,7 @@ class MixedUpper(Upper):
 def mixture(states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
     """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
     total = states[0].new_zeros(length, states[0].shape[1])
-    for text_states, key in zip(states, (one.to(total.device) for one in keys), strict=True):
+    for text_states, key in zip(states, (matrix.to(total.device) for matrix in keys), strict=True):
         keyed = text_states[:length] * key if key.dim() == 1 else text_states[:length] @ key.T
         total = total + torch.nn.functional.pad(keyed, (0, 0, 0, length - len(keyed)))
     return total / len(states)
@@ -74,8 +74,8 @@ def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch
     """Returns the secret V_j of each place: (d,), or (d, d) if `mixing` is "rotation", with d = `width`."""
     streams = [root.draws("mixing", place) for place in range(places)]
     if mixing == "hadamard":
-        return [one.gaussian(width) for one in streams]
-    return [rotation(one.gaussian(width, width)) for one in streams]
+        return [stream.gaussian(width) for stream in streams]
+    return [rotation(stream.gaussian(width, width)) for stream in streams]
 
 
 class MixingClient(EncoderClient):
@@ -169,7 +169,7 @@ class TextMixer(HiddenStateDefence):
         self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
     ) -> dict[str, torch.Tensor]:
         """Returns KEPT_TEXTS texts, repeated if there are fewer, padded to the greatest length."""
-        selected = encoded.ids.chosen(root.draws("others").below(len(encoded), KEPT_TEXTS))
+        selected = encoded.ids.select(root.draws("others").below(len(encoded), KEPT_TEXTS))
         ids = torch.zeros(KEPT_TEXTS, self.training.max_length, dtype=torch.int64)
         for row, text_ids in enumerate(selected):
             ids[row, : len(text_ids)] = torch.from_numpy(text_ids)

@@ -39,7 +39,7 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 
 KMEANS_ROUNDS = 10  # rounds of k-means
-CENTRE_MOMENTUM = 0.9  # of a centre, when a batch has tokens of its cluster
+CENTRE_MOMENTUM = 0.9  # share of a centre that stays when a batch has tokens of its cluster
 
 
 class Centres(torch.nn.Module):

@@ -51,7 +51,7 @@ class PaddedBatch:
     types: torch.Tensor | None
     text_indices: Ids
 
-    def on(self, target: torch.device) -> PaddedBatch:
+    def move_to(self, target: torch.device) -> PaddedBatch:
         types = None if self.types is None else self.types.to(target)
         return PaddedBatch(self.ids.to(target), self.mask.to(target), types, self.text_indices)
 
@@ -71,7 +71,7 @@ def padded_batch(encoded: TokenizedTexts, text_indices: Ids, pad: int) -> Padded
 def pad_states(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Pads the states (t, d) of texts with zeros. Returns (b, t, d), and the bool mask (b, t)."""
     rows = torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True)
-    lengths = torch.tensor([len(one) for one in states], device=rows.device)
+    lengths = torch.tensor([len(text_states) for text_states in states], device=rows.device)
     return rows, torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
 
 
@@ -125,7 +125,7 @@ class PublicTokenizer:
         self._require_readable(ids, self.tokenizer.num_special_tokens_to_add(pair=pairs is not None))
         types = batch.get("token_type_ids") if pairs is not None else None
         return TokenizedTexts(
-            ids, None if types is None else np.concatenate([np.asarray(one, np.int64) for one in types])
+            ids, None if types is None else np.concatenate([np.asarray(row, np.int64) for row in types])
         )
 
     def _require_readable(self, ids: Sequences, special: int) -> None:

@@ -24,7 +24,8 @@ from milkglass.audit.scene import ALIKE
 from milkglass.catalogue import load_entry
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
-from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.generate import new_key
+from milkglass.client.key.scheme import scheme_of
 from milkglass.client.layout import unknown_tensor_names
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled

@@ -30,7 +30,7 @@ class Confusion:
             return None
         if any(not isinstance(row, list) or len(row) != len(counts) for row in counts):
             return None
-        if any(type(one) is not int or not 0 <= one < 1 << 53 for row in counts for one in row):
+        if any(type(count) is not int or not 0 <= count < 1 << 53 for row in counts for count in row):
             return None
         table = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
         return table if table.rows else None

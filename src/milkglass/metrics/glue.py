@@ -93,7 +93,9 @@ def matthews(guess: Values, truth: Values, rng: np.random.Generator) -> Interval
         total = counts.sum(1)
         guess_counts, true_counts = counts @ is_guessed, counts @ is_true
         numerator = counts @ is_right * total - (guess_counts * true_counts).sum(1)
-        guess_spread, true_spread = (total**2 - (one**2).sum(1) for one in (guess_counts, true_counts))
+        guess_spread, true_spread = (
+            total**2 - (class_counts**2).sum(1) for class_counts in (guess_counts, true_counts)
+        )
         denominator = np.sqrt(guess_spread * true_spread)
         return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
@@ -103,7 +105,7 @@ def matthews(guess: Values, truth: Values, rng: np.random.Generator) -> Interval
 def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns Pearson's correlation; nan if either side is constant."""
     _require_same_shape(guess, truth)
-    x, y = (np.asarray(one, np.float64) for one in (guess, truth))
+    x, y = (np.asarray(values, np.float64) for values in (guess, truth))
     if not len(x):
         return resample(lambda counts: counts[:, 0], 0, rng)
     x, y = x - x.mean(), y - y.mean()  # moments about the mean: raw ones cancel
@@ -122,7 +124,7 @@ def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
 def spearman(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns Pearson's correlation of the ranks. Ties get their mean rank, and each draw is ranked again."""
     _require_same_shape(guess, truth)
-    x, y = (np.unique(one, return_inverse=True)[1] for one in (guess, truth))  # (u,) which distinct value
+    x, y = (np.unique(values, return_inverse=True)[1] for values in (guess, truth))  # (u,) which distinct value
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.array([_correlation(_ranks(x, weights), _ranks(y, weights), weights) for weights in counts])

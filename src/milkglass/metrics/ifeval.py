@@ -39,16 +39,16 @@ class Instruction:
         if missing:
             raise UsageError(f"{self.rule} has no {missing[0]}", f"it needs: {', '.join(RULES[self.rule][1])}")
 
-    def kept(self, answer: str) -> bool | None:
+    def is_kept(self, answer: str) -> bool | None:
         """Returns whether the answer keeps the rule; None if that cannot be checked."""
         if self.rule in UNSUPPORTED:
             return None
         return bool(answer.strip()) and RULES[self.rule][0](answer, self.arguments)
 
-    def kept_loosely(self, answer: str) -> bool | None:
+    def is_kept_loosely(self, answer: str) -> bool | None:
         if self.rule in UNSUPPORTED:
             return None
-        return any(self.kept(one) for one in forms(answer))
+        return any(self.is_kept(form) for form in forms(answer))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Prompt:
             raise UsageError("a row lacks prompt, instruction_id_list or kwargs", "give IFEval's input_data.jsonl")
         if len(rules) != len(arguments) or not rules:
             raise UsageError(f"{len(rules)} rules and {len(arguments)} lists of arguments", "give one for each")
-        return cls(text, tuple(Instruction(*one) for one in zip(rules, arguments, strict=True)))
+        return cls(text, tuple(Instruction(*pair) for pair in zip(rules, arguments, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Figures:
 def forms(answer: str) -> list[str]:
     """Returns the eight forms of the loose accuracy."""
     lines = answer.split("\n")
-    cut = ["\n".join(one).strip() for one in (lines[1:], lines[:-1], lines[1:-1])]
-    return [one for form in (answer, *cut) for one in (form, form.replace("*", ""))]
+    cut = ["\n".join(kept_lines).strip() for kept_lines in (lines[1:], lines[:-1], lines[1:-1])]
+    return [variant for form in (answer, *cut) for variant in (form, form.replace("*", ""))]
 
 
 def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Generator | None = None) -> Figures:
@@ -103,18 +103,18 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng
-    checkable = np.array([sum(i.rule in RULES for i in one.instructions) for one in prompts], np.float64)
-    is_checkable = np.array([checkable[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
+    checkable = np.array([sum(i.rule in RULES for i in prompt.instructions) for prompt in prompts], np.float64)
+    is_checkable = np.array([checkable[i] == len(prompt.instructions) for i, prompt in enumerate(prompts)], bool)
     pairs = list(zip(prompts, answers, strict=True))
-    strict = [[i.kept(answer) for i in one.instructions] for one, answer in pairs]
-    loose = [[i.kept_loosely(answer) for i in one.instructions] for one, answer in pairs]
+    strict = [[i.is_kept(answer) for i in prompt.instructions] for prompt, answer in pairs]
+    loose = [[i.is_kept_loosely(answer) for i in prompt.instructions] for prompt, answer in pairs]
     measures: dict[str, Interval] = {}
     for name, kept_rules in (("strict", strict), ("loose", loose)):
-        keeps_all = np.array([all(one) for one in kept_rules], bool)
+        keeps_all = np.array([all(row) for row in kept_rules], bool)
         measures[f"prompt {name}"] = share(keeps_all[is_checkable], rng)
-        kept = np.array([sum(bool(one) for one in row) for row in kept_rules], np.float64)
+        kept = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_rules], np.float64)
         measures[f"instruction {name}"] = ratio(kept, checkable, rng)
-    rules = [i.rule for one in prompts for i in one.instructions]
+    rules = [i.rule for prompt in prompts for i in prompt.instructions]
     times_kept = Counter(rule for rule, kept in zip(rules, (k for row in strict for k in row), strict=True) if kept)
     times = Counter(rules)
     return Figures(
@@ -124,5 +124,5 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
         {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
         int((~is_checkable).sum()),
         {rule: (times_kept[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
-        np.array([sum(bool(one) for one in row) for row in strict], np.int64),
+        np.array([sum(bool(is_kept) for is_kept in row) for row in strict], np.int64),
     )

@@ -76,17 +76,17 @@ def _without_blank_ends(parts: list[str]) -> list[str] | None:
 
 def _matches(pattern: str, text: str, flags: int = 0) -> list[str]:
     """Returns the parts of a text that match a pattern."""
-    return [one.group() for one in re.finditer(pattern, text, flags)]
+    return [match.group() for match in re.finditer(pattern, text, flags)]
 
 
 def _is_latin(text: str) -> bool:
-    return all("LATIN" in unicodedata.name(one, "") for one in text if one.isalpha())
+    return all("LATIN" in unicodedata.name(character, "") for character in text if character.isalpha())
 
 
 # --- keywords ---------------------------------------------------------------------------------------------------------
 def existence(text: str, a: Arguments) -> bool:
     """Returns whether all keywords occur, in any case, also as a part of a word."""
-    return all(re.search(re.escape(one), text, re.IGNORECASE) for one in a["keywords"])
+    return all(re.search(re.escape(keyword), text, re.IGNORECASE) for keyword in a["keywords"])
 
 
 def frequency(text: str, a: Arguments) -> bool:
@@ -96,7 +96,7 @@ def frequency(text: str, a: Arguments) -> bool:
 
 def forbidden_words(text: str, a: Arguments) -> bool:
     """Returns whether none of the words occurs as a whole word."""
-    return not any(re.search(rf"\b{re.escape(one)}\b", text, re.IGNORECASE) for one in a["forbidden_words"])
+    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in a["forbidden_words"])
 
 
 def letter_frequency(text: str, a: Arguments) -> bool:
@@ -121,7 +121,7 @@ def number_paragraphs(text: str, a: Arguments) -> bool:
 
 def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
     """Returns whether there are so many paragraphs, separated by blank lines, and the n-th begins with the word."""
-    paragraphs = [one.strip() for one in text.split("\n\n") if one.strip()]
+    paragraphs = [paragraph.strip() for paragraph in text.split("\n\n") if paragraph.strip()]
     if len(paragraphs) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(paragraphs):
         return False
     first = paragraphs[a["nth_paragraph"] - 1].split()[0].lstrip("'\"")
@@ -152,17 +152,17 @@ def number_bullet_lists(text: str, a: Arguments) -> bool:
 
 def number_highlighted_sections(text: str, a: Arguments) -> bool:
     """Returns whether there are at least so many *highlights* or **highlights** that hold something."""
-    single = [one for one in _matches(r"\*[^\n*]*\*", text) if one.strip("*").strip()]
-    double = [one for one in _matches(r"\*\*[^\n*]*\*\*", text) if one.strip("*").strip()]
+    single = [part for part in _matches(r"\*[^\n*]*\*", text) if part.strip("*").strip()]
+    double = [part for part in _matches(r"\*\*[^\n*]*\*\*", text) if part.strip("*").strip()]
     return len(single) + len(double) >= a["num_highlights"]
 
 
 def title(text: str, a: Arguments) -> bool:
-    return any(one.lstrip("<").rstrip(">").strip() for one in _matches(r"<<[^\n]+>>", text))
+    return any(part.lstrip("<").rstrip(">").strip() for part in _matches(r"<<[^\n]+>>", text))
 
 
 def constrained_response(text: str, a: Arguments) -> bool:
-    return any(f"My answer is {one}." in text for one in ("yes", "no", "maybe"))
+    return any(f"My answer is {answer}." in text for answer in ("yes", "no", "maybe"))
 
 
 # --- content ----------------------------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ class Interval:
 
 def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[str, float]:
     """Returns each value as "NAME" and half of its interval's width as "NAME +-", times `scale`."""
-    scaled = {name: scale * one.value for name, one in measures.items()}
-    return scaled | {f"{name} +-": scale * one.half_width for name, one in measures.items()}
+    scaled = {name: scale * interval.value for name, interval in measures.items()}
+    return scaled | {f"{name} +-": scale * interval.half_width for name, interval in measures.items()}
 
 
 UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)
@@ -87,12 +87,12 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     value, units = float(hits.sum()) / total, int((weights > 0).sum())
     if len(weights) > MAX_UNITS:
         heap = rng.permutation(len(weights)) % MAX_UNITS
-        hits, weights = (np.bincount(heap, one).astype(np.float64) for one in (hits, weights))
+        hits, weights = (np.bincount(heap, values).astype(np.float64) for values in (hits, weights))
     drawn: list[NDArray[np.float64]] = []
     for counts in _draws(len(weights), rng):
         drawn.append(quotients(counts @ hits, counts @ weights))
     low, high = np.nanquantile(np.concatenate(drawn), [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    return _widened(Interval(value, float(low), float(high), units))
+    return _widen(Interval(value, float(low), float(high), units))
 
 
 def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
@@ -102,10 +102,10 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     mean = float(hits.mean())
     drawn = rng.binomial(len(hits), mean, size=BOOTSTRAP_DRAWS) / len(hits)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
-    return _widened(Interval(mean, float(low), float(high), len(hits)))
+    return _widen(Interval(mean, float(low), float(high), len(hits)))
 
 
-def _widened(interval: Interval) -> Interval:
+def _widen(interval: Interval) -> Interval:
     """Returns the interval, widened if all units are 0 or all are 1.
 
     Resampling equal units gives an interval without width, which would promise certainty. There the exact binomial

@@ -80,7 +80,7 @@ def texts(
     selected = np.flatnonzero(truth.lengths)
     if len(selected) > SAMPLE_TEXTS:
         selected = np.sort(rng.choice(selected, SAMPLE_TEXTS, replace=False))
-    guesses, originals = ([read(one) for one in part.chosen(selected)] for part in (guess, truth))
+    guesses, originals = ([read(ids) for ids in part.select(selected)] for part in (guess, truth))
     return text.mean_similarity(guesses, originals, rng)
 
 
@@ -149,7 +149,7 @@ def _assign(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
         numbers = range(int(start), int(start + size))
         gain = np.array([[_likeness(guesses[i], truths[j]) for i in numbers] for j in numbers])
         order += [int(start + i) for i in linear_sum_assignment(gain, maximize=True)[1]]
-    return guess.chosen(np.array(order, np.int64))
+    return guess.select(np.array(order, np.int64))
 
 
 def _likeness(first: Ids, second: Ids) -> float:

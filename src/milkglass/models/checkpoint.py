@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
+from milkglass.models.file_names import INDEX, WEIGHTS
 from milkglass.models.safetensors_header import READABLE_DTYPES, TensorRef, read_header
 from milkglass.progress import Progress, no_progress
 from milkglass.system import in_threads
@@ -21,7 +22,6 @@ from milkglass.system import in_threads
 if TYPE_CHECKING:
     import torch
 
-INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 MIB = 1 << 20
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
 MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
@@ -92,11 +92,11 @@ class Checkpoint:
 
         return read_whole(self._readable_ref(name))
 
-    def mapped(self, name: str) -> torch.Tensor:
+    def map_tensor(self, name: str) -> torch.Tensor:
         """Maps a whole tensor in its own dtype, for tables that may exceed the memory. It must not be written to."""
-        from milkglass.models.safetensors_file import mapped
+        from milkglass.models.safetensors_file import map_tensor
 
-        return mapped(self._readable_ref(name))
+        return map_tensor(self._readable_ref(name))
 
     def _readable_ref(self, name: str) -> TensorRef:
         ref = self.tensors[name]
@@ -150,7 +150,7 @@ def require_no_adapter(folder: Path) -> None:
             f"{folder} is {noun} of {base}, which changes no weights",
             "give that model; its prompts cannot be scrambled",
         )
-    if (folder / "config.json").is_file() and ((folder / INDEX).is_file() or (folder / SINGLE_FILE).is_file()):
+    if (folder / "config.json").is_file() and ((folder / INDEX).is_file() or (folder / WEIGHTS).is_file()):
         if any(folder.glob("adapter_model.*")):
             raise CorruptCheckpoint(
                 f"{folder} holds a model and {noun} beside it ({ADAPTER_CONFIG})",
@@ -172,8 +172,8 @@ def shard_names(folder: Path) -> list[str]:
             if Path(name).name != name or len(name.encode("utf-8", "replace")) > 255 or not (folder / name).is_file():
                 raise CorruptCheckpoint(f"{INDEX} names {name!r}, which is not in the folder", "fetch the model again")
         return names
-    if (folder / SINGLE_FILE).is_file():
-        return [SINGLE_FILE]
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
     pickled = [p.name for p in folder.glob("*.bin")] + [p.name for p in folder.glob("*.pt*")]
     if pickled:
         raise UnsafeWeights(

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel
+from milkglass.models.file_names import CONFIG, GENERATION_CONFIG
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
 HINT = "take the config that was saved with these weights"
 # Each makes from_pretrained fetch, run or decode what is not in the folder
 FORBIDDEN_ENTRIES = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
@@ -28,7 +28,7 @@ ID_LISTS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids
 def check_configs(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> None:
     """Raises ModelError for entries that run code, fetch something, or allocate memory that no file backs."""
     _check_config(config, CONFIG)
-    _check_config(generation or {}, GENERATION)
+    _check_config(generation or {}, GENERATION_CONFIG)
 
 
 def _check_config(config: Mapping[str, Any], file: str) -> None:

@@ -58,7 +58,7 @@ def read_whole(ref: TensorRef) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=DTYPES[ref.dtype]).reshape(ref.shape)
 
 
-def mapped(ref: TensorRef) -> torch.Tensor:
+def map_tensor(ref: TensorRef) -> torch.Tensor:
     """Maps a tensor, whose type is in DTYPES: the system reads pages when they are used, and may drop them.
 
     It must not be written to: that ends the process, and so does cutting the file off. A tensor that does not begin at

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models import families
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.config_entries import CONFIG, GENERATION, HINT, ID_ENDINGS, check_configs, check_ids, entries
+from milkglass.models.config_entries import HINT, ID_ENDINGS, check_configs, check_ids, entries
 from milkglass.models.families import Architecture
 from milkglass.models.families.family import Kind
 from milkglass.models.families.layers import ends
+from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, KEY_ID
 from milkglass.models.safetensors_header import TensorRef
 from milkglass.models.torch_model import ONE_LOAD
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
 DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-KEY_ID, KEY_ID_FORM = "milkglass_key_id", re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
+KEY_ID_FORM = re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
 CLASS_HEADS = ("score.weight", "score.bias")  # the only heads of a decoder that classifies
 MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
 
@@ -62,7 +64,7 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
         raise CorruptCheckpoint(f"{CONFIG} says {width} for hidden_size, the table is {shape}", HINT)
     check_ids(checkpoint.config, architecture.vocab_size)
     check_ids({"pad_token_id": config.pad_token_id}, architecture.vocab_size)  # which Transformers would fill in
-    check_ids(checkpoint.generation_config or {}, architecture.vocab_size, GENERATION)
+    check_ids(checkpoint.generation_config or {}, architecture.vocab_size, GENERATION_CONFIG)
     _require_backed(_outline(config, architecture), architecture, checkpoint)
     return ModelFacts(
         kind=architecture.kind,
@@ -96,8 +98,18 @@ def require_sound_tables(
     size = shape[0]
     _require_rows(config["vocab_size"] if "vocab_size" in config else _resolve_config(config).vocab_size, size)
     check_ids(config, size)
-    check_ids(generation or {}, size, GENERATION)
+    check_ids(generation or {}, size, GENERATION_CONFIG)
     _key_id(config)
+
+
+def require_finite(table: torch.Tensor) -> None:
+    """Raises CorruptCheckpoint for a row that is not finite, which would spoil its whole cluster."""
+    step = max(1, (1 << 22) // table.shape[1])
+    infinite_rows = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
+    if infinite_rows:
+        raise CorruptCheckpoint(
+            f"{infinite_rows} rows of the embedding table are not finite", "repair or fetch the model again"
+        )
 
 
 def _require_rows(stated: object, rows: int) -> None:

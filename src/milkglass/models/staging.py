@@ -18,14 +18,11 @@ import torch
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
-from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, read_model_json, write_json
+from milkglass.models.checkpoint import Checkpoint, read_generation, read_json, read_model_json, write_json
+from milkglass.models.file_names import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, INDEX
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
 from milkglass.models.safetensors_header import DTYPE_BYTES, TensorRef, has_notes, read_header
 from milkglass.progress import Progress, no_progress
-
-DELTA_WEIGHTS = "delta.safetensors"
-DELTA_CONFIG = "delta.json"
-DELTA_FORMAT = "milkglass-delta/1"
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -112,12 +109,12 @@ class Configs:
             write_json(folder / "generation_config.json", self.generation)
 
 
-def resized(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
+def with_row_count(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
     """Returns the checkpoint with room for so many rows in these tensors, which must then be replaced."""
-    return reshaped(base, {name: (rows, *base.tensors[name].shape[1:]) for name in names})
+    return with_shapes(base, {name: (rows, *base.tensors[name].shape[1:]) for name in names})
 
 
-def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
+def with_shapes(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
     """Returns the checkpoint with room for tensors of these shapes, which must then be replaced."""
     tensors = dict(base.tensors)
     for name, shape in shapes.items():
@@ -225,7 +222,7 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
         if not is_same or ref.dtype not in DTYPES:
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
-    base = resized(base, larger, int(size or 0)) if larger else base
+    base = with_row_count(base, larger, int(size or 0)) if larger else base
     staging = Staging(target, f"assemble {base_digest} {files.sha256(delta / DELTA_WEIGHTS)}")
     rewrite(
         base, {name: _StoredRows(ref) for name, ref in changed.items()}, configs, staging, progress, allows_links=True

@@ -317,7 +317,9 @@ def _read(folder: Path) -> Tokenizer:
     if file.post_processor is not None:
         backend.post_processor = file.post_processor
     special_names = {
-        name: kind.special(name, all_settings[name]) for name in NAMED_TOKENS if all_settings.get(name) is not None
+        name: kind.special_token(name, all_settings[name])
+        for name in NAMED_TOKENS
+        if all_settings.get(name) is not None
     } | more_named
     for special_token in special_names.values():
         if not isinstance(special_token, str | AddedToken):

@@ -54,7 +54,7 @@ class TokenizerKind:
     finish: Finish | None = None
     mask_takes_blank: bool = False
 
-    def special(self, name: str, value: Any) -> Any:
+    def special_token(self, name: str, value: Any) -> Any:
         """Returns a special token of this name as it is added to a tokenizer."""
         if self.mask_takes_blank and isinstance(value, str):
             return AddedToken(value, lstrip=name == "mask_token")  # normalized is decided when it becomes special

@@ -176,7 +176,7 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
 
 def _require_special_apart(tokenizer: Any, folder: str) -> None:
     """Raises ModelError for a tokenizer whose special tokens occur in plain text: they are not sanitized."""
-    for token_id in {*tokenizer.all_special_ids, *_special(tokenizer)}:
+    for token_id in {*tokenizer.all_special_ids, *_special_token_ids(tokenizer)}:
         token = tokenizer.convert_ids_to_tokens(token_id)
         for text in {str(token), tokenizer.decode([token_id]), " " + tokenizer.decode([token_id]).strip()}:
             ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -188,22 +188,22 @@ def _require_special_apart(tokenizer: Any, folder: str) -> None:
                 )
 
 
-def _special(tokenizer: Any) -> list[int]:
+def _special_token_ids(tokenizer: Any) -> list[int]:
     return [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
 def _parts(component: Any, name: str) -> Iterator[Part]:
     """Yields a component's parts, and the parts of nested sequences."""
     if component is not None:
-        yield from _flat(json.loads(component.__getstate__()), name)
+        yield from _flatten(json.loads(component.__getstate__()), name)
 
 
-def _flat(part: Part, name: str) -> Iterator[Part]:
+def _flatten(part: Part, name: str) -> Iterator[Part]:
     if part["type"] != "Sequence":
         yield part
         return
     for inner in part[name]:
-        yield from _flat(inner, name)
+        yield from _flatten(inner, name)
 
 
 def _normalizer_fault(part: Part, from_provider: bool) -> str:

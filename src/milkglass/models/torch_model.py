@@ -91,7 +91,7 @@ def _build(model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], 
         for name, header in headers.items():
             for target in {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}:
                 if target in parameters and tuple(header.shape) == tuple(parameters[target].shape):
-                    parameters[target].copy_(base.mapped(name))
+                    parameters[target].copy_(base.map_tensor(name))
                     filled_names.add(target)
         model.tie_weights()
         for name in parameters.keys() - filled_names:

@@ -34,21 +34,23 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return len(self.checkpoint.tensors)
 
 
-def overlaid(base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+def overlay_tensors(
+    base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
     """Returns a model's tensors with some of them replaced. None is read before it is requested."""
     return ChainMap(cast("dict[str, torch.Tensor]", changed), cast("dict[str, torch.Tensor]", base))
 
 
 def _headers(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(tensors, ChainMap):  # `overlaid`
+    if isinstance(tensors, ChainMap):  # `overlay_tensors`
         return ChainMap(*(cast("dict[str, Any]", _headers(mapping)) for mapping in tensors.maps))
     return tensors.checkpoint.tensors if isinstance(tensors, StoredTensors) else tensors
 
 
-def _mapped(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+def _map_tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if isinstance(tensors, ChainMap):
-        return _mapped(next(mapping for mapping in tensors.maps if name in mapping), name)
-    return tensors.checkpoint.mapped(name) if isinstance(tensors, StoredTensors) else tensors[name]
+        return _map_tensor(next(mapping for mapping in tensors.maps if name in mapping), name)
+    return tensors.checkpoint.map_tensor(name) if isinstance(tensors, StoredTensors) else tensors[name]
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,9 @@ class Model:
         """Returns objects with the shape of each tensor, without reading tensors in files."""
         return _headers(self.tensors)
 
-    def mapped(self, name: str) -> torch.Tensor:
+    def map_tensor(self, name: str) -> torch.Tensor:
         """Returns a tensor in its own dtype, mapped or in memory. It must not be written to."""
-        return _mapped(self.tensors, name)
+        return _map_tensor(self.tensors, name)
 
     @property
     def width(self) -> int:

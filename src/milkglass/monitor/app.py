@@ -1,7 +1,7 @@
-"""The page's addresses, and the work that runs while the page is open.
+"""The addresses of the page, and the attacks that run while the proxy listens.
 
 The page itself needs no key and has no data. It requests data with a key of its own, which it gets in exchange for the
-code behind the # of its address. Browsers do not send that part to servers.
+code behind the # of its address. Browsers do not send that part of an address to servers.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.guard import OPENING_PATH
 
-NEWS_SECONDS = 20.0  # seconds that a request for news is kept open
-POLICY = (
+NEWS_SECONDS = 20.0  # the longest time that a request for the state waits for a change
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-NONCE = "NONCE"  # in the page
-CODE_BYTES = 24  # of randomness
+NONCE_MARK = "NONCE"  # stands in page.html for the nonce of each answer
+CODE_BYTES = 24  # random bytes of a code or key
 
 
 def _draw_code() -> str:
+    """Returns a random code or key, which can stand in an address."""
     return secrets.token_urlsafe(CODE_BYTES)
 
 
 @dataclass
-class OneTimeCode:
-    """Lets a browser into the page: with a code of one use, which it exchanges for a key of its own.
+class PageAccess:
+    """Lets browsers into the page: a code that can be used once is exchanged for the page's key.
 
-    A browser stores addresses and a tab's storage in its profile. These open nothing later: the code is used up, and
-    the page's key ends with the command. The API key never reaches the browser.
+    A browser stores addresses and a tab's storage in its profile. Neither opens the page later: the code is used up,
+    and the key is valid only until the command ends. The API key never reaches the browser.
 
     Attributes:
-        code: opens the page next, once.
-        key: the page's key, until the command ends.
-        report_code: receives each new code after the last one was used.
+        code: the code that is valid.
+        key: the page's key.
+        report_code: receives each new code, which replaces one that was used.
     """
 
     code: str = field(default_factory=_draw_code, repr=False)
@@ -60,7 +61,7 @@ class OneTimeCode:
     report_code: Log = field(default=no_log, repr=False)
 
     def exchange(self, code: str) -> str:
-        """Returns the page's key. Raises Unauthorized for a code that is wrong, or was used."""
+        """Returns the page's key, and replaces the code. Raises Unauthorized for any other code."""
         if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.code.encode()):
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
@@ -71,52 +72,57 @@ class OneTimeCode:
 
 @dataclass(frozen=True)
 class MonitorPage:
-    """The page, as `proxy.run.run` takes it.
+    """A page beside a proxy, which `proxy.run.run` takes.
 
     Attributes:
-        attacker: attacks while the page is open. None: nothing is attacked.
-        opening: lets a browser in.
+        key: the key's file, beside which its usage is recorded.
+        attacker: attacks the model and what is sent. None: nothing is attacked.
+        broken: why the key's scheme counts as broken; "" if it does not.
+        access: lets browsers in.
+        observer: receives what is sent and received.
     """
 
     key: Path
     attacker: LiveAttacker | None
     broken: str = ""
-    opening: OneTimeCode = field(default_factory=OneTimeCode)
+    access: PageAccess = field(default_factory=PageAccess)
     observer: ExchangeLog = field(default_factory=ExchangeLog)
 
     @asynccontextmanager
     async def running(self, backend: Backend) -> AsyncGenerator[PageRoutes, None]:
-        work = None if self.attacker is None else asyncio.create_task(self.attacker.work(self.observer))
+        """Yields the page's addresses, and attacks until the context is closed."""
+        attack_task = None if self.attacker is None else asyncio.create_task(self.attacker.work(self.observer))
         try:
             view = MonitorView(backend, self.key, self.observer, self.attacker, self.broken)
-            yield PageRoutes(routes(view, self.opening), self.opening.key)
+            yield PageRoutes(make_routes(view, self.access), self.access.key)
         finally:
-            if work is not None:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            if attack_task is not None:
+                attack_task.cancel()
+                await asyncio.gather(attack_task, return_exceptions=True)
 
 
 class CodeBody(BaseModel):
-    """The body of the request that lets a browser in, with the part behind the # of the page's address."""
+    """The body of the request that lets a browser in. `code` is the part of the page's address behind the #."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     code: str = Field(max_length=100)
 
 
-def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
+def make_routes(view: MonitorView, access: PageAccess) -> APIRouter:
+    """Returns the routes of the page, of the exchange of a code, and of the page's data."""
     router = APIRouter()
-    page = files("milkglass.monitor").joinpath("page.html").read_text("utf-8")
+    html = files("milkglass.monitor").joinpath("page.html").read_text("utf-8")
 
     @router.get("/")
     async def show() -> Response:
         nonce = secrets.token_urlsafe(16)
         headers = {
-            "Content-Security-Policy": POLICY.format(nonce=nonce),
+            "Content-Security-Policy": CONTENT_SECURITY_POLICY.format(nonce=nonce),
             "Cache-Control": "no-store",
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
         }
-        return Response(page.replace(NONCE, nonce), media_type="text/html; charset=utf-8", headers=headers)
+        return Response(html.replace(NONCE_MARK, nonce), media_type="text/html; charset=utf-8", headers=headers)
 
     @router.post(OPENING_PATH)
     async def let_in(request: Request) -> JSONResponse:
@@ -125,14 +131,14 @@ def routes(view: MonitorView, opening: OneTimeCode) -> APIRouter:
         except ValidationError:
             raise UsageError("the body is not a JSON object with a code", "open the address in a browser") from None
         try:
-            key = opening.exchange(code)
+            key = access.exchange(code)
         except Unauthorized as error:
-            return refusals.respond(error)  # this proxy's own refusal, not the engine's
+            return refusals.respond(error)  # the proxy's own refusal, which must not look like the engine's
         return JSONResponse({"key": key}, headers={"Cache-Control": "no-store"})
 
     @router.get("/monitor/state")
     async def state(since: int = 0) -> Response:
-        """Returns the document once it is newer than `since`, or the same again after `NEWS_SECONDS` seconds."""
+        """Returns the document once it is newer than the version `since`, or after NEWS_SECONDS in any case."""
         await view.log.wait_for_change(since, NEWS_SECONDS)
         document = await view.document(since)
         return Response(document, media_type="application/json", headers={"Cache-Control": "no-store"})

@@ -1,8 +1,8 @@
-"""Attacks while the owner watches: the audit's attacks on this key's model, then on what is sent.
+"""Attacks for the page: the audit's attacks on the key's model, then on what is sent.
 
-Attacks that need no text run once, on the model as it was uploaded, and say for each scrambled id which token it is.
-With public text, what is sent is deciphered again as it grows. The page shows the reading that is right most often. An
-attacker cannot choose by the truth, so the page overstates the attack, if anything.
+Attacks that need no text run once, on the model as it was uploaded, and guess for each scrambled id which token it is.
+With public text, what is sent is deciphered again and again as it grows. The page shows the reading that is right most
+often. A real attacker cannot choose by the truth, so the page overstates the attack, if anything.
 """
 
 from __future__ import annotations
@@ -35,63 +35,71 @@ from milkglass.threat.knowledge import Candidates
 from milkglass.threat.observations import Tokens
 
 State = Literal["working", "done", "failed"]
-IDS_A_TEXT = 64  # ids of a text that sends the whole vocabulary once
+IDS_PER_TEXT = 64  # ids of each of the made-up texts that send the whole vocabulary once
 DECIPHER_ATTACK = "decipherment"
-MIN_TOKENS = 50  # tokens that must be sent before they are deciphered
-MIN_GROWTH = 1.1  # growth of the tokens before they are deciphered again
-PAUSE_SECONDS = 1.0  # seconds between two checks
-WHOLE_VOCABULARY = 0.999  # from this share on the whole vocabulary counts as read
+MIN_TOKENS = 50  # with fewer tokens, nothing is deciphered
+MIN_GROWTH_FACTOR = 1.1  # the tokens are deciphered again when they have grown by this factor
+PAUSE_SECONDS = 1.0  # the time between two checks whether there is enough to decipher
+WHOLE_VOCABULARY_SHARE = 0.999  # a model of whose vocabulary this share is read is not attacked further
 DECIPHER_SECONDS = 30.0  # CPU seconds for one decipherment
-T = TypeVar("T")
-THREAD = "attack"  # the name of each thread in which something is attacked
+Result = TypeVar("Result")
+THREAD_NAME = "attack"  # the name of every thread that attacks
 
 
-async def run_in_thread(work: Callable[[], T]) -> T:
-    """Runs work like asyncio.to_thread, but a program that ends does not wait: it can take minutes."""
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # who waits may be cancelled, and the work goes on
+async def run_in_thread(work: Callable[[], Result]) -> Result:
+    """Runs `work` like asyncio.to_thread, except that a program can end before it, because it can take minutes."""
+    outcome: Future[Result] = Future()
+    outcome.set_running_or_notify_cancel()  # so that the work goes on if the caller is cancelled
 
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+        except BaseException as error:  # noqa: BLE001  (raised for the caller)
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name=THREAD, daemon=True).start()
+    threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
     return await asyncio.wrap_future(outcome)
 
 
 def is_attacking() -> bool:
-    return any(thread.name == THREAD for thread in threading.enumerate())
+    """Returns whether a thread of this process attacks."""
+    return any(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
 @dataclass(frozen=True, eq=False)
 class LiveReading:
-    """The table that one attack reads.
+    """What one attack reads: a token for each scrambled id.
 
     Attributes:
-        table: (n,) the public id that is read for each scrambled one, or NO_BELIEF.
-        cut: whether its budget ended it.
+        title: the attack's title.
+        table: (n,) the public id that is read for each scrambled id, or NO_BELIEF.
+        is_cut: whether its budget ended the attack.
     """
 
     title: str
     table: Ids
-    cut: bool = False
+    is_cut: bool = False
 
     def right_count(self, ids: Ids, true_ids: Ids) -> int:
-        """Returns how many of the scrambled ids are read right, given the true table (n,)."""
+        """Returns how many of the scrambled ids are read right. `true_ids` is (n,) the true table."""
         return int((self.table[ids] == true_ids[ids]).sum())
 
 
 @dataclass(eq=False)
 class LiveAttacker:
-    """An attacker with the public model, who attacks while the page is open.
+    """An attacker with the public model, who attacks the key's model and what is sent.
 
     Attributes:
+        base: the original model.
+        key: the key of the model. Attacks get none of its secrets.
+        codec: encodes the public text, and holds the true table.
+        public: public text. None: what is sent is not deciphered.
         budget: CPU seconds for the attacks on the model.
-        reason: why these failed.
-        trouble: why what is sent cannot be deciphered at present, or "".
-        running: the budget of the attacks on the model, once they began.
+        state: of the attacks on the model.
+        reason: why they failed, or "".
+        trouble: why what is sent could not be deciphered the last time, or "".
+        readings: what the attacks read so far.
+        model_budget: the budget of the attacks on the model. None: they have not begun.
     """
 
     base: Checkpoint
@@ -103,80 +111,99 @@ class LiveAttacker:
     reason: str = ""
     trouble: str = ""
     readings: list[LiveReading] = field(default_factory=list)
-    running: Budget | None = None
-    _stopped: bool = False
+    model_budget: Budget | None = None
+    _is_stopped: bool = False
 
     async def work(self, log: ExchangeLog) -> None:
-        """Attacks until there is nothing more to do, or it is cancelled, which ends work in threads early.
+        """Attacks the model, and then, with public text, what is sent, until it is cancelled.
 
-        A failure is stored in `reason`, or in `trouble` after the attacks on the model.
+        After a cancellation, attacks in threads end as soon as they ask their budget. A failure is stored in `reason`,
+        or in `trouble` after the attacks on the model.
         """
         try:
-            scene = await run_in_thread(self._scene)
-            show = partial(asyncio.get_running_loop().call_soon_threadsafe, log.touch)
-            candidates = await run_in_thread(partial(self._solve, scene, show))
+            scene = await run_in_thread(self._build_scene)
+            show_readings = partial(asyncio.get_running_loop().call_soon_threadsafe, log.touch)
+            candidates = await run_in_thread(partial(self._attack_model, scene, show_readings))
             self.state = "done"
             log.touch()
             if self.public is not None:
                 await self._attack_sent_texts(log, scene, candidates, self.public)
-        except Exception as error:  # noqa: BLE001  (an attack's own, too: the page must not wait for it for ever)
+        except Exception as error:  # noqa: BLE001  (any error of an attack: the page must not wait for ever)
             if self.state == "done":
-                self.trouble = _failure_words(error)
+                self.trouble = _failure_text(error)
             else:
-                self.state, self.reason = "failed", _failure_words(error)
+                self.state, self.reason = "failed", _failure_text(error)
             log.touch()
         finally:
-            self._stopped = True
+            self._is_stopped = True
 
     async def _attack_sent_texts(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
     ) -> None:
-        """Deciphers what was sent, again and again. A decipherment that fails is tried again when more was sent."""
+        """Deciphers what was sent each time that it has grown by MIN_GROWTH_FACTOR, also after a failure."""
         corpus = (await run_in_thread(lambda: read_encoded(self.codec, public))).original
         deciphered_total = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
             texts = log.kept_texts()
             token_total = sum(map(len, texts))
-            if token_total >= max(MIN_TOKENS, MIN_GROWTH * deciphered_total):
+            if token_total >= max(MIN_TOKENS, MIN_GROWTH_FACTOR * deciphered_total):
                 deciphered_total = token_total
                 try:
                     await run_in_thread(partial(self._decipher, scene, candidates, texts, corpus))
                     self.trouble = ""
-                except Exception as error:  # noqa: BLE001  (what was read before stays)
-                    self.trouble = _failure_words(error)
+                except Exception as error:  # noqa: BLE001  (any error of an attack: earlier readings stay)
+                    self.trouble = _failure_text(error)
                 log.touch()
 
     # --- in a thread --------------------------------------------------------------------------------------------------
-    def _scene(self) -> Scene:
-        """Returns the scene in which every id was sent once. Raises KeyForOtherModel if the base is another model."""
+    def _build_scene(self) -> Scene:
+        """Returns the scene of texts that send every id once. Raises KeyForOtherModel if `base` is not the key's."""
         self.key.require_model(self.base.digest())
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
-        sent_ids = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_A_TEXT)))
+        sent_ids = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_PER_TEXT)))
         no_marks = np.zeros(len(ids), np.bool_)
-        texts = PrivateTexts(sent_ids, sent_ids.mapped(self.codec.inverse), no_marks, no_marks)
+        texts = PrivateTexts(sent_ids, sent_ids.map_ids(self.codec.inverse), no_marks, no_marks)
         return assemble(self.key, self.codec, self.base, texts, {})
 
-    def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
-        """Attacks the model: attacks that undo the scheme first, shown at once; if they read all, no others."""
-        self.running, candidates = self._stoppable_budget(self.budget), None
+    def _attack_model(self, scene: Scene, show_readings: Callable[[], object]) -> Candidates | None:
+        """Runs the attacks that undo a scheme, and then the others, unless the first ones read all.
+
+        Args:
+            scene: the scene in which every id is sent.
+            show_readings: called when there are new readings.
+
+        Returns:
+            The candidates that the attacks found for each token, or None.
+        """
+        self.model_budget, candidates = self._stoppable_budget(self.budget), None
         for undoes in (True, False):
             attacks = {name: attack for name, attack in ATTACKS.items() if attack.undoes == undoes}
-            finished = run(scene, attacks, None, self.running, seed=0)
-            candidates = finished.candidates
-            for attack in finished.attacks:
-                if attack.guess is not None and attack.guess.table is not None:
-                    self.readings.append(LiveReading(attack.result.title, attack.guess.table[:, 0], attack.result.cut))
-            show()
-            if any(attack.result.value("vocabulary top-1") >= WHOLE_VOCABULARY for attack in finished.attacks):
+            finished_run = run(scene, attacks, None, self.model_budget, seed=0)
+            candidates = finished_run.candidates
+            for finished_attack in finished_run.attacks:
+                guess, result = finished_attack.guess, finished_attack.result
+                if guess is not None and guess.table is not None:
+                    self.readings.append(LiveReading(result.title, guess.table[:, 0], result.cut))
+            show_readings()
+            results = [finished_attack.result for finished_attack in finished_run.attacks]
+            if any(result.value("vocabulary top-1") >= WHOLE_VOCABULARY_SHARE for result in results):
                 break
         return candidates
 
     def _decipher(
         self, scene: Scene, candidates: Candidates | None, texts: Sequence[Sequence[int]], corpus: Sequences
     ) -> None:
-        attack, observed = ATTACKS[DECIPHER_ATTACK], scene.transcript.observations
-        observations = tuple(observation for observation in observed if not isinstance(observation, Tokens))
+        """Deciphers texts by public text, and replaces the earlier reading of this attack.
+
+        Args:
+            scene: the scene of the attacks on the model.
+            candidates: what those attacks found.
+            texts: the scrambled ids of what was sent.
+            corpus: the ids of the public text, which is not scrambled.
+        """
+        attack, scene_observations = ATTACKS[DECIPHER_ATTACK], scene.transcript.observations
+        observations = tuple(observation for observation in scene_observations if not isinstance(observation, Tokens))
         transcript = replace(scene.transcript, observations=(*observations, Tokens(Sequences.of(texts))))
         knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
         if why_not(attack, transcript, knowledge) is not None:
@@ -188,21 +215,22 @@ class LiveAttacker:
             self.readings.append(LiveReading(title, guess.table[:, 0]))
 
     def _stoppable_budget(self, seconds: float) -> Budget:
-        return Budget(seconds, stopped=lambda: self._stopped)
+        """Returns a budget of CPU seconds that also ends when this attacker is cancelled."""
+        return Budget(seconds, stopped=lambda: self._is_stopped)
 
     # --- for the page -------------------------------------------------------------------------------------------------
-    def left(self) -> float:
-        """Returns the most CPU seconds that the attacks on the model still take."""
+    def seconds_left(self) -> float:
+        """Returns the most CPU seconds that the attacks on the model can still take; 0 if they have ended."""
         if self.state != "working":
             return 0.0
-        return self.budget if self.running is None else self.running.left()
+        return self.budget if self.model_budget is None else self.model_budget.left()
 
-    def strongest(self, readings: Sequence[LiveReading]) -> LiveReading | None:
-        """Returns the reading that is right most often of the vocabulary."""
+    def strongest_reading(self, readings: Sequence[LiveReading]) -> LiveReading | None:
+        """Returns the reading that is right for most of the vocabulary, or None without readings."""
         true_ids = self.codec.inverse
         return max(readings, key=lambda reading: int((reading.table == true_ids).sum()), default=None)
 
 
-def _failure_words(error: Exception) -> str:
-    """Returns words for a failure. Only our own messages are free of texts; of other errors it names the kind."""
+def _failure_text(error: Exception) -> str:
+    """Returns the message of an error of ours. Others' messages may contain texts, so only their class is named."""
     return error.message if isinstance(error, MilkglassError) else f"an internal error ({type(error).__name__})"

@@ -1,7 +1,7 @@
 """Questions and their answers as scrambled ids, kept in memory for the page.
 
-A conversation's next question repeats the ones before. A question that begins with an earlier exchange is a later turn,
-and what both have in common is counted and not stored again.
+Each question of a conversation repeats the turns before it. If a question begins with an earlier one, the page counts
+the ids that it shares with the earlier exchange, and shows only the others.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from milkglass.proxy.observe import Ids, Received
 from milkglass.sequences import common_prefix
 
-EXCHANGES_KEPT = 100  # exchanges
-EXCHANGES_COMPARED = 8  # the last exchanges that a question may repeat
-MAX_TOKENS_KEPT = 200_000  # tokens of all exchanges together: the oldest are dropped first
+MAX_EXCHANGES_KEPT = 100
+MAX_EXCHANGES_COMPARED = 8  # a question is compared with so many exchanges before it
+MAX_TOKENS_KEPT = 200_000  # the most tokens of all exchanges together; the oldest exchanges are dropped first
 
 
 @dataclass
@@ -25,73 +25,75 @@ class Exchange:
     """One question and its answer.
 
     Attributes:
+        number: counts the questions from 1.
         prompt: scrambled ids of all that was sent, the earlier turns included.
-        repeated: how many ids at its beginning an earlier exchange has too.
-        number: from 1, in the order of the questions.
+        repeated_count: how many ids at the beginning of the prompt an earlier exchange has, too.
+        changed_version: the log's version when the exchange last changed.
         answer: scrambled ids of the answer so far.
-        first, last: when the answer's first and newest ids came, in seconds of the clock; 0 before.
-        changed: the log's version when it last changed.
+        first_time: when the first ids of the answer came, in seconds of the log's clock; 0 before.
+        last_time: when the newest ids of the answer came; 0 before.
     """
 
     number: int
     prompt: list[int]
-    repeated: int
-    changed: int
+    repeated_count: int
+    changed_version: int
     answer: list[int] = field(default_factory=list)
-    first: float = 0.0
-    last: float = 0.0
+    first_time: float = 0.0
+    last_time: float = 0.0
 
     @property
     def question(self) -> list[int]:
         """Returns the prompt's ids after the repeated ones."""
-        return self.prompt[self.repeated :]
+        return self.prompt[self.repeated_count :]
 
     @property
     def speed(self) -> float:
-        """Returns tokens a second after the first; 0 before there are two."""
-        duration = self.last - self.first
+        """Returns the tokens a second from the first to the newest ids of the answer; 0 if these came at once."""
+        duration = self.last_time - self.first_time
         return (len(self.answer) - 1) / duration if duration > 0 else 0.0
 
 
 class ExchangeLog:
-    """An observer of exchanges, in one event loop.
+    """Keeps the newest exchanges of one proxy, in one event loop.
 
     Attributes:
-        version: changes with every token.
-        exchanges: the oldest first.
-        count: the number of all exchanges, also of those that were dropped.
+        version: grows with every change.
+        exchanges: the exchanges that are kept, the oldest first.
+        total_count: the number of all exchanges, also of those that were dropped.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.version, self.count, self.exchanges = 0, 0, deque[Exchange]()
+        self.version, self.total_count, self.exchanges = 0, 0, deque[Exchange]()
         self._clock, self._change_event = clock, asyncio.Event()
 
     def begin_exchange(self, ids: Ids) -> Received:
+        """Adds an exchange with the ids of a prompt, and returns the receiver of its answer's ids."""
         prompt = [int(token) for token in ids]
-        self.count += 1
-        exchange = Exchange(self.count, prompt, self._repeated_count(prompt), self.version)
+        self.total_count += 1
+        exchange = Exchange(self.total_count, prompt, self._repeated_count(prompt), self.version)
         self.exchanges.append(exchange)
         self._drop_oldest()
         self.touch(exchange)
 
-        def received(ids: Ids) -> None:
+        def receive(ids: Ids) -> None:
             now = self._clock()
-            exchange.first, exchange.last = exchange.first or now, now
+            exchange.first_time, exchange.last_time = exchange.first_time or now, now
             exchange.answer += [int(token) for token in ids]
             self.touch(exchange)
 
-        return received
+        return receive
 
     def touch(self, exchange: Exchange | None = None) -> None:
         """Marks one exchange, or all of them, as changed."""
         self.version += 1
         for touched in self.exchanges if exchange is None else (exchange,):
-            touched.changed = self.version
+            touched.changed_version = self.version
         self._change_event.set()
         self._change_event = asyncio.Event()
 
     async def wait_for_change(self, version: int, seconds: float) -> None:
-        """Returns when the version is another one, or after `seconds`."""
+        """Returns once the version differs from `version`, or after `seconds`."""
         if self.version == version:
             try:
                 await asyncio.wait_for(self._change_event.wait(), seconds)
@@ -99,16 +101,18 @@ class ExchangeLog:
                 return
 
     def kept_texts(self) -> list[list[int]]:
-        """Returns the scrambled ids that are kept, each text once."""
+        """Returns the scrambled ids of the questions and answers that are kept, without repeated ids."""
         return [part for exchange in self.exchanges for part in (exchange.question, exchange.answer) if part]
 
     def _repeated_count(self, prompt: list[int]) -> int:
-        newest = list(self.exchanges)[-EXCHANGES_COMPARED:]
+        """Returns how many ids at its beginning a prompt shares with an exchange whose whole prompt it repeats."""
+        newest = list(self.exchanges)[-MAX_EXCHANGES_COMPARED:]
         counts = [(common_prefix(prompt, [*exchange.prompt, *exchange.answer]), exchange) for exchange in newest]
         return max((count for count, exchange in counts if count >= len(exchange.prompt)), default=0)
 
     def _drop_oldest(self) -> None:
+        """Drops the oldest exchanges above the limits. The newest one is always kept."""
         id_count = sum(len(exchange.prompt) + len(exchange.answer) for exchange in self.exchanges)
-        while len(self.exchanges) > EXCHANGES_KEPT or (id_count > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
+        while len(self.exchanges) > MAX_EXCHANGES_KEPT or (id_count > MAX_TOKENS_KEPT and len(self.exchanges) > 1):
             oldest = self.exchanges.popleft()
             id_count -= len(oldest.prompt) + len(oldest.answer)

@@ -174,7 +174,7 @@ class _Strip:
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
         """Writes the lists of this strip's rows. Returns rows with fewer than k neighbours, whose lists are wrong."""
-        columns, values, counts = self._ranked()
+        columns, values, counts = self._select_best()
         self.pairs = []
         rows = slice(self.top, self.top + len(self.bounds))
         ids[rows], cosines[rows] = columns, values
@@ -182,13 +182,13 @@ class _Strip:
 
     def _cut(self) -> None:
         """Keeps the k best pairs of each row. A later pair must be better, since ties go to the smaller index."""
-        columns, values, counts = self._ranked()
+        columns, values, counts = self._select_best()
         full = counts >= self.k
         self.bounds[full] = np.nextafter(values[full, -1], np.float32(np.inf))
         row, rank = np.nonzero(np.arange(self.k) < counts[:, None])
         self.pairs, self.pair_count = [(row.astype(np.int16), columns[row, rank], values[row, rank])], len(row)
 
-    def _ranked(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
+    def _select_best(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
         """Returns (b, k) the best columns and their cosines, ties by column, and (b,) how many pairs each row has."""
         row, column, value = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
         counts = np.bincount(row, minlength=len(self.bounds))

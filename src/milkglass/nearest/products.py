@@ -22,8 +22,8 @@ from threadpoolctl import ThreadpoolController
 
 from milkglass.nearest.select import Ids
 
-BLOCK_BYTES = 16 << 20  # of rows in fp32 that are looked at, or converted, at a time
-SMALL_BYTES = 64 << 20  # of a table in fp32 of which a copy is kept, scaled and laid out for oneDNN
+BLOCK_BYTES = 16 << 20  # bytes of rows in fp32 that are looked at, or converted, at a time
+SMALL_BYTES = 64 << 20  # of a table of at most so many bytes in fp32 a copy is kept, scaled and laid out for oneDNN
 MIN_LENGTH = 1e-30  # the length of a row without direction
 PROBED_ROWS = 16  # rows of a table whose first look is tried
 MAX_UNDECIDED_SHARE = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
@@ -317,11 +317,11 @@ def blocks(table: torch.Tensor) -> list[slice]:
     return [slice(at, at + step) for at in range(0, len(table), step)]
 
 
-def exact(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
+def exact_cosines(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
     """Returns (m,) fp64 cosines of the row `row` with rows `others` (m,); those of a row of zeros are 0."""
     step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
     if len(others) > step:
-        return np.concatenate([exact(table, row, others[at : at + step]) for at in range(0, len(others), step)])
+        return np.concatenate([exact_cosines(table, row, others[at : at + step]) for at in range(0, len(others), step)])
     rows = take_rows(table, np.append(others, row), np.float64)
     norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), MIN_LENGTH)
     cosines: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]

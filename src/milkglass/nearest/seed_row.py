@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.nearest.products import Cosines, Slack, exact
+from milkglass.nearest.products import Cosines, Slack, exact_cosines
 from milkglass.nearest.select import Ids, LikelyRow
 
 COSINE_DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
@@ -52,7 +52,7 @@ class SeedRow:
         # if at most int(quantile_index) rows can be nearer than the last one, it reaches the quantile
         if is_complete and self._max_nearer_count(self.cosines.slack.below(values[-1])) <= int(quantile_index):
             return rows
-        rows, cosines = self._measured(rows)
+        rows, cosines = self._sort_by_cosine(rows)
         return rows[: self._reaching_quantile(cosines[:count], quantile_index)]
 
     def _reaching_quantile(self, cosines: NDArray[np.float64], quantile_index: float) -> int:
@@ -79,7 +79,7 @@ class SeedRow:
             values = self.cosines.measure(self.row, rows)
             members, above = _possible_members(values, _values_at(values, index), self.cosines.slack)
             rows, index = rows[members], index - above
-        cosines = self._measured(rows)[1]
+        cosines = self._sort_by_cosine(rows)[1]
         high, low = float(cosines[index]), float(cosines[min(index + 1, len(cosines) - 1)])
         return round(high + (quantile_index - int(quantile_index)) * (low - high), COSINE_DECIMALS)
 
@@ -125,9 +125,9 @@ class SeedRow:
             values = self.rough[self.rough > OUTSIDE_VALUE]
         return _values_at(values, index)
 
-    def _measured(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
+    def _sort_by_cosine(self, rows: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Returns rows and exact cosines, nearest first, ties by rank."""
-        cosines = np.round(exact(self.cosines.source, self.row, rows), COSINE_DECIMALS)
+        cosines = np.round(exact_cosines(self.cosines.source, self.row, rows), COSINE_DECIMALS)
         order = np.lexsort((self.rank[rows], -cosines))
         return rows[order], cosines[order]
 

@@ -36,7 +36,7 @@ def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "
 
     Computed on the device, and returned on the CPU.
     """
-    device_top = ExactIndex.of(device.moved(table), metric, k).top_k(queries, k)
+    device_top = ExactIndex.of(device.move(table), metric, k).top_k(queries, k)
     return TopK(device_top.rows.cpu(), device_top.values.cpu())
 
 
@@ -75,7 +75,7 @@ class ExactIndex:
         blocks_of_queries = [block for block in queries.to(self.table.device).split(step) if len(block)]
         empty = TopK(torch.empty(0, k, dtype=torch.long), torch.empty(0, k))
         top_of_blocks = [self._block(block.float(), k) for block in blocks_of_queries] or [empty]
-        return TopK(torch.cat([one.rows for one in top_of_blocks]), torch.cat([one.values for one in top_of_blocks]))
+        return TopK(torch.cat([top.rows for top in top_of_blocks]), torch.cat([top.values for top in top_of_blocks]))
 
     def _block(self, queries: torch.Tensor, k: int) -> TopK:
         """Returns the k nearest rows to one block of queries."""

@@ -25,7 +25,7 @@ from milkglass.noise.stream import Stream
 
 NOISE_STEP_BITS = 24  # the noise is 2^24 to 2^25 steps wide: fp32 shows no more
 MAX_BOUND_BITS = 44  # bits of a bound counted in steps, so that fp64 holds sums of them and noise
-MAX_STEPS = 2**52  # of a number, so that fp64 holds it exactly
+MAX_STEPS = 2**52  # the most steps of a number, so that fp64 holds it exactly
 
 Sample = Callable[[Stream, int, float], NDArray[np.int64]]
 

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 from milkglass.noise.stream import Stream, stream_for, subkey
 from milkglass.sequences import Ids
 
-SECRET_BYTES = 32  # of a client half's secret
+SECRET_BYTES = 32  # length of a client half's secret
 
 
 class NoiseStream:

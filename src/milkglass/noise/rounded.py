@@ -91,17 +91,17 @@ def _magnitude(probability: Any, ratio: float, guess: int, tail: Callable[[Any],
     """Returns how many of the boundaries (j + 1/2) / r, j from 0, have a tail of at least this probability."""
     import mpmath
 
-    def beyond(j: int) -> bool:
+    def is_beyond(j: int) -> bool:
         return bool(tail((j + mpmath.mpf(1) / 2) / mpmath.mpf(ratio)) >= probability)
 
     low, high, step = guess, guess, 1  # the first boundary that is not beyond lies in [low, high]
-    while low > 0 and not beyond(low - 1):
+    while low > 0 and not is_beyond(low - 1):
         high, low, step = low - 1, max(0, low - step), 2 * step
-    while beyond(high):
+    while is_beyond(high):
         low, high, step = high + 1, high + step, 2 * step
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if beyond(middle) else (low, middle)
+        low, high = (middle + 1, high) if is_beyond(middle) else (low, middle)
     return low
 
 

@@ -70,7 +70,7 @@ class Stream:
         """Returns an independent stream, whose key is the next 32 bytes of this one."""
         return Stream(self.bytes(KEY_BYTES))
 
-    def keyed(self, data: bytes) -> Stream:
+    def derive(self, data: bytes) -> Stream:
         """Returns an independent stream for this data, HMAC-SHA256 under this one's key. This one does not move on."""
         return Stream(hmac.digest(self._key, b"milkglass data" + self._nonce.to_bytes(16, "big") + data, "sha256"))
 
@@ -152,4 +152,4 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 def stream_for(tensors: Mapping[str, torch.Tensor], stream: Stream) -> Stream:
     """Returns an independent stream of `stream` for the noise on these tensors: the same for the same numbers only."""
-    return stream.keyed(tensors_digest(tensors))
+    return stream.derive(tensors_digest(tensors))

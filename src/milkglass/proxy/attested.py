@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from milkglass.attest import passthrough
 from milkglass.attest.channel import AttestedChannel
-from milkglass.attest.passthrough import ANSWERED_HEADERS, FORWARDED_HEADERS, QUIET_HEADER, STATE_HEADER, QuietMode
+from milkglass.attest.passthrough import QUIET_HEADER, REQUEST_HEADERS, RESPONSE_HEADERS, STATE_HEADER, QuietMode
 from milkglass.client.remote.connection import require_token
 from milkglass.errors import UsageError
 from milkglass.proxy.guard import LocalGuard, attestation_header
@@ -71,18 +71,18 @@ class AttestedProxy:
     async def forward(self, request: Request) -> Response:
         """Sends a request through the channel, and returns the answer as it comes."""
         body = await request.body()
-        if len(body) > passthrough.MAX_BODY:
-            raise UsageError(f"the body has more than {passthrough.MAX_BODY:,} bytes", "send less at a time")
-        headers = passthrough.select_headers(request.headers.raw, FORWARDED_HEADERS)
+        if len(body) > passthrough.MAX_BODY_BYTES:
+            raise UsageError(f"the body has more than {passthrough.MAX_BODY_BYTES:,} bytes", "send less at a time")
+        headers = passthrough.select_headers(request.headers.raw, REQUEST_HEADERS)
         headers.pop("authorization", None)
         if self.server_token:
             headers["authorization"] = f"Bearer {self.server_token}"
         if self.quiet is not None:
             headers[QUIET_HEADER] = self.quiet
-            body = passthrough.padded(body)
+            body = passthrough.pad_json(body)
         request_sent = self.channel.send(request.method, request.url.path, headers, body)
         if (answer := await result_unless_gone(request_sent, wait_for_disconnect(request))) is None:
             return CLIENT_GONE
-        answer_headers = passthrough.select_headers(answer.headers.raw, ANSWERED_HEADERS)
+        answer_headers = passthrough.select_headers(answer.headers.raw, RESPONSE_HEADERS)
         answer_headers[STATE_HEADER] = self.attestation_state
         return passthrough.ForwardedResponse(answer, answer_headers)

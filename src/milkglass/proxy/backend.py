@@ -101,7 +101,7 @@ class Backend:
         Args:
             choice: the tool that must be called; "" for any one; None if the model may choose.
             single: whether at most one call is accepted.
-            requested_options: further variables of the template (`template_options`).
+            requested_options: the request's fields for the template, which `template_options` reads.
             **options: see `_request`.
 
         Raises:
@@ -117,7 +117,7 @@ class Backend:
             beginning = used_format.begin(choice)
         self._require_decoder(name)
         self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
-        variables = template_options(requested_options or {}, self.codec.template_options, marks_reasoning(template))
+        variables = template_options(requested_options or {}, self.codec.template_variables, marks_reasoning(template))
         with self._openai_length_errors("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
             if template_format is not None and template_format.short_ids:

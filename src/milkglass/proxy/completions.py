@@ -64,8 +64,8 @@ class ChatExchange:
         async with aclosing(merge_pieces(self.replies)) as pieces:
             async for reply, piece in pieces:
                 if not has_begun:
-                    for each in self.replies:
-                        yield {**head, "choices": [_chunk(each.index, {"role": "assistant", "content": ""})]}
+                    for choice in self.replies:
+                        yield {**head, "choices": [_chunk(choice.index, {"role": "assistant", "content": ""})]}
                     has_begun = True
                 if piece is None:
                     yield {**head, "choices": [_chunk(reply.index, {}, finish=reply.finish_reason)]}

@@ -153,8 +153,8 @@ def read_texts(
         pair = None if column is None else text_of(place, row, column)
         return Example(place.number, "text", text, pair, noun=place.noun, row_id=_row_id_of(place, row, identifier))
 
-    for _, one in _filled_examples(file, example, blank, empty):
-        yield one
+    for _, row_example in _filled_examples(file, example, blank, empty):
+        yield row_example
 
 
 def _filled_examples(
@@ -220,8 +220,8 @@ def summarise(source: Source, are_scores: bool = False) -> Summary:
             rows += 1
             yield example
 
-    scale = Scale.of(float(str(one.label)) for one in examples()) if are_scores else None
-    labels = Counter(one.label for one in examples() if one.label is not None) if scale is None else Counter[str]()
+    scale = Scale.of(float(str(row.label)) for row in examples()) if are_scores else None
+    labels = Counter(row.label for row in examples() if row.label is not None) if scale is None else Counter[str]()
     assert example is not None  # read_examples refuses an empty file
     names = (*sort_labels(labels),)
     counts = tuple(labels[name] for name in names)

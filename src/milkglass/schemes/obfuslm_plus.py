@@ -38,7 +38,7 @@ from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_s
 from milkglass.schemes.mixture import Ids, Mixture
 
 Form = Literal["paper", "symmetrise", "exact"]
-MAX_CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
+MAX_CONDITION = 1e6  # the condition of W* above which its inverse in fp32 would be noise
 
 
 @dataclass(frozen=True)

@@ -33,4 +33,4 @@ class Orthogonal(Covariant):
 
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
         count = shape.head_size // 2
-        return replace(Pairs.unchanged(count), angles=2 * math.pi * uniform(count, draws))
+        return replace(Pairs.identity(count), angles=2 * math.pi * uniform(count, draws))

@@ -31,4 +31,4 @@ class Permuted(Covariant):
         return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]
 
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
-        return Pairs.unchanged(shape.head_size // 2)
+        return Pairs.identity(shape.head_size // 2)

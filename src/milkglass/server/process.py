@@ -29,7 +29,7 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.server")
 PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"  # the client's variable
 DRAIN_SECONDS = 5  # seconds that open requests get when the server stops
-OPEN_FILES = 65_536  # wanted; a system that allows fewer gets fewer connections
+OPEN_FILES = 65_536  # asked for at start; with a smaller limit there are fewer connections
 FAILED_EXIT_CODE = 3  # exit code where the application does not start
 
 
@@ -111,11 +111,11 @@ class WebServer(uvicorn.Server):
 def raise_open_files() -> int:
     """Raises this process's limit of open files as far as the system allows, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    target = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= target:
         return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return target
 
 
 def prepare() -> None:

@@ -117,7 +117,7 @@ class Hyperparameters(BaseModel):
         document: dict[str, Any] = fields(self)
         return {name: value for name, value in document.items() if name not in LATER_SETTINGS or value is not None}
 
-    def fitted(self, layers: int | None) -> Hyperparameters:
+    def for_layers(self, layers: int | None) -> Hyperparameters:
         """Returns the hyperparameters for a model of so many layers. None: the number is not known.
 
         Under LoRA, defaults of `full_first` and `full_last` are lowered if they would leave no layer to adapt. Raises

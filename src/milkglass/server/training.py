@@ -176,10 +176,10 @@ def model_sizes(model: Path) -> ModelSizes:
 
 def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
-    hyperparameters = spec.hyperparameters.fitted(len(sizes.layers))
+    hyperparameters = spec.hyperparameters.for_layers(len(sizes.layers))
 
     def estimate(settings: Hyperparameters) -> Needs:
-        return needs_of(sizes, settings.fitted(len(sizes.layers)))
+        return needs_of(sizes, settings.for_layers(len(sizes.layers)))
 
     home = job.parents[1] if spec.quota is not None else job
     reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE)
@@ -206,7 +206,7 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
     model.to(Checkpoint.open(base).dtype).save_pretrained(partial)
     if (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", partial / "generation_config.json")
-    shutil.rmtree(job / "result", ignore_errors=True)  # of a run that was killed before it could say that it was done
+    shutil.rmtree(job / "result", ignore_errors=True)  # left by a run that was killed before it said that it was done
     files.rename_into_place(partial, job / "result")
 
 

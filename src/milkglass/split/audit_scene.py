@@ -1,4 +1,4 @@
-"""The scene of an audit of two halves: what the client sends for the user's texts, and what the server stores.
+"""Builds the scene of an audit of two halves: what the client sends for the user's texts, and what the server stores.
 
 A random half of the texts is private. The other half is the text of an attacker who has text like the user's, as in an
 audit of a key (audit/key_scene.py). Second texts of pairs are left out: each text is sent alone.
@@ -21,28 +21,37 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import examples_of
 from milkglass.split import folders
-from milkglass.split.client import is_short_enough
+from milkglass.split.client import are_short_enough
 from milkglass.threat.defence import Server
 
 
 @dataclass(frozen=True)
 class SplitScene:
-    """A scene, with the number of texts of the file that are too long for the model."""
+    """Holds a scene, and the number of texts of the user's file that are too long to be sent."""
 
     scene: Scene
     left_out_count: int
 
 
 def encoder_scene(
-    base: Checkpoint, description: folders.ClientAbout, client: EncoderClient, server: Server, files: AuditFiles
+    base: Checkpoint, description: folders.ClientDescription, client: EncoderClient, server: Server, files: AuditFiles
 ) -> SplitScene:
-    """Builds the scene of a client's texts.
+    """Builds the scene of an audit of two halves.
 
-    Raises UsageError if there is too little text for an audit, and CodecError for an unreadable one.
+    Args:
+        base: the model that was split.
+        description: the client half's description.
+        client: the client's half.
+        server: the server's half.
+        files: the user's texts, those of an attacker, and the seed.
+
+    Raises:
+        UsageError: there is too little text for an audit.
+        CodecError: a text cannot be read.
     """
-    texts = texts_of(files.text, files.rows)
+    texts = read_texts(files.text, files.rows)
     private, same_kind = private_and_other_texts(_sendable_texts(client.reader, texts), files)
-    attackers = {} if files.public is None else {OTHER: _sendable_texts(client.reader, texts_of(files.public, None))}
+    attackers = {} if files.public is None else {OTHER: _sendable_texts(client.reader, read_texts(files.public, None))}
     attackers[ALIKE] = same_kind
     scene = scene_of(base, client, server, private, attackers)
     require_texts(scene, attackers)
@@ -51,8 +60,8 @@ def encoder_scene(
     return SplitScene(scene, len(texts) - len(private) - len(same_kind))
 
 
-def texts_of(source: Source, max_texts: int | None) -> list[str]:
-    """Returns the texts of a user's file, at most `max_texts`. Raises CodecError for conversations."""
+def read_texts(source: Source, max_texts: int | None) -> list[str]:
+    """Reads the texts of a user's file, at most `max_texts`. Raises CodecError for conversations."""
     examples = examples_of(source, max_texts)
     if any(example.messages for example in examples):
         raise CodecError(f"{source.name} holds conversations", 'a classifier reads {"text": ...}')
@@ -60,8 +69,8 @@ def texts_of(source: Source, max_texts: int | None) -> list[str]:
 
 
 def _sendable_texts(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
-    """Returns the texts that are short enough. A text that is refused reveals nothing."""
-    return [text for text, is_sendable in zip(texts, is_short_enough(reader, texts), strict=True) if is_sendable]
+    """Returns the texts that are short enough to be sent. The others reveal nothing."""
+    return [text for text, is_sendable in zip(texts, are_short_enough(reader, texts), strict=True) if is_sendable]
 
 
 def private_and_other_texts(texts: Sequence[str], files: AuditFiles) -> tuple[list[str], list[str]]:
@@ -69,4 +78,4 @@ def private_and_other_texts(texts: Sequence[str], files: AuditFiles) -> tuple[li
     require_enough(texts, files.text.name)
     order = np.random.default_rng(files.seed).permutation(len(texts)).tolist()
     middle = len(order) // 2
-    return [texts[i] for i in order[:middle]], [texts[i] for i in sorted(order[middle:])]
+    return [texts[number] for number in order[:middle]], [texts[number] for number in sorted(order[middle:])]

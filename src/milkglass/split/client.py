@@ -1,7 +1,8 @@
-"""The client's half: opens its folder, sends texts in frames, and reads the answers as classes.
+"""Classifies texts with the client's half: opens its folder, sends texts in frames, and reads the answers as classes.
 
 The number of texts is recorded before they are sent. A text that is sent twice therefore gets different noise, even if
-the command is interrupted in between. Over HTTP frames go through a `Wire`, which knows no text, secret or method.
+the command is interrupted in between. Over HTTP, frames go through a `SplitConnection`, which knows no text, secret or
+method.
 """
 
 from __future__ import annotations
@@ -16,41 +17,44 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from milkglass import files
-from milkglass.client.key.usage import locked
+from milkglass.client.key.usage import exclusive_lock
 from milkglass.client.remote.connection import Connection
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, UsageError
-from milkglass.hidden_states.catalogue import restored
+from milkglass.hidden_states.catalogue import restore_defence
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import require_base
-from milkglass.hidden_states.halves import CONFIG, read_description
+from milkglass.hidden_states.halves import read_description
 from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint, json_text, read_json
+from milkglass.models.file_names import CONFIG
 from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
 from milkglass.split.spec import ENCODER_HINT, SPLIT_PATH, EncoderInfo
 
-TEXTS_PER_FRAME = 32  # most texts of a frame
+TEXTS_PER_FRAME = 32  # the most texts of a frame that this client sends
 HEADERS = {"Content-Type": "application/octet-stream"}
-Answer = Callable[[bytes], NDArray[np.float32]]
+Answer = Callable[[bytes], NDArray[np.float32]]  # sends a frame and returns its logits (texts, outputs)
 
 
 @dataclass(frozen=True)
 class ClientHalf:
     """Classifies texts with the client's half and a server that has the other half."""
 
-    description: folders.ClientAbout
+    description: folders.ClientDescription
     client: EncoderClient = field(repr=False)
 
     @classmethod
-    def open(cls, folder: Path, base: Checkpoint, description: folders.ClientAbout, text_count: int = 0) -> ClientHalf:
-        """Opens a half, and reserves the numbers of `text_count` texts to be sent.
+    def open(
+        cls, folder: Path, base: Checkpoint, description: folders.ClientDescription, text_count: int = 0
+    ) -> ClientHalf:
+        """Opens a half, and reserves numbers for `text_count` texts that are to be sent.
 
         Raises CorruptCheckpoint for a damaged folder, and KeyForOtherModel if the base is not the model that was split.
         """
-        defence = restored(description.method, description.parameters, description.training)
+        defence = restore_defence(description.method, description.parameters, description.training)
         if not text_count:
             return cls(description, defence.load_client(base, folder))
-        with locked(folder / CONFIG):
+        with exclusive_lock(folder / CONFIG):
             client = defence.load_client(base, folder)
             raw = read_json(folder / CONFIG)
             files.write(folder / CONFIG, json_text({**raw, "sent": int(raw["sent"]) + text_count}))
@@ -64,13 +68,20 @@ class ClientHalf:
         answer: Answer,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
-        """Returns (texts, classes) probabilities; `answer` sends a frame and returns its logits.
+        """Returns (texts, classes) the probabilities of the classes.
+
+        Args:
+            texts: the texts.
+            pairs: the second text of each pair. None: texts are single.
+            info: what the server takes.
+            answer: sends a frame and returns its logits.
+            progress: receives the number of texts of each frame.
 
         Raises:
             KeyForOtherModel, CorruptCheckpoint: the server has another half, or one of other classes.
             UsageError: pairs are given to a half for single texts, or the reverse.
             CodecError: a text cannot be sent.
-            RemoteError: an answer is of another shape. All others are raised before anything is sent.
+            RemoteError: an answer has another shape. All other errors are raised before anything is sent.
         """
         self.require(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
@@ -91,8 +102,10 @@ class ClientHalf:
     def require(self, info: EncoderInfo, has_pairs: bool) -> None:
         """Checks the server and the form of the texts before anything is sent.
 
-        Raises KeyForOtherModel without the other half of this one, CorruptCheckpoint if that one has another number of
-        classes, and UsageError if the half was trained on pairs and the texts are single, or the reverse.
+        Raises:
+            KeyForOtherModel: the server does not have the other half of this split.
+            CorruptCheckpoint: the server's half has another number of classes.
+            UsageError: the half was trained on pairs and the texts are single, or the reverse.
         """
         if info.weights != self.description.server:
             raise KeyForOtherModel(
@@ -107,20 +120,27 @@ class ClientHalf:
 
 
 def require_sendable(
-    folder: Path, description: folders.ClientAbout, base: Checkpoint, texts: Sequence[str], pairs: Sequence[str] | None
+    folder: Path,
+    description: folders.ClientDescription,
+    base: Checkpoint,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
 ) -> None:
-    """Checks what needs no server.
+    """Checks without a server whether texts can be sent.
 
-    Raises KeyForOtherModel for another base, UsageError if the half was trained on pairs and the texts are single, or
-    the reverse, and CodecError for a text that has no token or is too long.
+    Raises:
+        KeyForOtherModel: the base is not the model that was split.
+        UsageError: the half was trained on pairs and the texts are single, or the reverse.
+        CodecError: a text has no token, or is too long.
     """
     require_base(read_description(folder), folder, base)
     require_pairs(description, pairs is not None)
-    length = restored(description.method, description.parameters, description.training).training.max_length
+    length = restore_defence(description.method, description.parameters, description.training).training.max_length
     PublicTokenizer(base.folder, length).encode(texts, pairs)
 
 
-def require_pairs(description: folders.ClientAbout, has_pairs: bool) -> None:
+def require_pairs(description: folders.ClientDescription, has_pairs: bool) -> None:
+    """Raises UsageError if the half was trained on pairs and the texts are single, or the reverse."""
     if has_pairs != description.pairs:
         raise UsageError(
             "this model reads pairs of texts" if description.pairs else "this model reads single texts",
@@ -128,17 +148,20 @@ def require_pairs(description: folders.ClientAbout, has_pairs: bool) -> None:
         )
 
 
-def is_short_enough(
+def are_short_enough(
     reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None
 ) -> NDArray[np.bool_]:
-    """Returns (texts,) whether each text is short enough. `PublicTokenizer.encode` refuses the others."""
+    """Returns (texts,) whether each text is short enough to be sent. `PublicTokenizer.encode` refuses the others."""
     texts_and_pairs = (list(texts), None if pairs is None else list(pairs))
     batch = reader.tokenizer(*texts_and_pairs, truncation=False, split_special_tokens=True)
     return np.array([len(ids) <= reader.max_tokens for ids in batch["input_ids"]], np.bool_)
 
 
 def frame_slices(lengths: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:
-    """Yields slices of consecutive texts, each of at most so many texts and tokens, or of one longer text."""
+    """Yields slices of consecutive texts for frames of at most `max_texts` texts and `max_rows` rows.
+
+    A text with more rows gets a slice of its own. `lengths` has the number of rows of each text.
+    """
     start, row_count = 0, 0
     for index, length in enumerate(lengths.tolist()):
         if index > start and (index - start == max_texts or row_count + length > max_rows):
@@ -149,17 +172,21 @@ def frame_slices(lengths: NDArray[np.int64], max_texts: int, max_rows: int) -> I
         yield slice(start, len(lengths))
 
 
-class Wire:
-    """The client's connection to a split server. It sends frames and checks the answers, which are not trusted."""
+class SplitConnection:
+    """Sends frames to a split server, and checks the answers, which are not trusted."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def info(self) -> EncoderInfo:
+        """Asks the server what it takes. Raises RemoteError."""
         return EncoderInfo.of(self._connection.json("GET", SPLIT_PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
-        """Returns (texts, outputs) logits. After a lost answer the same bytes are sent again, with the same noise."""
+        """Sends a frame, and returns its logits (texts, outputs). Raises RemoteError.
+
+        If an answer is lost, the same bytes with the same noise are sent again.
+        """
         answer = self._connection.json("POST", SPLIT_PATH, retry=True, content=frame, headers=HEADERS)
         return _logits(answer.get("logits"))
 

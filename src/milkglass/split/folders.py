@@ -1,4 +1,4 @@
-"""`split.json` in a half's folder, which says how to open the half (docs/formats.md).
+"""Reads and writes `split.json` in a half's folder, which says how to open the half (docs/formats.md).
 
 The client's file names the classes, and only its owner can read it. The server's file names the method and its
 parameters, which an attacker is assumed to know, and nothing of texts, labels or the secret.
@@ -14,18 +14,22 @@ from typing import Any
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import json_text, read_json
+from milkglass.models.file_names import WEIGHTS
 
-NAME, VERSION = "split.json", 1
-WEIGHTS = "model.safetensors"
+DESCRIPTION_FILE, VERSION = "split.json", 1
 
 
 @dataclass(frozen=True)
-class ClientAbout:
-    """The content of a client half's split.json.
+class ClientDescription:
+    """Holds the content of a client half's split.json.
 
     Attributes:
+        method: the name of the defence by which states are disturbed.
+        parameters: the defence's parameters.
         training: the fields of `HalvesTraining`.
         model: the original model's folder or hub id.
+        labels: the number of each class, by its name.
+        pairs: whether the half was trained on pairs of texts.
         server: SHA-256, in hex, of the other half's weights.
     """
 
@@ -38,46 +42,47 @@ class ClientAbout:
     server: str
 
     @property
-    def names(self) -> list[str]:
+    def label_names(self) -> list[str]:
+        """Returns the names of the classes in the order of their numbers."""
         return sorted(self.labels, key=lambda name: self.labels[name])
 
 
 @dataclass(frozen=True)
-class ServerAbout:
-    """The content of a server half's split.json."""
+class ServerDescription:
+    """Holds the content of a server half's split.json: the defence's name, and its parameters."""
 
     method: str
     parameters: Mapping[str, Any]
 
 
-def write(folder: Path, description: ClientAbout | ServerAbout) -> None:
+def write_description(folder: Path, description: ClientDescription | ServerDescription) -> None:
     """Writes split.json. A client's file gets mode 0600; its folder must be private already."""
-    side = "client" if isinstance(description, ClientAbout) else "server"
+    side = "client" if isinstance(description, ClientDescription) else "server"
     document = {"milkglass_split": VERSION, "half": side, **asdict(description)}
-    files.write(folder / NAME, json_text(document), private=side == "client")
+    files.write(folder / DESCRIPTION_FILE, json_text(document), private=side == "client")
 
 
-def read_client(folder: Path) -> ClientAbout:
+def read_client(folder: Path) -> ClientDescription:
     """Reads a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     raw = _read(folder, "client")
     labels = raw.get("labels")
     if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
         raise _damaged_error(folder)
     try:
-        return ClientAbout(**raw)
+        return ClientDescription(**raw)
     except TypeError:
         raise _damaged_error(folder) from None
 
 
-def read_server(folder: Path) -> ServerAbout:
+def read_server(folder: Path) -> ServerDescription:
     """Reads a server half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     try:
-        return ServerAbout(**_read(folder, "server"))
+        return ServerDescription(**_read(folder, "server"))
     except TypeError:
         raise _damaged_error(folder) from None
 
 
-def require_one_split(client: Path, server: Path) -> ClientAbout:
+def require_one_split(client: Path, server: Path) -> ClientDescription:
     """Returns the client half's description. Raises UsageError if the two are not halves of one model."""
     client_half, server_half = read_client(client), read_server(server)
     if client_half.method != server_half.method:
@@ -94,10 +99,10 @@ def require_one_split(client: Path, server: Path) -> ClientAbout:
 
 
 def _read(folder: Path, half: str) -> dict[str, Any]:
-    """Reads a half's description. Raises UsageError, CorruptCheckpoint."""
-    if not (folder / NAME).is_file():
+    """Returns the fields of split.json. Raises UsageError if `half` is not its half, and CorruptCheckpoint."""
+    if not (folder / DESCRIPTION_FILE).is_file():
         raise UsageError(f"{folder} is not a half of a split model", "give a folder that `milkglass split train` wrote")
-    raw = read_json(folder / NAME)
+    raw = read_json(folder / DESCRIPTION_FILE)
     if raw.pop("milkglass_split", None) != VERSION:
         raise CorruptCheckpoint(
             f"{folder} has another version than {VERSION}", "open it with the version of milkglass that wrote it"
@@ -109,7 +114,10 @@ def _read(folder: Path, half: str) -> dict[str, Any]:
 
 
 def _damaged_error(folder: Path) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"{NAME} in {folder} lacks an entry or has one too many", "restore it from a copy")
+    """Returns the error for a file with other entries."""
+    return CorruptCheckpoint(
+        f"{DESCRIPTION_FILE} in {folder} lacks an entry or has one too many", "restore it from a copy"
+    )
 
 
 def weights_digest(folder: Path) -> str:

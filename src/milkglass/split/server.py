@@ -1,8 +1,8 @@
-"""The server's half, opened from its folder alone: it answers frames with logits, or refuses them with a reason.
+"""Serves the server's half, which answers frames with logits, or refuses them with a reason.
 
-It has no tokenizer, no original model and no secret. Over HTTP, `GET /v1/split` describes it and `POST /v1/split`
-answers one frame (hidden_states/frames.py). Requests are checked as on the main server (server/http/guard.py): bearer
-token, body limit, no content in the log.
+The half is opened from its folder alone. It has no tokenizer, no original model and no secret. Over HTTP,
+`GET /v1/split` describes it and `POST /v1/split` answers one frame (hidden_states/frames.py). Requests are checked as
+on the main server (server/http/guard.py): bearer token, body limit, no content in the log.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from milkglass.errors import BadUpload, Busy, CorruptCheckpoint
 from milkglass.hidden_states import frames, halves
-from milkglass.hidden_states.catalogue import restored
+from milkglass.hidden_states.catalogue import restore_defence
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.file_names import CONFIG
 from milkglass.server.http.errors import web_app
 from milkglass.server.http.guard import BodyRule, Guard
 from milkglass.server.http.routing import StrictRoute
@@ -34,13 +35,18 @@ from milkglass.split.spec import SPLIT_PATH, EncoderInfo
 from milkglass.threat.observations import Activations
 
 HINT = "send what the client half of the same split gives"
-MAX_WAITING = 16  # most frames that have arrived and are not answered
-HELD_BODIES = 4  # limit on the bytes of frames in memory, as a multiple of the longest body
+MAX_WAITING = 16  # the most frames that have arrived and are not answered
+HELD_BODIES = 4  # the most bytes of frames in memory, as a multiple of the longest body
 
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """Answers frames with the server's half, one at a time. `info` is what a client may know of it, with its limits."""
+    """Answers frames with the server's half, one at a time.
+
+    Attributes:
+        server: the half.
+        info: what a client may know of it, with its limits.
+    """
 
     server: EncoderServer = field(repr=False)
     info: EncoderInfo
@@ -56,17 +62,15 @@ class ServerHalf:
             width = int(config["hidden_size" if "hidden_size" in config else "dim"])
             length = int(config["max_position_embeddings"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptCheckpoint(
-                f"{halves.CONFIG} in {folder.name} lacks an entry", "copy the folder again"
-            ) from error
+            raise CorruptCheckpoint(f"{CONFIG} in {folder.name} lacks an entry", "copy the folder again") from error
         info = EncoderInfo(
             server_description.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder)
         )
-        defence = restored(server_description.method, server_description.parameters)
-        return cls(defence.server(folder, _served_network(folder, defence, config, classes), description), info)
+        defence = restore_defence(server_description.method, server_description.parameters)
+        return cls(defence.server(folder, _server_network(folder, defence, config, classes), description), info)
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
-        """Returns (texts, outputs) logits. Raises BadUpload or UsageError for a frame that this half cannot take."""
+        """Returns the logits (texts, outputs) of a frame. Raises BadUpload or UsageError for one that does not fit."""
         sent = frames.decode(frame)
         self._require(sent)
         with self._turn:
@@ -87,18 +91,19 @@ class ServerHalf:
             raise BadUpload(f"a text is {text_length} tokens long, at most {info.max_length} fit", "shorten it")
 
 
-def _served_network(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
-    """Returns the network that the method leaves to the server, filled from the folder."""
-    cut = Checkpoint(folder, config, None, {})  # a method only asks it how many layers there are
-    with torch.random.fork_rng(devices=[]):  # a head is drawn, then overwritten
-        served = defence.server_module(
-            defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes)
+def _server_network(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
+    """Returns the part of the network that the method leaves to the server, with the weights in the folder."""
+    empty_checkpoint = Checkpoint(folder, config, None, {})  # methods read only the number of layers from it
+    with torch.random.fork_rng(devices=[]):  # a head is drawn at random, and then overwritten
+        network = defence.server_module(
+            defence.upper(halves.shell(config, halves.layers_of(config), classes), empty_checkpoint, classes)
         )
-        halves.fill(folder, served)
-    return served
+        halves.fill(folder, network)
+    return network
 
 
 def create_app(half: ServerHalf, bearer_token: str) -> FastAPI:
+    """Returns the application behind its guard."""
     app, max_body = web_app("Milkglass split"), half.info.max_body
     app.include_router(_routes(half))
     app.add_middleware(
@@ -112,8 +117,9 @@ def create_app(half: ServerHalf, bearer_token: str) -> FastAPI:
 
 
 def _routes(half: ServerHalf) -> APIRouter:
+    """Returns the routes of the split protocol."""
     router = APIRouter(route_class=StrictRoute)
-    waiting = 0
+    waiting_count = 0
 
     @router.get(SPLIT_PATH)
     async def info() -> dict[str, Any]:
@@ -121,22 +127,22 @@ def _routes(half: ServerHalf) -> APIRouter:
 
     @router.post(SPLIT_PATH)
     async def answer(request: Request) -> dict[str, Any]:
-        nonlocal waiting  # one event loop counts
-        frame = await request.body()  # first: a body that arrives slowly must not count as waiting
-        if waiting >= MAX_WAITING:
-            raise Busy(f"{waiting} frames wait already, at most {MAX_WAITING} may", "send it again later")
-        waiting += 1
+        nonlocal waiting_count  # only the event loop changes it
+        frame = await request.body()  # before the count, since a body that arrives slowly must not count as waiting
+        if waiting_count >= MAX_WAITING:
+            raise Busy(f"{waiting_count} frames wait already, at most {MAX_WAITING} may", "send it again later")
+        waiting_count += 1
         try:
             logits = await run_in_threadpool(half.answer, frame)
         finally:
-            waiting -= 1
+            waiting_count -= 1
         return {"object": "split.answer", "logits": np.asarray(logits, np.float64).tolist()}
 
     return router
 
 
 def open_half(folder: Path) -> ServerHalf:
-    """Opens the half, and prepares this process to serve (`prepare`). Raises UsageError, CorruptCheckpoint."""
+    """Opens a half, and prepares this process to serve (`prepare`). Raises UsageError, CorruptCheckpoint."""
     prepare()
     return ServerHalf.open(folder)
 
@@ -144,7 +150,7 @@ def open_half(folder: Path) -> ServerHalf:
 def serve(half: ServerHalf, home: Path, port: int, bearer_token: str | None) -> None:
     """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
 
-    The bearer token is in the file `token` of the folder `home`, unless it is given.
+    Without a bearer token, that in the file `token` of the folder `home` is used.
     """
     settings = ServerSettings(home, port=port, token=bearer_token)
     run(

@@ -1,4 +1,4 @@
-"""The protocol of a split model: what `GET /v1/split` returns, limits, and the first message of a decoder's stream.
+"""Defines the protocol of a split model: the answer to `GET /v1/split`, limits, and a decoder's first message.
 
 The client does not trust the server, and checks its answer.
 """
@@ -18,7 +18,7 @@ from milkglass.server.inference.sampling import SamplingParams
 
 SPLIT_PATH, STREAM_PATH = "/v1/split", "/v1/split/stream"
 Dtype = Literal["bfloat16", "float16", "float32"]
-MAX_TEXTS = 256  # of one frame
+MAX_TEXTS = 256  # texts of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
 SPARE_BYTES = 4096  # bytes of a frame besides its states: its header, and `about`
 MAX_NUMBER = 1 << 40  # the largest number that is accepted from a server
@@ -29,7 +29,7 @@ DECODER_HINT = "is `milkglass split serve` of a decoder there?"
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class EncoderInfo:
-    """What an encoder's server half takes.
+    """Says what an encoder's server half takes.
 
     Attributes:
         method: the name of the defence by which the client half disturbs its states.
@@ -55,11 +55,11 @@ class EncoderInfo:
 
     @property
     def max_rows(self) -> int:
-        """Returns the most states of a frame: 4 bytes a number, and 8 more for the length of each text."""
+        """Returns the most states of a frame, of which each number takes 4 bytes and the length of a text 8."""
         return max(1, (self.max_body - SPARE_BYTES - 8 * self.max_texts) // (4 * self.width))
 
     def document(self) -> dict[str, Any]:
-        """Returns the server's answer."""
+        """Returns the server's answer as JSON."""
         return {"object": "split", **asdict(self)}
 
     @classmethod
@@ -73,7 +73,7 @@ class EncoderInfo:
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class DecoderInfo:
-    """What a server of a decoder without its embedding layer takes.
+    """Says what a server of a decoder without its embedding layer takes.
 
     Attributes:
         model: the provider's name for the model.
@@ -96,7 +96,7 @@ class DecoderInfo:
     dtype: str
 
     def document(self) -> dict[str, Any]:
-        """Returns the server's answer."""
+        """Returns the server's answer as JSON."""
         return {"object": "split.decoder", **asdict(self)}
 
     @classmethod
@@ -112,7 +112,7 @@ Info = TypeVar("Info", EncoderInfo, DecoderInfo)
 
 
 class OpenRequest(RequestBody):
-    """The first message of a stream: the type of the vectors, and how tokens are drawn, as in /v1/completions."""
+    """Describes the first message of a stream: the vectors' type, and how tokens are drawn, as in /v1/completions."""
 
     dtype: Dtype = "bfloat16"
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
@@ -122,12 +122,12 @@ class OpenRequest(RequestBody):
     seed: int | None = Field(None, ge=0, lt=2**63)
 
     def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
-        """Returns how the engine draws tokens. An answer ends with one of `stop_ids`."""
+        """Returns the engine's parameters for drawing tokens. One of `stop_ids` ends an answer."""
         return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.max_tokens, stop_ids)
 
 
 def _checked(info_class: type[Info], answer: Mapping[str, Any], hint: str) -> Info:
-    """Returns a server's answer as this class. Raises RemoteError, with `hint`, for an entry that is not valid."""
+    """Reads a server's answer into a class. Raises RemoteError, with `hint`, for an entry that is not valid."""
     entries: dict[str, Any] = {field.name: answer.get(field.name) for field in fields(info_class)}
     try:
         return info_class(**entries)

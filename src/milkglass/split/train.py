@@ -1,4 +1,4 @@
-"""Trains and splits a model: labelled texts become two folders. Either both or neither are written.
+"""Trains and splits a model by labelled texts, and writes the two halves' folders, both or neither.
 
 Both halves are here during training. `evaluate` measures the cost of the defence on other texts: how many the halves
 classify correctly with the noise of sending. It sends nothing, and uses up no text's number.
@@ -30,19 +30,20 @@ from milkglass.progress import Progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, no_labels_error, number_labels, read_examples, require_classes, summarise
 from milkglass.split import folders
-from milkglass.split.client import ClientHalf, is_short_enough
+from milkglass.split.client import ClientHalf, are_short_enough
 from milkglass.split.server import ServerHalf
 from milkglass.threat.defence import LabelledTexts
 
-NO_LENGTH_LIMIT = 1 << 40  # tokens; only the model's own limit applies
+NO_LENGTH_LIMIT = 1 << 40  # tokens, so that only the model's own limit applies
 
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """Texts with the numbers of their classes.
+    """Holds labelled texts for a training.
 
     Attributes:
-        labels: the number of each class, by name.
+        corpus: the texts with the numbers of their classes.
+        labels: the number of each class, by its name.
         places: the line of each text, for messages. Empty: the texts were not read from a file.
     """
 
@@ -51,23 +52,25 @@ class TrainingTexts:
     places: Sequence[str] = field(default=(), repr=False)
 
     @property
-    def pairs(self) -> bool:
+    def has_pairs(self) -> bool:
+        """Returns whether the texts are pairs."""
         return self.corpus.pairs is not None
 
 
 def read_training_texts(source: Source) -> TrainingTexts:
-    """Reads texts and the names of their classes. Raises CodecError if nothing can be learnt from them."""
+    """Reads texts and the names of their classes from a file. Raises CodecError if nothing can be learnt from them."""
     summary = summarise(source)
     if summary.task != "classification":
         raise no_labels_error(source, summary)
     require_classes(source, summary)
-    labels = number_labels(in_fresh_order(summary.labels), None)  # kept in the client's split.json
+    labels = number_labels(in_fresh_order(summary.labels), None)  # the client's split.json keeps them
     examples = list(read_examples(source))
     corpus = _labelled_texts(examples, labels, summary.has_pairs)
     return TrainingTexts(corpus, labels, [str(example.place(source)) for example in examples])
 
 
 def step_count(defence: HiddenStateDefence, text_count: int) -> int:
+    """Returns how many optimiser steps a training on so many texts takes."""
     training = defence.training
     steps = training.epochs * -(-text_count // training.batch_size)
     return steps if training.max_steps is None else min(steps, training.max_steps)
@@ -78,13 +81,21 @@ def require_readable(
 ) -> None:
     """Checks the model and the texts before the training.
 
-    Raises UnsupportedModel if the model cannot be cut, UsageError for a length beyond the model or without room for a
-    text, and CodecError for a text that has no token.
+    Args:
+        defence: the defence that cuts the model.
+        base: the model.
+        data: the texts.
+        max_length: the most tokens of a text. None: the defence's own limit.
+
+    Raises:
+        UnsupportedModel: the model cannot be cut.
+        UsageError: the length is beyond the model's, or leaves no room for a text.
+        CodecError: a text has no token.
     """
     defence.require(base)
     reader = PublicTokenizer(base.folder, NO_LENGTH_LIMIT)
-    special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
-    min_tokens, max_tokens = special + (2 if data.pairs else 1), reader.max_tokens
+    special = reader.tokenizer.num_special_tokens_to_add(pair=data.has_pairs)
+    min_tokens, max_tokens = special + (2 if data.has_pairs else 1), reader.max_tokens
     if max_length is not None and not min_tokens <= max_length <= max_tokens:
         raise UsageError(
             f"max_length is {max_length}, and this model reads {min_tokens} to {max_tokens} tokens, "
@@ -95,8 +106,8 @@ def require_readable(
         reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)
 
 
-def require_free(client: Path, server: Path) -> None:
-    """Raises UsageError if a folder exists, or if one lies in the other."""
+def require_free_folders(client: Path, server: Path) -> None:
+    """Raises UsageError if one of the folders exists, or lies in the other."""
     for folder in (client, server):
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
@@ -117,24 +128,34 @@ def train_and_write(
     server: Path,
     progress: Progress,
 ) -> None:
-    """Trains both halves and writes their folders. `progress` receives a 1 for each step."""
-    require_free(client, server)
+    """Trains both halves and writes their folders.
+
+    Args:
+        defence: the defence that cuts the model.
+        base: the model.
+        model: the model's folder or hub id, which the client's half names.
+        data: the texts.
+        client: the new folder of the client's half.
+        server: the new folder of the server's half.
+        progress: receives a 1 for each step.
+    """
+    require_free_folders(client, server)
     with _folder_beside(client) as client_beside, _folder_beside(server) as server_beside:
         with _report_steps(progress):
             client_half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), server_beside / "half")
         client_half.save(client_beside / "half")
-        folders.write(server_beside / "half", folders.ServerAbout(defence.name, values_of(defence)))
-        description = folders.ClientAbout(
-            defence.name, values_of(defence), asdict(defence.training), model, data.labels, data.pairs,
+        folders.write_description(server_beside / "half", folders.ServerDescription(defence.name, values_of(defence)))
+        description = folders.ClientDescription(
+            defence.name, values_of(defence), asdict(defence.training), model, data.labels, data.has_pairs,
             folders.weights_digest(server_beside / "half"),
         )  # fmt: skip
-        folders.write(client_beside / "half", description)
+        folders.write_description(client_beside / "half", description)
         _move_both({client_beside / "half": client, server_beside / "half": server})
 
 
 @contextmanager
 def _folder_beside(folder: Path) -> Iterator[Path]:
-    """Yields a private folder on the same disk, which is removed at the end, also after Ctrl-C."""
+    """Yields a private folder in the same place, which is removed at the end, also after Ctrl-C."""
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".milkglass-split-", dir=folder.absolute().parent) as name:
         yield Path(name)
@@ -144,10 +165,10 @@ def _move_both(moves: dict[Path, Path]) -> None:
     """Moves both halves to their places, or neither."""
     moved: list[Path] = []
     try:
-        for partial, target in moves.items():
-            files.rename_into_place(partial, target)
+        for source, target in moves.items():
+            files.rename_into_place(source, target)
             moved.append(target)
-    except BaseException:  # one half alone is of no use
+    except BaseException:  # one half alone cannot be used
         for target in moved:
             shutil.rmtree(target)
         raise
@@ -165,7 +186,7 @@ def _report_steps(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The accuracy of two halves on texts that they were not trained on.
+    """Holds the accuracy of two halves on texts on which they were not trained.
 
     Attributes:
         accuracy: the share of texts that are classified correctly.
@@ -178,11 +199,16 @@ class Evaluation:
     left_out_count: int
 
 
-def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledTexts:
-    """Reads texts and the numbers of their classes.
+def read_labelled_texts(source: Source, labels: dict[str, int], has_pairs: bool) -> LabelledTexts:
+    """Reads texts and the numbers of their classes from a file.
 
-    Raises CodecError if a label is unknown to the training, or texts are pairs and the training's are not, or the
-    reverse.
+    Args:
+        source: the file.
+        labels: the numbers of the training's classes, by their names.
+        has_pairs: whether the training's texts are pairs.
+
+    Raises:
+        CodecError: a label is not among the training's, or texts are pairs and the training's are not, or the reverse.
     """
     examples = list(read_examples(source))
     for example in examples:
@@ -190,28 +216,31 @@ def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> LabelledT
             raise CodecError(
                 f"{example.place(source)} has a label that the training file lacks", "use the same label names"
             )
-    if any((example.pair is not None) != pairs for example in examples):
+    if any((example.pair is not None) != has_pairs for example in examples):
         raise CodecError(
             f"{source.name} has other columns than the training file", "give text_pair in both, or in none"
         )
-    return _labelled_texts(examples, labels, pairs)
+    return _labelled_texts(examples, labels, has_pairs)
 
 
-def _labelled_texts(examples: Sequence[Example], labels: dict[str, int], pairs: bool) -> LabelledTexts:
+def _labelled_texts(examples: Sequence[Example], labels: dict[str, int], has_pairs: bool) -> LabelledTexts:
     """Returns the examples' texts with the numbers of their labels."""
     numbers = [labels[str(example.label)] for example in examples]
-    second_texts = [example.pair or "" for example in examples] if pairs else None
+    second_texts = [example.pair or "" for example in examples] if has_pairs else None
     return LabelledTexts([example.text for example in examples], numbers, second_texts)
 
 
 def evaluate(half: ClientHalf, server_half: ServerHalf, data: LabelledTexts, progress: Progress) -> Evaluation:
-    """Measures the accuracy of the halves on texts. Those that are too long to be sent are left out."""
-    is_short = is_short_enough(half.client.reader, data.texts, data.pairs)
+    """Measures the accuracy of two halves on texts. Those that are too long to be sent are left out.
+
+    Raises CodecError if all are too long. `progress` receives the number of texts of each frame.
+    """
+    is_short = are_short_enough(half.client.reader, data.texts, data.pairs)
     short_indices = np.flatnonzero(is_short).tolist()
     if not short_indices:
         raise CodecError(f"all {len(is_short)} texts are too long to be sent", "give --max-length more")
-    texts = [data.texts[i] for i in short_indices]
-    pairs = None if data.pairs is None else [data.pairs[i] for i in short_indices]
+    texts = [data.texts[index] for index in short_indices]
+    pairs = None if data.pairs is None else [data.pairs[index] for index in short_indices]
     predicted = half.classify(texts, pairs, server_half.info, server_half.answer, progress).argmax(1)
     accuracy = float((predicted == np.array(data.labels)[short_indices]).mean())
     return Evaluation(accuracy, len(short_indices), len(is_short) - len(short_indices))

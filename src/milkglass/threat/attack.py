@@ -1,4 +1,4 @@
-"""What an attack is: it takes a transcript and declared knowledge, and returns a guess.
+"""Defines an attack: it takes a transcript and declared knowledge, and returns a guess.
 
 An attack never sees the truth (truth.py), which grades its guess.
 """
@@ -22,19 +22,19 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 
 @dataclass(frozen=True)
 class Cost:
-    """CPU seconds of an attack that runs to its end and is graded, as the attack declares them.
+    """Declares the CPU seconds of an attack that runs to its end and is graded.
 
         fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
 
-    They are of one thread of the machine on which attacks were timed; audit/plan.py says how fast this machine is. An
-    estimate for a person who waits: no result depends on it.
+    The seconds are those of one thread of the machine on which attacks were timed; audit/plan.py says how fast this
+    machine is. They are an estimate for a person who waits, and no result depends on them.
 
     Attributes:
-        fixed: in every case.
-        rows: for n = 1,000 rows of a table.
-        table: for n^2 d = 10^12, where each of n rows of d dimensions is compared with every other.
-        sent: for s = a million tokens that are sent.
-        tokens: for t = a million tokens, sent and public.
+        fixed: the seconds in every case.
+        rows: the seconds for n = 1,000 rows of a table.
+        table: the seconds for n^2 d = 10^12, where each of n rows of d dimensions is compared with every other.
+        sent: the seconds for s = a million tokens that are sent.
+        tokens: the seconds for t = a million tokens, sent and public.
     """
 
     fixed: float = 0.5
@@ -44,7 +44,7 @@ class Cost:
     tokens: float = 15.0
 
     def seconds(self, n: int, d: int, s: int, t: int) -> float:
-        """Returns the sum, for a table of n rows of d dimensions, s tokens sent, and t tokens sent and public."""
+        """Returns the seconds for a table of n rows of d dimensions, s tokens sent, and t tokens sent and public."""
         of_tables = self.rows * n / 1e3 + self.table * n * n * d / 1e12
         return self.fixed + of_tables + self.sent * s / 1e6 + self.tokens * t / 1e6
 
@@ -53,16 +53,18 @@ class Attack(abc.ABC):
     """The base of all attacks. Subclasses are frozen dataclasses whose fields are their parameters, and write `run`.
 
     Attributes:
-        name: in the catalogue.
-        title: for people.
-        sees: the observations without which it cannot run.
+        name: the attack's name in the catalogue.
+        title: the attack's name in reports.
+        paper: the paper that describes the attack.
+        sees: the kinds of observations without which the attack cannot run.
         assumes: the names of the fields of `Knowledge` without which it cannot run.
-        uses: the names of fields that it uses where they are set.
-        min_seconds: the smallest budget with which it is worth beginning. If above 0, the attack reads more with more
-            time.
-        cost: what it takes to its end, from which an audit estimates its own time.
-        baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs these last.
-        undoes: whether it undoes the scheme itself where it applies. An audit runs these first.
+        uses: the names of the fields of `Knowledge` that it uses if they are set.
+        min_seconds: the smallest budget with which the attack is worth beginning. If it is above 0, the attack reads
+            more with more time.
+        cost: what the attack takes to its end, from which an audit estimates its own time.
+        baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs such attacks
+            last.
+        undoes: whether the attack undoes the scheme itself where it applies. An audit runs such attacks first.
         of_outputs: whether the guess is about what was generated, not about what was sent.
         finding: the title, raised_if, explanation and change of a finding that a report has if the attack reads 10 % of
             the content tokens or more: Jinja templates that are filled with `scene` and `result`.
@@ -83,10 +85,13 @@ class Attack(abc.ABC):
 
     @abc.abstractmethod
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        """Returns what the attack reads within the budget, with all random draws from `rng`."""
+        """Returns what the attack reads within the budget. All random draws are made from `rng`."""
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        """Returns a reason of the attack's own not to run, or None. What it sees and assumes is already there."""
+        """Returns a reason of the attack's own not to run, or None.
+
+        What the attack sees and assumes is there when this is asked.
+        """
         return None
 
     def __call__(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -99,7 +104,7 @@ class Attack(abc.ABC):
 
 
 class Preprocessor(Attack):
-    """An attack that first undoes a part of the scheme, so that any other attack can go on from there."""
+    """Is the base of attacks that first undo a part of the scheme, so that any other attack can go on from there."""
 
     @abc.abstractmethod
     def undo(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
@@ -124,7 +129,7 @@ _MISSING: Mapping[str, str] = {
 
 
 def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str | None:
-    """Returns None if the attack applies, else the reason, in words for the user."""
+    """Returns the reason, for the user, why an attack does not apply, or None if it does."""
     if missing := attack.sees - transcript.kinds:
         names = ", ".join(sorted(kind.__name__.lower() for kind in missing))
         return f"the server sees no {names}"

@@ -1,10 +1,10 @@
-"""How long attacks may take.
+"""Limits how long attacks take.
 
 A budget counts one of three things: CPU seconds by default, so that an attack finds as much on a busy machine (`ui`,
 `audit --records`, `audit_defence`); the clock's seconds (all other audits); or work (`Budget.of_work`, which `compare`
 uses). For work, an attack says what each of its steps costs in seconds of one core of the machine on which attacks were
-timed. That is the same on every machine and in every run, so a budget of work always ends an attack at the same step.
-An attack asks its budget and ends by itself; `time_limit` ends one that does not.
+timed. The sum is the same on every machine and in every run, so that a budget of work always ends an attack at the same
+step. An attack asks its budget and ends by itself; `time_limit` ends one that does not.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some
 
 
 class WorkClock:
-    """A clock that moves on when attacks report work, and not with time.
+    """Is a clock that moves on when attacks report work, and not with time.
 
     Attributes:
-        seconds: of work so far.
+        seconds: the seconds of work that were reported.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self) -> float:
+        """Returns the seconds, as clocks do."""
         return self.seconds
 
 
 @dataclass
 class Budget:
-    """The time that an attack may take. An attack that has to stop early returns what it has.
+    """Holds the time that an attack may take. An attack that has to stop early returns what it has.
 
-    An attack that asks `left` in a loop also tells by `spend` what the loop did.
+    An attack that asks `left` in a loop also reports by `spend` what the loop did.
 
     Attributes:
-        seconds: counted from when the budget is made.
+        seconds: how long the attack may take from when the budget is made.
         progress: receives the share of the work that is done, from 0 to 1.
-        stopped: says whether everything must end now.
-        clock: returns seconds; by default the CPU's, over all threads of this process. No attack runs in a child
+        stopped: returns whether everything must end at once.
+        clock: returns seconds: by default those of the CPU, over all threads of this process. No attack runs in a child
             process. A `WorkClock` counts work.
     """
 
@@ -61,7 +62,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str, clock: Callable[[], float] = time.process_time) -> Budget:
-        """Returns the budget that a text such as `90s`, `2m`, `1h` or `90` (seconds) stands for. Raises UsageError."""
+        """Parses a text such as `90s`, `2m`, `1h` or `90` (seconds). Raises UsageError for others, and for zero."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
         if not match:
             raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
@@ -76,11 +77,11 @@ class Budget:
 
     @property
     def counts_work(self) -> bool:
-        """Returns whether `spend` moves its clock on."""
+        """Returns whether the budget counts work, so that `spend` moves its clock on."""
         return isinstance(self.clock, WorkClock)
 
     def spend(self, seconds: float) -> None:
-        """Counts work that was done, see attacks/work.py. A budget of time leaves that to its clock."""
+        """Counts work that was done (attacks/work.py). A budget of time ignores it."""
         if isinstance(self.clock, WorkClock):
             self.clock.seconds += seconds
 
@@ -89,23 +90,23 @@ class Budget:
         return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
 
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
-        """Returns a budget of that share of what is left, with the same clock."""
+        """Returns a budget of a share (0 to 1) of what is left, with the same clock."""
         return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
 
 
 class OutOfTime(BaseException):
-    """Raised inside an attack that does not end by itself. No `except Exception` of an attack catches it."""
+    """An attack did not end by itself. No `except Exception` of an attack catches this error."""
 
 
-REPEAT_SECONDS = 0.5  # after which OutOfTime is raised again in an attack that went on
+REPEAT_SECONDS = 0.5  # the pause before OutOfTime is raised again in an attack that went on
 
 
 @contextmanager
 def time_limit(deadline: Budget | None) -> Iterator[None]:
     """Raises OutOfTime inside the block when the budget, which counts the clock's seconds, is spent.
 
-    Nothing is raised without a deadline, or outside of the process's main thread. A timer that runs already, such as
-    that of a test, goes on afterwards.
+    Nothing is raised without a deadline, with one that is infinite, or outside of the process's main thread. A timer
+    that runs already, such as that of a test, goes on afterwards.
     """
     is_bounded = deadline is not None and deadline.seconds < float("inf")
     if deadline is None or not is_bounded or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""What a defence is: it splits one model into a half that keeps every secret and a half that keeps none.
+"""Defines a defence: it splits one model into a half that keeps every secret and a half that keeps none.
 
 The client half turns texts into what crosses the wire. The server half is what rests on the machine that is not
 trusted, and answers. An attack is given exactly these two, `Client.send` and `Server.rest`, as one `Transcript`.
@@ -23,9 +23,11 @@ from milkglass.threat.observations import Observation
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with their labels, for defences that are trained.
+    """Holds texts with their labels, for defences that are trained.
 
     Attributes:
+        texts: the texts, or the first text of each pair.
+        labels: the number of each text's class, or its value for a regression.
         pairs: the second text of each pair. None if texts are single.
     """
 
@@ -34,6 +36,7 @@ class LabelledTexts:
     pairs: Sequence[str] | None = field(default=None, repr=False)
 
     def part(self, rows: slice) -> LabelledTexts:
+        """Returns some of the rows."""
         return LabelledTexts(self.texts[rows], self.labels[rows], None if self.pairs is None else self.pairs[rows])
 
 
@@ -48,11 +51,16 @@ class Client(abc.ABC):
         """
 
     def origin(self, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
-        """Returns where each token of the texts was sent, by which an audit grades guesses.
+        """Returns the place at which each token of the texts was sent, by which an audit grades guesses.
 
-        `original` are the texts' public ids, `sent` the ids that crossed. The result (total of original,) has the place
-        of each token in `sent`, counted over all texts, or NO_BELIEF (-1) if it was not sent. It is None if each token
-        was sent in its own place.
+        Args:
+            texts: the texts.
+            original: the texts' public ids.
+            sent: the ids that crossed.
+
+        Returns:
+            (total of original,) the place of each token in `sent`, counted over all texts, or NO_BELIEF (-1) if the
+            token was not sent. None: each token was sent in its own place.
         """
         return None
 
@@ -64,7 +72,10 @@ class Client(abc.ABC):
         return None
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Returns (texts, classes) for the texts last sent, from the server's answer: here, the answer itself."""
+        """Returns (texts, classes) the logits of the texts last sent, from the server's answer.
+
+        The base class returns the answer itself.
+        """
         return answer
 
     @abc.abstractmethod
@@ -76,7 +87,7 @@ class Server(abc.ABC):
     """The half of a defence that keeps no secret: it rests on the machine that is not trusted, and answers.
 
     Attributes:
-        folder: holds all that this defence has on the server.
+        folder: the folder with all that this defence has on the server.
     """
 
     folder: Path
@@ -97,8 +108,9 @@ class Defence(abc.ABC):
     """The base of all defences. Subclasses are frozen dataclasses whose fields are their parameters.
 
     Attributes:
-        name: in the catalogue.
-        broken: why nobody should rely on it. None if no reason is known.
+        name: the defence's name in the catalogue.
+        paper: the paper that describes the defence. None: there is none.
+        broken: why nobody should rely on the defence. None: no reason is known.
     """
 
     name: ClassVar[str]
@@ -112,9 +124,9 @@ class Defence(abc.ABC):
 
     @abc.abstractmethod
     def document(self) -> dict[str, Any]:
-        """Returns all that decides the halves besides model, corpus and secret, as JSON.
+        """Returns all that decides the halves besides model, corpus and secret, as a JSON object.
 
-        It holds the name, every parameter, and files by their digest. Defences with equal documents are the same.
+        It has the defence's name, each parameter, and the digests of files. Defences with equal documents are equal.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""What an attacker guesses. A guess is graded in truth.py, which no attack may import."""
+"""Defines a guess: what an attack believes. It is graded in truth.py, which no attack may import."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from numpy.typing import NDArray
 
 from milkglass.sequences import Ids, Sequences
 
-NO_BELIEF = -1  # in place of a public id where nothing is guessed
+NO_BELIEF = -1  # stands for a public id where nothing is guessed
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What an attack believes. Exactly one of the first five fields is set.
+    """Holds what an attack believes. Exactly one of the first five fields is set.
 
     Attributes:
-        table: (n, k) the public ids that each scrambled id may stand for, the likeliest first, NO_BELIEF where there is
-            none. For an attack that reads ids.
-        running: (total, k) the public ids of each token that was sent. For an attack that reads places.
+        table: (n, k) the public ids for which each scrambled id may stand, the likeliest first, and NO_BELIEF where
+            there are no more. For an attack that reads ids.
+        running: (total, k) the public ids that each token that was sent may be, as in `table`. For an attack that reads
+            places.
         bags: the set of public ids of each text. For an attack that reads no order.
-        texts: public ids of whole texts, as many as each batch of `Gradients` has, in any order.
-        topics: (answers,) the topic of each answer, for an attack that sees only sizes and times.
-        token_lengths: beside `topics`, of each answer the bytes of each token. None if it is not guessed.
-        chances: (total, k + 1) the probability of each token in `running`; the last column is that of any other token,
-            times its weight.
-        weights: (n,) the weight of each public id that is not listed. None if all weigh 1.
+        texts: the public ids of whole texts, as many as each batch of `Gradients` has, in any order.
+        topics: (answers,) the topic of each answer. For an attack that sees only sizes and times.
+        token_lengths: beside `topics`, the bytes of each token of each answer. None if they are not guessed.
+        chances: (total, k + 1) the probability of each token in `running`. The last column is the probability of any
+            other token, which is to be multiplied by the token's weight.
+        weights: (n,) the weight of each public id, for tokens that `running` does not list. None if all weigh 1.
     """
 
     table: Ids | None = None
@@ -49,7 +50,7 @@ class Guess:
                 raise ValueError(f"chances of {self.chances.shape} for {total} places with {k} tokens each")
 
     def at(self, tokens: Sequences) -> Ids:
-        """Returns (total, k) the guess for each token that was sent."""
+        """Returns (total, k) the guess for each token that was sent, from `running` or `table`."""
         if self.running is not None:
             if len(self.running) != len(tokens.ids):
                 raise ValueError(f"{len(self.running)} guesses for {len(tokens.ids)} tokens")

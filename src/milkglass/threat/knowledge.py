@@ -1,4 +1,4 @@
-"""What an attacker knows besides the transcript, declared field by field."""
+"""Declares what an attacker knows besides the transcript, field by field."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """Scrambled ids, each of which stands for some of the same public ids, in an unknown assignment.
+    """Holds scrambled ids, each of which stands for some of the same public ids, in an unknown assignment.
 
     Attributes:
         rows: (r,) the scrambled ids.
         members: (m,) the public ids.
-        weights: (r, m) how each row mixes the members. None if that was not solved.
+        weights: (r, m) how the row of each scrambled id mixes those of the members. None if that was not solved.
     """
 
     rows: Ids
@@ -37,10 +37,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What each scrambled id can stand for, and how likely that is by what was seen so far.
+    """Says for which public ids each scrambled id can stand, and how likely that is by what was seen so far.
 
     Attributes:
-        groups: which ids can stand for which. No scrambled id is in two groups.
+        groups: the scrambled ids, and the public ids for which they can stand. No scrambled id is in two groups.
         log_likelihoods: for each group (r, m) the log-likelihood that each row stands for each member, up to a constant
             for each row.
     """
@@ -71,19 +71,22 @@ class Candidates:
 
         An exchanged id can stand for any token of the exchanged ids, and more likely for one of its own. Each group
         must have one row.
+
+        Args:
+            responses: the randomised response, whose `values` are the ids that were exchanged.
         """
-        exchanged = [i for i, group in enumerate(self.groups) if np.isin(group.rows, responses.values).all()]
+        exchanged = [number for number, group in enumerate(self.groups) if np.isin(group.rows, responses.values).all()]
         if not exchanged:
             return self
-        own_members = [self.groups[i].members for i in exchanged]
+        own_members = [self.groups[number].members for number in exchanged]
         column_ends = np.cumsum([len(members) for members in own_members])
         likelihood = np.zeros((len(exchanged), int(column_ends[-1])))
         for row, (end, members) in enumerate(zip(column_ends.tolist(), own_members, strict=True)):
             likelihood[row, end - len(members) : end] = responses.advantage
-        merged = Group(np.concatenate([self.groups[i].rows for i in exchanged]), np.concatenate(own_members))
-        others = [i for i in range(len(self.groups)) if i not in {*exchanged}]
-        groups = (*(self.groups[i] for i in others), merged)
-        return Candidates(groups, (*(self.log_likelihoods[i] for i in others), likelihood))
+        merged = Group(np.concatenate([self.groups[number].rows for number in exchanged]), np.concatenate(own_members))
+        others = [number for number in range(len(self.groups)) if number not in {*exchanged}]
+        groups = (*(self.groups[number] for number in others), merged)
+        return Candidates(groups, (*(self.log_likelihoods[number] for number in others), likelihood))
 
     @property
     def solved_groups(self) -> tuple[Group, ...]:
@@ -93,12 +96,12 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Recordings:
-    """Encrypted answers to requests of the attacker's own, with their topics and texts known.
+    """Holds encrypted answers to requests of the attacker's own, whose topics are known.
 
     Attributes:
         records: the sizes and times of what crossed.
         topics: (answers,) the topic of each answer.
-        lengths: for each answer the number of bytes of each token. None if that is not known.
+        lengths: the bytes of each token of each answer. None if they are not known.
     """
 
     records: Records
@@ -107,7 +110,7 @@ class Recordings:
 
 
 def required(value: T | None) -> T:
-    """Returns a field of the knowledge that an attack assumes. Raises UsageError if it is None."""
+    """Returns a field of `Knowledge` that an attack assumes. Raises UsageError if the field is None."""
     if value is None:
         raise UsageError("the attack assumes what this attacker does not know", "ask why_not before an attack is run")
     return value
@@ -115,7 +118,7 @@ def required(value: T | None) -> T:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What an attacker has besides the transcript. A field is None if this attacker lacks it.
+    """Holds what an attacker has besides the transcript. A field is None if this attacker lacks it.
 
     The attacker knows the scheme and not its secret (Kerckhoffs): `simulate`, `observe` and `rehearse` run it with the
     attacker's own draws.
@@ -125,7 +128,7 @@ class Knowledge:
         corpus: public text, in public ids, of the client's kind or of another.
         labels: (texts,) the class of each text behind the gradients, in their order.
         pairs: (p, 2) scrambled ids that leaked, each with its public id.
-        candidates: what an earlier attack worked out.
+        candidates: the candidates that an earlier attack found.
         simulate: takes a seed, and returns a model scrambled with the attacker's own key and its map (n,) from public
             to scrambled ids.
         observe: takes public ids and a seed, and returns what the client half would send for them.
@@ -136,7 +139,7 @@ class Knowledge:
         symbols: (n,) the scrambled id of each public token, if many tokens have one id by a public map. The attacker
             can then write any public text as it would be sent.
         responses: the randomised response by which ids of `symbols` are exchanged where they occur. None if they are
-            not exchanged, or it is not known.
+            not exchanged, or the attacker does not know it.
         step: the model whose gradients are shared, with its loss.
         lengths: (texts,) the number of tokens, special ones too, of each text behind the gradients.
         noise: the noise that is added to hidden states or gradients before they are sent.
@@ -163,5 +166,5 @@ class Knowledge:
     recordings: Recordings | None = None
 
     def token_count(self, size: int) -> int:
-        """Returns the number of public ids, or n' = `size` if the public model is not known."""
+        """Returns n, the number of public ids, or `size` if the public model is not known."""
         return size if self.public_model is None else self.public_model.vocab_size

@@ -1,8 +1,8 @@
-"""What an attacker sees: the observations of a transcript.
+"""Defines what an attacker sees: the observations of a transcript.
 
-A transcript is all that crossed to, or rests on, the server's side. Public ids are the ids of the public tokenizer,
-scrambled ids those that crossed the wire; a vocabulary has n of each, or more scrambled ones, n', where a token has
-several (aliases). What is numbered by scrambled ids has n' rows, n where nothing else is said.
+A transcript is all that crossed to, or rests on, the server's side. Public ids are the ids of the public tokenizer, and
+scrambled ids are those that crossed the wire. A vocabulary has n of each, or n' > n scrambled ids where a token has
+several (aliases). Arrays by scrambled id have n' rows, which is written n where it makes no difference.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Observation(abc.ABC):  # noqa: B024 - a closed family: the six below
 
 @dataclass(frozen=True)
 class Tokens(Observation):
-    """Scrambled ids that the client sent.
+    """Holds scrambled ids that the client sent.
 
     Attributes:
-        purpose: "train", "infer", or "" where it is not known.
+        ids: a sequence for each text.
+        purpose: "train" or "infer", or "" if it is not known.
         types: for each id the text of a pair to which it belongs, 0 or 1. None if that was not sent.
     """
 
@@ -39,10 +40,11 @@ class Tokens(Observation):
 
 @dataclass(frozen=True)
 class Weights(Observation):
-    """A model at rest on the server.
+    """Holds a model at rest on the server.
 
     Attributes:
-        tuned: whether it was fine-tuned; else it is as it was uploaded.
+        model: the model, under scrambled ids.
+        tuned: whether the model was fine-tuned; otherwise it is as it was uploaded.
     """
 
     model: Model
@@ -51,7 +53,7 @@ class Weights(Observation):
 
 @dataclass(frozen=True)
 class Activations(Observation):
-    """Hidden states that the client sent.
+    """Holds hidden states that the client sent.
 
     Attributes:
         hidden: (total, d) a row for each token of each text.
@@ -71,10 +73,10 @@ class Activations(Observation):
 
 @dataclass(frozen=True)
 class Gradients(Observation):
-    """What one client shares of one training step: the gradient of the mean loss of a batch.
+    """Holds what one client shares of one training step: the gradient of the mean loss of a batch.
 
     Attributes:
-        tensors: by the names of the parameters.
+        tensors: the gradient of each parameter, by the parameter's name.
         batch_size: how many texts the batch has.
         round: the index of the step, from 0.
     """
@@ -86,7 +88,7 @@ class Gradients(Observation):
 
 @dataclass(frozen=True)
 class Outputs(Observation):
-    """Scrambled ids that the server generated.
+    """Holds scrambled ids that the server generated.
 
     Attributes:
         ids: a sequence for each answer.
@@ -99,11 +101,11 @@ class Outputs(Observation):
 
 @dataclass(frozen=True)
 class Records(Observation):
-    """Encrypted answers, as anybody on the way sees them: how large their records are, and when they come.
+    """Holds what anybody on the network sees of encrypted answers: the sizes and times of their TLS records.
 
     Attributes:
-        sizes: for each answer the bytes of each record.
-        times: for each answer the milliseconds from the request to each record.
+        sizes: the bytes of each record, a sequence for each answer.
+        times: the milliseconds from the request to each record, a sequence for each answer.
     """
 
     sizes: Sequences
@@ -115,11 +117,15 @@ Kind = TypeVar("Kind", bound=Observation)
 
 @dataclass(frozen=True)
 class Transcript:
-    """All that one client sent and the server holds, in the order in which it was observed.
+    """Holds all that one client sent and the server holds.
 
     Attributes:
+        observations: in the order in which they were made.
         size: n', the number of scrambled ids.
         key_id: the public identifier of the key. None if it was not recorded.
+
+    Raises:
+        UsageError: an id lies outside of the vocabulary.
     """
 
     observations: tuple[Observation, ...]
@@ -137,10 +143,12 @@ class Transcript:
                     )
 
     def all(self, kind: type[Kind]) -> tuple[Kind, ...]:
+        """Returns the observations of one kind, in order."""
         return tuple(observation for observation in self.observations if isinstance(observation, kind))
 
     @property
     def kinds(self) -> frozenset[type[Observation]]:
+        """Returns the kinds of observations that there are."""
         return frozenset(type(observation) for observation in self.observations)
 
     @property
@@ -149,7 +157,7 @@ class Transcript:
         return Sequences.of(text for tokens in self.all(Tokens) for text in tokens.ids)
 
     def weights(self, tuned: bool) -> Model | None:
-        """Returns the last model that was fine-tuned, or with `tuned` false uploaded; None if there is none."""
+        """Returns the last model that was fine-tuned or, with `tuned` false, uploaded. None: there is none."""
         models = [weights.model for weights in self.all(Weights) if weights.tuned == tuned]
         return models[-1] if models else None
 
@@ -160,12 +168,15 @@ class Transcript:
 
     @property
     def table(self) -> torch.Tensor:
-        """Returns (n, d) the scrambled embeddings of `model`."""
+        """Returns (n, d) the embedding table of `model`. Raises UsageError."""
         return self.model.table
 
     @property
     def model(self) -> Model:
-        """Returns the scrambled model, as uploaded if possible, since training blurs it. Raises UsageError."""
+        """Returns the scrambled model, as it was uploaded if possible, since training blurs it.
+
+        Raises UsageError if there is none.
+        """
         model = self.weights(tuned=False) or self.weights(tuned=True)
         if model is None:
             raise UsageError("this transcript holds no weights", "ask why_not before an attack is run")

@@ -31,11 +31,11 @@ Task = Literal["classification", "next-token"]
 
 @dataclass(frozen=True, eq=False)
 class SharedStep:
-    """A model and a loss, and the gradients of that loss as a client shares them.
+    """Computes the gradients of a model's loss as a client shares them.
 
     Attributes:
-        module: a Hugging Face model with its head; parameters that need no gradient are not shared.
-        task: the loss: of the class of each text, or of each next token.
+        module: a Hugging Face model with its head. The gradients of frozen parameters are not shared.
+        task: whether the loss is that of each text's class, or that of each next token.
         dropout: whether the step applies the dropout of the model's config.
     """
 
@@ -49,9 +49,17 @@ class SharedStep:
     ) -> SharedStep:
         """Returns a step with the model in a folder.
 
-        If the folder has no head for `classes`, one is drawn from the seed. With `lora`, a rank, only adapters of the
-        queries and values are trained. Raises UnsupportedModel for an unknown family, and UsageError for a model that
-        has no such loss.
+        Args:
+            folder: the model's folder.
+            task: the loss.
+            classes: the number of classes. If the folder has no head for them, one is drawn.
+            seed: decides what is drawn.
+            lora: the rank of adapters of the queries and values, which alone are trained with the head of classes.
+                None: all parameters are trained.
+
+        Raises:
+            UnsupportedModel: the family is unknown.
+            UsageError: the model has no such loss.
         """
         base = Checkpoint.open(folder)
         if task == "next-token" and family_of(base.config).kind == "encoder":
@@ -61,7 +69,7 @@ class SharedStep:
             module = language_model(base, "eager") if task == "next-token" else classifier(base, classes, "eager")
             if lora is not None:
                 adapt(module, lora)
-        return cls(device.moved(module.eval()), task)
+        return cls(device.move(module.eval()), task)
 
     def __post_init__(self) -> None:
         if self.task not in ("classification", "next-token"):
@@ -76,12 +84,12 @@ class SharedStep:
 
     @property
     def device(self) -> torch.device:
-        """Returns where the model is."""
+        """Returns the device on which the model is."""
         return self.module.get_input_embeddings().weight.device
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the names of the parameters whose gradients are shared, a tied one once."""
+        """Returns the names of the parameters whose gradients are shared. A tied parameter is named once."""
         return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
 
     @property
@@ -120,12 +128,20 @@ class SharedStep:
         return torch.nn.functional.cross_entropy(predictions, expected)
 
     def logits(self, embeds: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns (b, classes), or (b, t, v) for the next token."""
+        """Returns the logits (b, classes), or (b, t, v) for the next token.
+
+        Args:
+            embeds: (b, t, d) the input embeddings.
+            mask: (b, t) 1 for a text's places, and 0 after them.
+
+        Raises:
+            UnsupportedModel: it is not known where a decoder's head of classes is.
+        """
         mask = mask.to(self.device)
         self.module.train(self.dropout)
         if self.task == "next-token" or self.kind == "encoder":
             return self.module(inputs_embeds=embeds, attention_mask=mask).logits
-        # transformers finds the last token of a text by its ids, which are not there
+        # transformers would look for the last token of a text by its ids, which it does not get
         if not hasattr(self.module, "score"):
             raise UnsupportedModel("this decoder's class head is not called score", "give a model of another family")
         states = self.module.base_model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
@@ -133,9 +149,15 @@ class SharedStep:
 
     # --- its gradient -------------------------------------------------------------------------------------------------
     def gradient(self, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Returns the shared gradient of ids (b, t), a tensor for each of `names`.
+        """Returns the shared gradient of a batch, by the names of parameters.
 
-        `targets` None stands for the ids. Raises UsageError if the task is classification and there are no targets.
+        Args:
+            ids: (b, t) the public ids.
+            mask: (b, t) 1 for a text's places, and 0 after them.
+            targets: as in `loss`. None: the ids, for the next token.
+
+        Raises:
+            UsageError: the task is classification and there are no targets, or no token is predicted.
         """
         if targets is None:
             if self.task == "classification":
@@ -150,9 +172,10 @@ class SharedStep:
     def dummy_gradients(
         self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor, names: Sequence[str]
     ) -> tuple[torch.Tensor, ...]:
-        """Returns the gradients of `names` for embeddings (b, t, d), which can be differentiated in turn.
+        """Returns the gradients of the named parameters, which can be differentiated in turn.
 
-        The table's own gradient cannot be computed so, since nothing says which rows the embeddings come from.
+        The arguments are those of `loss`. The embedding table must not be named, since nothing says from which rows the
+        embeddings come.
         """
         loss = self.loss(embeds, mask, targets)
         return torch.autograd.grad(loss, self._parameters(names), create_graph=True, materialize_grads=True)
@@ -163,24 +186,24 @@ class SharedStep:
 
 
 def adapt(module: Any, rank: int) -> None:
-    """Puts adapters of this rank into the queries and values, in place (Hu et al. 2022; alpha = 2 rank).
+    """Puts LoRA adapters of a rank into a model's queries and values (Hu et al. 2022), with alpha = 2 rank.
 
-    Only they and a class head are trained. GHOST's tables also use a dropout of a tenth on the adapters' inputs, and
-    weights of 4 bits; neither is done here.
+    The model is changed in place. Only the adapters and a head of classes are trained. GHOST's tables also use a
+    dropout of a tenth on the adapters' inputs, and weights of 4 bits; neither is done here.
     """
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
-    transposed = any(isinstance(layer, Conv1D) for layer in module.modules())  # GPT-2's layers
+    is_transposed = any(isinstance(layer, Conv1D) for layer in module.modules())  # as in GPT-2
     module.requires_grad_(False)
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, fan_in_fan_out=transposed), module)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, fan_in_fan_out=is_transposed), module)
     for head in ("score", "classifier"):
         if hasattr(module, head):
             getattr(module, head).requires_grad_(True)
 
 
 def batch(ids: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (b, t) the ids, padded at their ends, and (b, t) the mask."""
+    """Returns (b, t) the ids of texts, padded at their ends with `pad`, and (b, t) the mask of the texts' places."""
     rows = [torch.tensor(text, dtype=torch.long) for text in ids]
     masks = [torch.ones_like(row) for row in rows]
     return pad_sequence(rows, batch_first=True, padding_value=pad), pad_sequence(masks, batch_first=True)

@@ -1,8 +1,8 @@
-"""Writes and reads a transcript: safetensors files and `transcript.jsonl`, to which a server or a client adds.
+"""Writes and reads transcripts: safetensors files and `transcript.jsonl`, to which a server or a client adds.
 
     transcript.jsonl     a line {"milkglass_transcript": 1, "size": n, "key_id": ...}, then a line an observation
     tokens-00003.safetensors   ids (total,) and lengths (texts,), int32
-    outputs-00004.safetensors  the same of answers, with prompt_ids and prompt_lengths
+    outputs-00004.safetensors  ids and lengths of answers, and prompt_ids and prompt_lengths of their prompts
     weights-00001/       a checkpoint's config and tensors (links, where the file system allows), no tokenizer
 
 A transcript that a server made may hold anything, so all that is read is checked, and a fault raises CorruptCheckpoint.
@@ -36,13 +36,17 @@ from milkglass.threat.observations import Observation, Outputs, Tokens, Transcri
 INDEX = "transcript.jsonl"
 VERSION = 1
 MAX_SIZE = 2**31 - 1  # ids are 32 bits
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Recorder:
     """Adds observations to a transcript's folder, from any thread of one process.
 
-    A kill can cut off the last observation, never an earlier one.
+    If the process is killed, the last observation may be cut off, but no earlier one.
+
+    Args:
+        folder: the transcript's folder.
+        count: how many observations it has.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -52,56 +56,66 @@ class Recorder:
     def open(cls, folder: Path, size: int, key_id: str | None = None) -> Recorder:
         """Begins a transcript, or continues one.
 
-        Raises UsageError if the folder holds something else, or a transcript of another vocabulary or key.
+        Args:
+            folder: the transcript's folder.
+            size: n', the number of scrambled ids.
+            key_id: the public identifier of the key.
+
+        Raises:
+            UsageError: the folder holds something else, or a transcript of another vocabulary or key.
+            CorruptCheckpoint: the transcript is damaged.
         """
         if (folder / INDEX).is_file():
-            old_size, old_key_id, entries = _index(folder)
+            old_size, old_key_id, entries = _read_index(folder)
             if old_size != size:
                 fault = f"{folder} is a transcript of {old_size} ids, this model has {size}"
                 raise UsageError(fault, "give a new folder")
             if old_key_id != key_id:
                 raise UsageError(f"{folder} is a transcript of another key", "give a new folder")
-            _write(folder, [_header(size, key_id), *entries])  # without a line that a kill cut off
+            _write_index(folder, [_header(size, key_id), *entries])  # without an unfinished last line
             return cls(folder, len(entries))
         if folder.is_dir() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not a transcript and is not empty", "give a new folder")
         files.private_dir(folder)
-        _write(folder, [_header(size, key_id)])
+        _write_index(folder, [_header(size, key_id)])
         return cls(folder, 0)
 
     def add_tokens(self, ids: Sequences, purpose: str) -> None:
+        """Adds ids that the client sent, for "train" or "infer"."""
         self._write_ids("tokens", ids, {"purpose": purpose})
 
     def add_outputs(self, ids: Sequences, prompts: Sequences) -> None:
+        """Adds ids that the server generated, and the prompt of each answer."""
         tensors = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
         self._write_ids("outputs", ids, {}, tensors)
 
     def add_weights(self, model_folder: Path, tuned: bool) -> None:
-        """Adds a checkpoint's config and tensor files, by links if the file system can."""
+        """Adds a checkpoint's config and tensor files, by hard links if the file system allows these."""
         with self._lock:
             target = self._folder / f"weights-{self._count:05}"
-            shutil.rmtree(target, ignore_errors=True)  # of an observation that a kill cut off
+            shutil.rmtree(target, ignore_errors=True)  # a killed process may have left it
             files.private_dir(target)
             tensor_files = Checkpoint.open(model_folder).files
             for file in [
                 model_folder / "config.json", *tensor_files, model_folder / "model.safetensors.index.json"
             ]:  # fmt: skip
                 if file.is_file():
-                    _link(file, target / file.name)
-            self._add({"kind": "weights", "folder": target.name, "tuned": tuned})
+                    _link_or_copy(file, target / file.name)
+            self._append_entry({"kind": "weights", "folder": target.name, "tuned": tuned})
 
     def _write_ids(
         self, kind: str, ids: Sequences, fields: dict[str, Any], tensors: dict[str, NDArray[np.int32]] | None = None
     ) -> None:
-        """Writes ids into a file of their own, and adds it to the index."""
+        """Writes ids, and more tensors if there are any, into a new file, and adds it to the index with `fields`."""
         tensors = {"ids": ids.ids.astype(np.int32), "lengths": ids.lengths.astype(np.int32), **(tensors or {})}
         with self._lock:
             name = f"{kind}-{self._count:05}.safetensors"
             with files.atomic_path(self._folder / name) as path:
                 save_file(tensors, path)
-            self._add({"kind": kind, "file": name, **fields})
+            self._append_entry({"kind": kind, "file": name, **fields})
 
-    def _add(self, entry: dict[str, Any]) -> None:
+    def _append_entry(self, entry: dict[str, Any]) -> None:
+        """Adds a line to the index."""
         with (self._folder / INDEX).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         self._count += 1
@@ -111,12 +125,12 @@ def load(folder: Path) -> Transcript:
     """Reads a transcript. Raises UsageError if the folder has none, CorruptCheckpoint if it is damaged."""
     if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
-    size, key_id, entries = _index(folder)
-    return Transcript(tuple(_observation(folder, entry, size) for entry in entries), size, key_id)
+    size, key_id, entries = _read_index(folder)
+    return Transcript(tuple(_read_observation(folder, entry, size) for entry in entries), size, key_id)
 
 
 def digest(folder: Path) -> str:
-    """Returns a digest of all files of a transcript that an attack reads."""
+    """Returns SHA-256, in hex, over all files of a transcript that an attack reads."""
     sha256 = hashlib.sha256((folder / INDEX).read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("weights-*/*")]):
         with path.open("rb") as file:
@@ -124,29 +138,32 @@ def digest(folder: Path) -> str:
     return sha256.hexdigest()
 
 
-def _observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
+def _read_observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
     """Reads one observation. Raises CorruptCheckpoint."""
     kind = entry.get("kind")
     if kind == "weights":
         tuned = entry.get("tuned")
         if not isinstance(tuned, bool):
             raise CorruptCheckpoint(f"{INDEX} does not say whether weights are tuned", "record it again")
-        return Weights(Model.open(_inside(folder, entry.get("folder"))), tuned)
+        return Weights(Model.open(_path_inside(folder, entry.get("folder"))), tuned)
     if kind not in ("tokens", "outputs"):
         raise CorruptCheckpoint(
             f"{INDEX} lists an observation of another kind than tokens, outputs and weights", "record it again"
         )
-    file = _inside(folder, entry.get("file"))
+    file = _path_inside(folder, entry.get("file"))
     if kind == "outputs":
-        return Outputs(_sequences(file, size), _sequences(file, size, "prompt_"))
+        return Outputs(_read_sequences(file, size), _read_sequences(file, size, "prompt_"))
     purpose = entry.get("purpose", "")
     if not isinstance(purpose, str):
         raise CorruptCheckpoint(f"{INDEX} gives tokens a purpose that is not a string", "record it again")
-    return Tokens(_sequences(file, size), purpose)
+    return Tokens(_read_sequences(file, size), purpose)
 
 
-def _sequences(file: Path, size: int, prefix: str = "") -> Sequences:
-    """Returns the ids of the file, each from 0 to `size` - 1. Raises CorruptCheckpoint."""
+def _read_sequences(file: Path, size: int, prefix: str = "") -> Sequences:
+    """Reads the sequences of a file, whose ids must lie from 0 to `size` - 1. Raises CorruptCheckpoint.
+
+    `prefix` begins the names of their tensors.
+    """
     names = (f"{prefix}ids", f"{prefix}lengths")
     if file.is_symlink() or not file.is_file():
         raise CorruptCheckpoint(f"{file.name} is missing or is not a file", "record it again")
@@ -165,23 +182,27 @@ def _sequences(file: Path, size: int, prefix: str = "") -> Sequences:
     return sequences
 
 
-def _inside(folder: Path, name: Any) -> Path:
-    """Returns a file's path in the transcript's folder. Raises CorruptCheckpoint for a path or a leading dot."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+def _path_inside(folder: Path, name: Any) -> Path:
+    """Returns the path of a name in the transcript's folder. Raises CorruptCheckpoint for anything but a plain name."""
+    if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         raise CorruptCheckpoint(f"{INDEX} names a path", "only names inside the transcript's folder are followed")
     return folder / name
 
 
 def _header(size: int, key_id: str | None) -> dict[str, Any]:
+    """Returns the index's first line."""
     return {"milkglass_transcript": VERSION, "size": size, "key_id": key_id}
 
 
-def _index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
-    """Returns the vocabulary's size, the key's identifier and the observations, without an unfinished last line."""
+def _read_index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
+    """Reads the index: the vocabulary's size, the key's identifier and the observations' entries.
+
+    An unfinished last line is left out. Raises CorruptCheckpoint.
+    """
     try:
         whole_lines = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
         header, *entries = (json.loads(line) for line in whole_lines)
-    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again") from error
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in entries):
         raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again")
@@ -195,11 +216,13 @@ def _index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
     return size, key_id, entries
 
 
-def _write(folder: Path, lines: list[dict[str, Any]]) -> None:
+def _write_index(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Replaces the index."""
     files.write(folder / INDEX, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _link(file: Path, target: Path) -> None:
+def _link_or_copy(file: Path, target: Path) -> None:
+    """Makes a hard link to a file, or a copy where that is not possible."""
     try:
         os.link(file, target)
     except OSError:

@@ -1,7 +1,7 @@
-"""What is true, and how a guess is graded by it. No attack may import this module: a test holds that wall.
+"""Defines the truth, and grades guesses by it. No attack may import this module, which a test checks.
 
-Public ids are the ids of the public tokenizer, scrambled ids those that crossed the wire; a vocabulary has n of each,
-or more scrambled ones, n'.
+Public ids are the ids of the public tokenizer, and scrambled ids are those that crossed the wire. A vocabulary has n of
+each, or n' > n scrambled ids.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from milkglass.metrics.recovery import Recovery
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF, Guess
 
-MIN_CHANCE = 1e-12  # a chance below counts as this much: an attacker who calls the truth impossible is wrong by 40 bits
+MIN_CHANCE = 1e-12  # the least chance that counts, so that a truth that is called impossible surprises by 40 bits
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What the attacker wants to know.
+    """Holds what the attacker wants to know.
 
     Attributes:
         inverse: (n',) the public id behind each scrambled id; one of several where an id stands for several tokens.
-        ordinary: (n,) by public id: false for special tokens and for rows without a token, which are never counted.
-        content: (n,) by public id: whether a token carries content (`content_tokens`).
+        ordinary: (n,) whether each public id is counted: false for special tokens and for rows without a token.
+        content: (n,) whether each public id carries content (`content_tokens`).
         read: turns public ids into text.
-        sent: the scrambled ids of all that was sent.
+        sent: the scrambled ids of all texts that were sent.
         original: the public ids of the same texts. None if `inverse` gives them.
         origin: (total of original,) the place at which each token was sent, NO_BELIEF for one that was not. None if
             each token was sent in its own place.
         batches: how many texts were behind each of the gradients. None if there was one behind each.
-        topics: (answers,) the topic of each answer, where only sizes and times are seen.
-        token_lengths: for each answer the bytes of each token.
+        topics: (answers,) the topic of each answer, if only sizes and times are seen.
+        token_lengths: the bytes of each token of each answer, if only sizes and times are seen.
     """
 
     inverse: Ids
@@ -54,10 +54,10 @@ class Truth:
     @property
     def tokens(self) -> Sequences:
         """Returns the public ids of the texts, by which guesses are graded."""
-        return self.original if self.original is not None else self.sent.mapped(self.inverse)
+        return self.original if self.original is not None else self.sent.map_ids(self.inverse)
 
     def readings(self, guess: Guess) -> Ids:
-        """Returns (total, k) what the guess says of each of `tokens`."""
+        """Returns (total, k) the public ids that a guess has for each of `tokens`, as in `Guess.running`."""
         places = guess.at(self.sent)
         if self.origin is None:
             return places
@@ -67,8 +67,8 @@ class Truth:
     def surprise(self, guess: Guess) -> NDArray[np.float64] | None:
         """Returns (total,) the bits -log2 P(token) by which each of `tokens` surprises an attacker who states chances.
 
-        Their mean is the attacker's cross-entropy: an upper bound of what is hidden from the best attacker, and an
-        estimate of it. None where the guess states no chances, or tokens have other places than ids.
+        Their mean is the attacker's cross-entropy: an estimate, and an upper bound, of what is hidden from the best
+        attacker. Returns None if the guess states no chances, or if tokens were not sent in their own places.
         """
         if guess.chances is None or guess.running is None or self.origin is not None:
             return None
@@ -81,16 +81,18 @@ class Truth:
         return -np.log2(np.maximum(chance, MIN_CHANCE))
 
 
-def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:
-    """Returns (n,) which public ids carry content: pieces with a letter that are not among the commonest ids.
+def content_tokens(counts: NDArray[Any], pieces: list[str], common_limit: int = 150) -> NDArray[np.bool_]:
+    """Returns (n,) whether each public id carries content: it has a letter, and is not among the commonest ids.
 
     Half of all running text is a few hundred function words and marks, which any attacker guesses.
 
     Args:
-        commonest: how many ids count as common; at most half of those that occur.
+        counts: (n,) how often each id occurs in ordinary text.
+        pieces: the text of each id.
+        common_limit: how many ids count as common, at most half of those that occur.
     """
     is_content = np.array([any(char.isalpha() for char in piece) for piece in pieces])
-    common_count = min(commonest, int((np.asarray(counts) > 0).sum()) // 2)
+    common_count = min(common_limit, int((np.asarray(counts) > 0).sum()) // 2)
     is_content[np.argsort(-np.asarray(counts), kind="stable")[:common_count]] = False
     return is_content
 
@@ -98,24 +100,29 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
 def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     """Grades a guess by the truth. Special tokens are never counted.
 
+    Args:
+        guess: the guess.
+        truth: the truth.
+        rng: draws the samples from which intervals are computed.
+
     Returns:
         Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every
         ordinary id of the table once, sent or not. "hidden bits" is the mean of `Truth.surprise`. "bag" is precision,
-        recall and F1 of sets of words. Whole texts are assigned to the true texts of their batch so that most tokens
+        recall and F1 of sets of ids. Whole texts are assigned to the true texts of their batch so that the most tokens
         are right. ROUGE and METEOR compare texts as `truth.read` gives them. "topics" is the share of answers whose
-        topic is right, "token lengths" the share of tokens whose length is.
+        topic is right, and "token lengths" the share of tokens whose length is right.
     """
     if guess.topics is not None:
-        return Recovery(_of_answers(guess.topics, guess.token_lengths, truth, rng))
+        return Recovery(_grade_answers(guess.topics, guess.token_lengths, truth, rng))
     tokens = truth.tokens
     counted = truth.ordinary[tokens.ids]
     if guess.bags is not None:
         bags = tuple(bag[truth.ordinary[bag]] for bag in guess.bags)
-        return Recovery(recovery.bags(bags, tokens.kept(counted), rng))
+        return Recovery(recovery.bags(bags, tokens.keep(counted), rng))
     if guess.texts is not None:
         batches = np.ones(len(tokens), np.int64) if truth.batches is None else truth.batches
-        guessed = guess.texts.kept(truth.ordinary[guess.texts.ids])
-        return Recovery(recovery.whole_texts(guessed, tokens.kept(counted), batches, truth.read, rng))
+        guessed = guess.texts.keep(truth.ordinary[guess.texts.ids])
+        return Recovery(recovery.whole_texts(guessed, tokens.keep(counted), batches, truth.read, rng))
     places = truth.readings(guess)
     measures: dict[str, Interval] = {}
     for name, mask in (("tokens", counted), ("content", counted & truth.content[tokens.ids])):
@@ -128,13 +135,15 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         measures |= {f"vocabulary top-{k}": share for k, share in ranked.items()}
     best = places[:, 0]
     measures["exact texts"] = recovery.exact(best, tokens, counted, rng)
-    guessed = Sequences(best, tokens.lengths).kept(counted & (best != NO_BELIEF))
-    measures |= recovery.texts(guessed, tokens.kept(counted), truth.read, rng)
+    guessed = Sequences(best, tokens.lengths).keep(counted & (best != NO_BELIEF))
+    measures |= recovery.texts(guessed, tokens.keep(counted), truth.read, rng)
     return Recovery(measures)
 
 
-def _of_answers(topics: Ids, lengths: Sequences | None, truth: Truth, rng: np.random.Generator) -> dict[str, Interval]:
-    """Returns the share of answers whose topic is right, and that of tokens whose length is. Answers are resampled."""
+def _grade_answers(
+    topics: Ids, lengths: Sequences | None, truth: Truth, rng: np.random.Generator
+) -> dict[str, Interval]:
+    """Returns the share of answers with the right topic, and of tokens with the right length, by resampled answers."""
     assert truth.topics is not None
     measures = {"topics": ratio((topics == truth.topics).astype(np.float64), np.ones(len(topics)), rng)}
     if lengths is not None and truth.token_lengths is not None:

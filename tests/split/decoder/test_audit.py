@@ -45,7 +45,7 @@ WORDS = [
 @pytest.fixture(scope="module")
 def enclave(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Enclave:
     folder = tmp_path_factory.mktemp("client") / "enclave"
-    at_rest.build_enclave(folder, "process", "tiny", 8, served.server.package)
+    at_rest.build_enclave(folder, "process", "tiny", 8, served.server.fetch_package)
     with at_rest.open_enclave(folder) as running:
         yield running
 

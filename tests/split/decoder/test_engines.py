@@ -88,17 +88,20 @@ def test_text_over_an_engine_goes_the_way_of_a_split_server(stub: Server, folder
     class Opened:
         """An enclave with the table in the clear."""
 
-        about = about(stub)
+        table_info = about(stub)
 
         def decode(self, ids: list[int]) -> str:
             return " ".join(map(str, ids))
 
     engine = client(stub)
-    info = engine.info(Opened.about)
+    info = engine.info(Opened.table_info)
     text = SplitText(Opened(), engine, info, RnmSettings(None), exact=True)  # type: ignore[arg-type]
     prompt = SanitizedPrompt(table(stub)[PROMPT].numpy().tobytes(), len(PROMPT), len(PROMPT), 0)
     assert [*text.generate_ids(prompt, TWELVE)] == greedy(folder, PROMPT, 12)
-    assert text.streams[0].sent == len(stub.engine.requests[0]["prompt_embeds"]) and text.streams[0].received > 0
+    assert (
+        text.streams[0].sent_bytes == len(stub.engine.requests[0]["prompt_embeds"])
+        and text.streams[0].received_bytes > 0
+    )
     assert "".join(text.text(prompt, TWELVE)).split() == [str(one) for one in greedy(folder, PROMPT, 12)]
     half = replace(text, exact=False)
     half.streams.clear()

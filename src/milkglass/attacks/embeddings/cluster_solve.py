@@ -59,7 +59,7 @@ MAX_MEDIAN_MISFIT = 0.35  # with a larger misfit of the median row the table is 
 MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is sketched
 MAX_REST_CELLS = 100_000  # rows times tokens of the one group that holds all that remains
 REST_TOKENS = 20  # tokens for each row, where that group would be larger
-REST_TEMPERATURE = 0.05  # of what remains: log-likelihood = log softmax(cosine / temperature)
+REST_TEMPERATURE = 0.05  # in that group a log-likelihood is log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class ClusterSearch:
         if searches_all:
             mean = sparse.unit(self.projected_rows[torch.from_numpy(rows)].mean(0))
             present = self.projected_tokens[torch.from_numpy(tokens)]
-            added = sparse.best_added(self.pool_tokens.projected, present, mean, 16)
+            added = sparse.best_additions(self.pool_tokens.projected, present, mean, 16)
             pool = np.concatenate([pool, self.pool_tokens.ids[added.numpy()]])
         pool = self._free_among(np.unique(pool))
         mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))

@@ -39,7 +39,7 @@ from milkglass.threat.attack import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-MAX_ROUNDS = 30  # of choosing the better half of the pairs
+MAX_ROUNDS = 30  # rounds in which the better half of the pairs is chosen
 
 
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:

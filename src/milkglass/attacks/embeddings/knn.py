@@ -70,7 +70,7 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
 
     Computed on the device, and returned on the CPU.
     """
-    index = ExactIndex.of(device.moved(public), metric, k)
+    index = ExactIndex.of(device.move(public), metric, k)
     nearest_rows = []
     for block in seen.split(ROWS_AT_A_TIME):
         if budget is not None:

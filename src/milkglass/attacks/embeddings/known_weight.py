@@ -35,7 +35,7 @@ from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.attacks.embeddings.layer_fit import Estimate, find_transformations
 from milkglass.errors import UsageError
 from milkglass.models.families import family_of
-from milkglass.models.view import Model, overlaid
+from milkglass.models.view import Model, overlay_tensors
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Cost, Preprocessor, why_not
 from milkglass.threat.budget import Budget
@@ -87,11 +87,13 @@ def without_transformation(public: Model, uploaded: Model, tolerance: float) -> 
             for candidate in (estimate.transformation, torch.linalg.pinv(estimate.transformation).T)
         ]
         rows = table[torch.linspace(0, len(table) - 1, min(SAMPLE_ROWS, len(table))).long()]
-        closeness_of_each = [closeness(undo_transformation(rows, each), original) for each in transformations]
+        closeness_of_each = [
+            closeness(undo_transformation(rows, transformation), original) for transformation in transformations
+        ]
         if max(closeness_of_each) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
         tables[name] = undo_transformation(table, transformations[int(np.argmax(closeness_of_each))])
-    return Model(overlaid(public.tensors, tables), uploaded.config)
+    return Model(overlay_tensors(public.tensors, tables), uploaded.config)
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
@@ -130,23 +132,23 @@ class KnownWeight(Preprocessor):
     paper = papers.ours("Layers that the server knows give their transformation away")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})
-    uses = (KNNPlus.assumes | KNNPlus.uses) - assumes  # of the default `then`
+    uses = (KNNPlus.assumes | KNNPlus.uses) - assumes  # what the default `then` needs and uses
 
     def __post_init__(self) -> None:
-        """Sets `uses` to what `then` assumes or uses, except candidates: see `prepared`."""
+        """Sets `uses` to what `then` assumes or uses, except candidates: see `prepare_knowledge`."""
         uses = (self.then.assumes | self.then.uses) - self.assumes - {"candidates"}
         object.__setattr__(self, "uses", uses)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := same_width(transcript, knowledge):
             return reason
-        if reason := why_not(self.then, transcript, self.prepared(knowledge)):
+        if reason := why_not(self.then, transcript, self.prepare_knowledge(knowledge)):
             return f"{self.then.name}, which comes after it: {reason}"
         estimates = _cached_transformations(required(knowledge.public_model), transcript.model, self.tolerance)
         return estimates if isinstance(estimates, str) else None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return self.then(self.undo(transcript, knowledge), self.prepared(knowledge), budget, rng)
+        return self.then(self.undo(transcript, knowledge), self.prepare_knowledge(knowledge), budget, rng)
 
     def undo(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript with the model before its transformation, or raises UsageError."""
@@ -155,13 +157,15 @@ class KnownWeight(Preprocessor):
         if isinstance(undone, str):
             raise UsageError(f"{self.name} does not apply: {undone}", "ask why_not before an attack is run")
         observations = tuple(
-            replace(one, model=undone) if isinstance(one, Weights) and one.model is uploaded else one
-            for one in transcript.observations
-            if not isinstance(one, Weights) or one.model is uploaded
+            replace(observation, model=undone)
+            if isinstance(observation, Weights) and observation.model is uploaded
+            else observation
+            for observation in transcript.observations
+            if not isinstance(observation, Weights) or observation.model is uploaded
         )
         return replace(transcript, observations=observations)
 
-    def prepared(self, knowledge: Knowledge) -> Knowledge:
+    def prepare_knowledge(self, knowledge: Knowledge) -> Knowledge:
         """Returns the knowledge whose simulated models have their transformation undone, and no candidates.
 
         Candidates are of the transformed table.

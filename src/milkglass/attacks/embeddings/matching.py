@@ -190,10 +190,10 @@ def estimate_epsilon(batches: list[ClusterBatch]) -> float:
 
     grid = np.array(GRID)
     for _ in range(3):
-        scores = [fit(float(one)) for one in grid]
+        scores = [fit(float(value)) for value in grid]
         best = int(np.argmax(scores))
         low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
         if best in (0, len(grid) - 1) and len(grid) == len(GRID):
             return float(grid[best])
         grid = np.geomspace(low, high, 7)
-    return float(grid[int(np.argmax([fit(float(one)) for one in grid]))])
+    return float(grid[int(np.argmax([fit(float(value)) for value in grid]))])

@@ -33,10 +33,10 @@ from milkglass.threat.observations import Transcript, Weights
 
 ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # relative error of a row that is stored like this
 EXACT_MISFIT = 1e-6  # the same in fp32
-MAX_ROUNDS = 6  # of matching pursuit
+MAX_ROUNDS = 6  # rounds of matching pursuit
 REACH = (2048, 8192, None)  # how many of the free public rows nearest to a mean each pass looks at; None: all
 REST_TOKENS = 20  # tokens named for a cluster that was not solved
-REST_TEMPERATURE = 0.05  # of their log-likelihood: log softmax(cosine / temperature)
+REST_TEMPERATURE = 0.05  # a named token's log-likelihood is log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class MeanSolve(Solver):
             misfit = float(sparse.misfit(mean[None], rows[selected])[0])
             if misfit <= 10 * noise:
                 return candidates[selected].numpy() if len(selected) == size else None
-            added = sparse.best_added(rows, rows[selected], mean, self.more)
+            added = sparse.best_additions(rows, rows[selected], mean, self.more)
             pool = torch.cat([selected, added]).unique()
             pool = pool if len(pool) <= d // 2 else pool[: d // 2]
         return None

@@ -47,7 +47,7 @@ from milkglass.threat.observations import Transcript
 
 ROWS_AT_A_TIME = 2048  # rows multiplied and sorted at a time
 MAX_READERS = 4  # matrices that are tried
-QUANTILES = 1024  # of the norms of rows
+QUANTILES = 1024  # the most quantiles by which two sets of norms are compared
 SAMPLE_ROWS = 256  # rows that decide between products
 
 

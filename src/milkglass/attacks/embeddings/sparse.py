@@ -14,7 +14,7 @@ from torch import Tensor
 
 from milkglass.sequences import Ids
 
-MIN_EIGENVALUE = 1e-14  # of a Gram matrix; a smaller one is taken as this
+MIN_EIGENVALUE = 1e-14  # a smaller eigenvalue of a Gram matrix is taken as this
 TOKENS_AT_ONCE = 4096  # tokens projected at a time
 MAX_ROUNDS = 12  # rounds of an elimination
 STRICTNESS = (0.0, 1.0, 2.0, 3.0, 4.0)  # standard errors that a weight must exceed, round by round
@@ -87,7 +87,7 @@ def misfit(rows: Tensor, tokens: Tensor) -> Tensor:
     return (rows - (rows @ basis) @ basis.T).norm(dim=1)
 
 
-def best_added(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> Tensor:
+def best_additions(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> Tensor:
     """Returns (count,) which of the tokens (n, d) most reduce the target's misfit, each added alone to `present`."""
     basis = torch.linalg.qr(present.double().T)[0].float()
     residual = target - basis @ (basis.T @ target)

@@ -40,7 +40,7 @@ from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 MAX_QUANTILE_ROWS = 1_000_000  # rows of which torch computes a quantile
-CALM_SHARE = 0.2  # of the rows, those that moved least, give the common factor
+CALM_SHARE = 0.2  # this share of the rows, those that moved least, gives the common factor
 
 
 def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]:

@@ -104,7 +104,7 @@ class Combiner:
             ]
             text, distance = min(candidates, key=lambda candidate: candidate[1])
             if not text or (distance >= self.tolerance and not _unused_options(options, texts)):
-                repeats = [found for found in texts if len(found) in remaining_lengths]
+                repeats = [earlier_text for earlier_text in texts if len(earlier_text) in remaining_lengths]
                 text = min(repeats, key=lambda repeat: self._nearest([repeat], budget)[1]) if repeats else text
             if not text:
                 break

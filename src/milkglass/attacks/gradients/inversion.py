@@ -50,7 +50,7 @@ class SharedBatch:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns every shared gradient by its name, where the model is."""
-        return {name: one.to(self.step.device) for name, one in self.seen.tensors.items()}
+        return {name: tensor.to(self.step.device) for name, tensor in self.seen.tensors.items()}
 
     def mask(self) -> torch.Tensor:
         """Returns (b, t) of 1 for tokens and 0 for padding, by the lengths."""
@@ -103,7 +103,7 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
     Raises UsageError if there is not one label and one length for each text.
     """
     seen = transcript.all(Gradients)
-    total = sum(one.batch_size for one in seen)
+    total = sum(gradients.batch_size for gradients in seen)
     for name, known_values in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
         if known_values is not None and len(known_values) != total:
             raise UsageError(f"{len(known_values)} {name} for {total} texts", "give one for each text, or none")

@@ -91,13 +91,13 @@ class SeedSearch(Inversion):
         """Returns the seed of the noise in the embeddings' gradient (v, d), or None if no seed fits."""
         model = _NoiseModel(grad)
 
-        def stopped() -> bool:
+        def is_stopped() -> bool:
             is_over = budget.left() <= 0
             budget.spend(work.elements(4 * self.threads * SEEDS_AT_A_TIME * TWIST_OFFSET / 20))
             return is_over
 
         tests = model.tests(device.array(grad[0].double()))
-        passing = search(tests, self.first, self.count, stopped, self.threads)
+        passing = search(tests, self.first, self.count, is_stopped, self.threads)
         return next((seed for seed in passing if model.fits(grad, seed)), None)
 
 
@@ -135,7 +135,7 @@ class _NoiseModel:
             sizes = [
                 abs(entry) * math.sqrt(2) / self.width * (1 + step) for step in (-MAX_WIDTH_ERROR, MAX_WIDTH_ERROR)
             ]
-            low, high = (0.5 + math.copysign(0.5 * -math.expm1(-one), entry) for one in sizes)
+            low, high = (0.5 + math.copysign(0.5 * -math.expm1(-size), entry) for size in sizes)
             # of 53 bits, the highest 21 are the lowest of the first output
             tests.append((2 * index, _near_test(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
         return tests
@@ -195,17 +195,17 @@ def outputs(seeds: Words, indices: Sequence[int]) -> Iterator[Words]:
 
 
 def search(
-    tests: Sequence[tuple[int, Test]], first: int, count: int, stopped: Callable[[], bool], threads: int = 2
+    tests: Sequence[tuple[int, Test]], first: int, count: int, is_stopped: Callable[[], bool], threads: int = 2
 ) -> Iterator[int]:
     """Yields every seed, of `count` from `first` on, whose outputs pass their tests.
 
-    `tests` are pairs of an output's index and its test; the first is a sieve. `stopped` is asked before some blocks.
+    `tests` are pairs of an output's index and its test; the first is a sieve. `is_stopped` is asked before some blocks.
     """
     stop = min(first + count, SEED_COUNT)
     starts = range(first, stop, SEEDS_AT_A_TIME)
     with ThreadPoolExecutor(threads) as pool:
         for next_start in range(0, len(starts), 4 * threads):
-            if stopped():
+            if is_stopped():
                 return
             blocks = [
                 range(start, min(start + SEEDS_AT_A_TIME, stop))

@@ -79,12 +79,12 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
 
     Each matrix is first scaled to the same size, so that small gradients count as much as large ones.
     """
-    nonzero = [one for one in rows if one.abs().sum() > 0]
-    eps = max((torch.finfo(one.dtype).eps for one in nonzero), default=torch.finfo(torch.float32).eps)
+    nonzero = [matrix for matrix in rows if matrix.abs().sum() > 0]
+    eps = max((torch.finfo(matrix.dtype).eps for matrix in nonzero), default=torch.finfo(torch.float32).eps)
     width = rows[0].shape[1]
     if not nonzero:
         return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), through, False)
-    stacked = torch.cat([one.double() / one.double().norm() for one in nonzero])
+    stacked = torch.cat([matrix.double() / matrix.double().norm() for matrix in nonzero])
     _, singular_values, right_vectors = torch.linalg.svd(stacked, full_matrices=False)
     rank = numerical_rank(singular_values, eps)
     return Span(right_vectors[:rank].T.contiguous(), through, rank == min(stacked.shape))

@@ -129,7 +129,7 @@ def truncated_span(batch: SharedBatch, attention_input: AttentionInput, count: i
 
     None if no gradient of the layer is shared, or each is zero.
     """
-    grads = [(batch.tensor(one.name), one.transposed) for one in attention_input.matrices]
+    grads = [(batch.tensor(matrix.name), matrix.transposed) for matrix in attention_input.matrices]
     nonzero = [grad.T if transposed else grad for grad, transposed in grads if grad is not None and bool(grad.any())]
     if not nonzero:
         return None

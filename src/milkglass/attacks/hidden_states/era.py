@@ -34,7 +34,9 @@ PLACES_AT_A_TIME = 512  # places that are read at a time
 
 def prompts(transcript: Transcript) -> Sequences:
     """Returns the prompt of each answer, in the order of the answers."""
-    return Sequences.of(part for one in transcript.all(Outputs) if one.prompts is not None for part in one.prompts)
+    return Sequences.of(
+        prompt for outputs in transcript.all(Outputs) if outputs.prompts is not None for prompt in outputs.prompts
+    )
 
 
 def why_not_paired(transcript: Transcript) -> str | None:

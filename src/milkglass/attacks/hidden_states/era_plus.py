@@ -70,7 +70,7 @@ class ERAPlus(Solver):
     ) -> Candidates:
         prior, size = self._prior(transcript, knowledge, budget, rng), transcript.size
         previous_states, has_context = states(transcript)
-        generated = transcript.outputs.kept(has_context)  # the places of which the model says something
+        generated = transcript.outputs.keep(has_context)  # the places of which the model says something
         token_count = knowledge.token_count(size)
         log_share = np.zeros(token_count)
         if knowledge.corpus is not None:

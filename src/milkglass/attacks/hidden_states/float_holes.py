@@ -73,7 +73,7 @@ class FloatHoles(Attack):
         family = family_of(public_model.config)
         if family.kind != "encoder":
             return f"{family.name} is a decoder, and states are sent by encoders"
-        if any(one.layer for one in transcript.all(Activations)):
+        if any(activations.layer for activations in transcript.all(Activations)):
             return "the states follow from whole texts, and no list of texts is tried"
         if Holes(np.float32(required(knowledge.noise).width)).share < MIN_SHARE:
             return "noise of this width reaches every number"
@@ -84,7 +84,7 @@ class FloatHoles(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         first = int(common_ends(knowledge.corpus)[0][0])
         reader = _Reader(required(knowledge.public_model), required(knowledge.noise), first, self)
-        guesses = [reader.read(one, budget) for one in transcript.all(Activations)]
+        guesses = [reader.read(activations, budget) for activations in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
 
@@ -117,7 +117,7 @@ class _Reader:
             failed = failed + 1 if factor is None else -len(text_ends)  # one that fits shows that there are holes
             if factor is not None:
                 for place in range(int(stop - start)):
-                    guess[start + place] = self.least_excluded(rows[start + place], place, factor)[0]
+                    guess[start + place] = self.least_excluded_tokens(rows[start + place], place, factor)[0]
                     budget.spend(work.elements(self.size * (rows.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
             budget.progress((number + 1) / len(seen.lengths))
         return guess
@@ -140,7 +140,7 @@ class _Reader:
         factors, typical = self._factors(len(rows))
         blocks = np.array_split(factors, -(-len(factors) // FACTORS_AT_A_TIME))
         least, best = MAX_SLIPS + 1, factors[:0]
-        for block in sorted(blocks, key=lambda one: abs(float(one[0]) - typical)):
+        for block in sorted(blocks, key=lambda part: abs(float(part[0]) - typical)):
             fitting, ruled = self._fitting(block, row, MAX_SLIPS)
             budget.spend(work.elements(COORDINATES_PASSED * PASSES_A_TEST * len(block)))
             if len(ruled) and ruled.min() < least:
@@ -157,7 +157,9 @@ class _Reader:
         tried = factors[np.unique(np.linspace(0, len(factors) - 1, MAX_FACTORS).astype(np.int64))]
         if len(tried) == 1:
             return np.float32(tried[0])
-        ruled_counts = [sum(self.least_excluded(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in tried]
+        ruled_counts = [
+            sum(self.least_excluded_tokens(row, at, factor)[1] for at, row in enumerate(rows, 1)) for factor in tried
+        ]
         return np.float32(tried[int(np.argmin(ruled_counts))])
 
     def _fitting(self, factors: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
@@ -180,7 +182,7 @@ class _Reader:
         factors = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
         return factors, float(middle)
 
-    def least_excluded(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
+    def least_excluded_tokens(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
         """Returns (k,) the tokens that a row (d,) rules out least, and how many coordinates rule out the first."""
         states, width = self.states_at(place), len(row)
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)

@@ -28,7 +28,7 @@ def vectors(seen: Activations) -> torch.Tensor:
     """Returns (texts, d) the mean of each text's rows."""
     owner = torch.repeat_interleave(torch.arange(len(seen.lengths)), torch.from_numpy(seen.lengths))
     sums = torch.zeros(len(seen.lengths), seen.hidden.shape[1]).index_add_(0, owner, seen.hidden.float())
-    return device.moved(sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None])
+    return device.move(sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None])
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class HiddenWords(LinearWords):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if (required(knowledge.corpus).lengths > 0).sum() < 2:
             return "fewer than two public texts hold a token: their vectors cannot be distinguished from others"
-        if any(one.mixed is not None for one in transcript.all(Activations)):
+        if any(activations.mixed is not None for activations in transcript.all(Activations)):
             return "the rows of each text are mixed with random signs, and their mean says nothing"
-        widths = {one.hidden.shape[1] for one in transcript.all(Activations)}
+        widths = {activations.hidden.shape[1] for activations in transcript.all(Activations)}
         return None if len(widths) == 1 else f"the states have {len(widths)} different widths"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        public = corpus.chosen(np.flatnonzero(corpus.lengths > 0))
+        public = corpus.select(np.flatnonzero(corpus.lengths > 0))
         own_states = required(knowledge.observe)(public, int(rng.integers(2**31)))
         budget.spend(work.layers(1 + own_states.layer, own_states.hidden))
         own_vectors = vectors(own_states)
         centre, spread = own_vectors.mean(0), own_vectors.std(0, correction=0).clamp_min(1e-6)
-        seen_vectors = torch.cat([vectors(one) for one in transcript.all(Activations)])
+        seen_vectors = torch.cat([vectors(activations) for activations in transcript.all(Activations)])
         vocabulary = np.unique(public.ids)
         layer = self.train((own_vectors - centre) / spread, public, vocabulary, budget, rng)
         reached = np.ones(len(seen_vectors), np.bool_)

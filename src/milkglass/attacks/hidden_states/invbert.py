@@ -108,7 +108,7 @@ class InvBertModel(torch.nn.Module):
     def __init__(self, public: Model, layers: int | None) -> None:
         super().__init__()
         self.body = body(public, layers)
-        self.read = device.moved(torch.nn.Linear(public.table.shape[1], public.table.shape[0]))
+        self.read = device.move(torch.nn.Linear(public.table.shape[1], public.table.shape[0]))
         with torch.no_grad():
             self.read.weight.copy_(public.table)
             self.read.bias.zero_()
@@ -148,32 +148,34 @@ class InvBert(Attack):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         sent_states, texts = self._states_of_layer(transcript), transcript.tokens
-        if sent_states and not np.array_equal(np.concatenate([one.lengths for one in sent_states]), texts.lengths):
+        if sent_states and not np.array_equal(
+            np.concatenate([activations.lengths for activations in sent_states]), texts.lengths
+        ):
             return f"the states after layer {self.layer} are not those of the {len(texts)} texts that were sent"
-        if any(len(one.hidden) != one.lengths.sum() for one in sent_states):
+        if any(len(activations.hidden) != activations.lengths.sum() for activations in sent_states):
             return f"the states after layer {self.layer} are not one for each token"
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def _states_of_layer(self, transcript: Transcript) -> list[Activations]:
         """Returns the observed states of the layer that is attacked."""
-        return [one for one in transcript.all(Activations) if one.layer == self.layer]
+        return [activations for activations in transcript.all(Activations) if activations.layer == self.layer]
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public = required(knowledge.corpus)
         seconds, (first, second, third) = budget.left(), rng.spawn(3)
         own_model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
-        corpus = public.mapped(sigma)
+        corpus = public.map_ids(sigma)
         states, read = self.states(
             own_model, corpus, batches_within(corpus, budget, first, LEFT_AFTER_PUBLIC * seconds), budget
         )
         is_read = torch.from_numpy(read[corpus.sequence_indices])
-        corpus = public.chosen(np.flatnonzero(read))
+        corpus = public.select(np.flatnonzero(read))
         sent_groups = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
         sent_states, reached = self.client_states(transcript, sent_groups, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[is_read], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
         reached_texts = np.flatnonzero(reached)
-        texts = transcript.tokens.chosen(reached_texts)
+        texts = transcript.tokens.select(reached_texts)
         groups = (
             reached_texts[text_indices]
             for text_indices in batches_within(texts, budget, third, max_tokens=TOKENS_AT_A_TIME)
@@ -198,6 +200,6 @@ class InvBert(Attack):
         States that were sent are of all texts. Others are computed from the ids of the texts in `groups`.
         """
         if sent_states := self._states_of_layer(transcript):
-            states = device.moved(torch.cat([one.hidden.float() for one in sent_states]))
+            states = device.move(torch.cat([activations.hidden.float() for activations in sent_states]))
             return states, np.ones(len(transcript.tokens), np.bool_)
         return self.states(transcript.model, transcript.tokens, groups, budget)

@@ -115,12 +115,12 @@ class InvertHidden(Attack):
         states, corpus = self.observe_corpus(knowledge, budget.part(OBSERVING_SHARE), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
-        inverter = device.moved(
+        inverter = device.move(
             StateInverter(required(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
         )
         training_budget = budget.part(TRAINING_SHARE, budget.progress)
         train(inverter, states, corpus, self, training_budget, rng, clip=1.0)
-        guesses = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
+        guesses = [self.read(inverter, activations, budget) for activations in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
     def observe_corpus(
@@ -136,16 +136,16 @@ class InvertHidden(Attack):
             for text_numbers in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
                 if states and budget.left() <= 0:
                     break
-                selected = corpus.chosen(text_numbers)
+                selected = corpus.select(text_numbers)
                 observation = required(knowledge.observe)(selected, seed + copy)
                 states.append(observation.hidden.float())
                 texts.extend(selected)
                 budget.spend(work.layers(1 + observation.layer, observation.hidden))
-        return device.moved(torch.cat(states)), Sequences.of(texts)
+        return device.move(torch.cat(states)), Sequences.of(texts)
 
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
-        k, hidden = min(self.k, inverter.read.out_features), device.moved(seen.hidden.float())
+        k, hidden = min(self.k, inverter.read.out_features), device.move(seen.hidden.float())
         return invert_states(inverter, hidden, shape, groups, k, budget)

@@ -84,7 +84,7 @@ class LinearWords(Attack):
         self, vectors: torch.Tensor, public: Sequences, vocabulary: Ids, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
         """Returns a layer from the vectors (texts, d) of public texts to the words of the vocabulary that they hold."""
-        layer = device.moved(torch.nn.Linear(vectors.shape[1], len(vocabulary)))
+        layer = device.move(torch.nn.Linear(vectors.shape[1], len(vocabulary)))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(vocabulary, public.ids)
         present = csr_array(
@@ -134,11 +134,11 @@ class MLC(LinearWords):
         corpus = required(knowledge.corpus)
         seconds, (public_rng, sent_rng) = budget.left(), rng.spawn(2)
         own_model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
-        public, sent = corpus.mapped(sigma), transcript.tokens
+        public, sent = corpus.map_ids(sigma), transcript.tokens
         means, was_read = embeddings(
             own_model, public, batches_within(public, budget, public_rng, LEFT_AFTER_PUBLIC * seconds), budget
         )
-        public, means = corpus.chosen(np.flatnonzero(was_read)), means[torch.from_numpy(was_read)]
+        public, means = corpus.select(np.flatnonzero(was_read)), means[torch.from_numpy(was_read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
         sent_groups = batches_within(sent, budget, sent_rng, LEFT_AFTER_SENT * seconds)

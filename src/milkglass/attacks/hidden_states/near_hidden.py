@@ -76,12 +76,12 @@ class NearHidden(Attack):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         public_model = required(knowledge.public_model)
         family = family_of(public_model.config)
-        if family.kind != "encoder" and any(one.layer for one in transcript.all(Activations)):
+        if family.kind != "encoder" and any(activations.layer for activations in transcript.all(Activations)):
             return f"{family.name} is a decoder, and of one only the embeddings are sent"
         return why_no_token_states(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        guesses = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]
+        guesses = [self.read(activations, knowledge, budget) for activations in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
     def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:

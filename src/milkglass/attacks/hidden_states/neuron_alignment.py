@@ -55,7 +55,7 @@ class NeuronReader:
     def __init__(self, model: Model, layer: int) -> None:
         """Cuts the model after the layer with index `layer`, from 0."""
         self.network, name_end = body(model, layer + 1), family_of(model.config).neurons
-        self.matrix = [one for name, one in self.network.named_modules() if name.endswith(name_end)][layer]
+        self.matrix = [module for name, module in self.network.named_modules() if name.endswith(name_end)][layer]
 
     def __call__(self, ids: Tensor, noise: Tensor | None = None) -> Tensor:
         """Returns (n, f) what enters the nonlinearity for each of `ids`, with noise (n, d) on their embeddings."""
@@ -145,10 +145,10 @@ class NeuronAlignment(NearestRows):
         if knowledge.has_shared_ids:
             return "an id stands for several tokens, so that no neuron sees a token alone"
         models = transcript.model, required(knowledge.public_model)
-        seen, public = (_neuron_weights(one, self.layer) for one in models)
+        seen, public = (_neuron_weights(model, self.layer) for model in models)
         if seen is None or public is None:
             return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
-        counts = [sum(one.shape) - model.width for one, model in zip((seen, public), models, strict=True)]
+        counts = [sum(weights.shape) - model.width for weights, model in zip((seen, public), models, strict=True)]
         if counts[0] != counts[1]:
             return f"layer {self.layer} of the scrambled model has {counts[0]} neurons, the public one {counts[1]}"
         return "the layers are the public ones: rows can be compared" if torch.equal(seen, public) else None
@@ -159,7 +159,7 @@ class NeuronAlignment(NearestRows):
         neurons = NeuronReader(transcript.model, self.layer)(all_ids)
         read, sample_ids = NeuronReader(public, self.layer), _sample(public.vocab_size, self.sample, rng)
         draws = device.tensor(rng.standard_normal((len(sample_ids), public.width), dtype=np.float32))
-        noise = device.moved(public.table.std()) * draws
+        noise = device.move(public.table.std()) * draws
         probe = _sample(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
         seen_quantiles = correlation_quantiles(neurons[_sample(len(neurons), len(probe), rng)])
 
@@ -188,7 +188,7 @@ def _sample(size: int, max_count: int, rng: np.random.Generator) -> Tensor:
 def _neuron_weights(model: Model, layer: int) -> Tensor | None:
     """Returns the weights (f, d) or (d, f) of that layer's neurons, or None if the model does not hold them."""
     name = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
-    return next((model.tensors[one] for one in model.tensors if name.search(one)), None)
+    return next((model.tensors[key] for key in model.tensors if name.search(key)), None)
 
 
 def _standardise(neurons: Tensor) -> Tensor:

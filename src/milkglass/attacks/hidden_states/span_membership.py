@@ -75,24 +75,28 @@ class SpanMembership(Attack):
         require(self)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        seen = [one for one in transcript.all(Activations) if one.mixed is not None]
+        seen = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
         if not seen:
             return "no rows are mixed: other attacks read each state"
-        of_layer_0 = [one for one in seen if one.layer == 0]
+        of_layer_0 = [activations for activations in seen if activations.layer == 0]
         if not of_layer_0:
             return "the states follow from whole texts, and no list of texts is tried"
         width = required(knowledge.public_model).width
-        if other_widths := [one.hidden.shape[1] for one in of_layer_0 if one.hidden.shape[1] != width]:
+        if other_widths := [
+            activations.hidden.shape[1] for activations in of_layer_0 if activations.hidden.shape[1] != width
+        ]:
             return f"the rows have {other_widths[0]} dimensions, the public model {width}"
-        min_rows = min((int(_row_counts(one).min()) for one in of_layer_0 if len(one.lengths)), default=0)
+        min_rows = min(
+            (int(_row_counts(activations).min()) for activations in of_layer_0 if len(activations.lengths)), default=0
+        )
         if min_rows >= width:
             return f"every text is mixed to {min_rows} rows or more in {width} dimensions: their span is everything"
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        mixed_states = [one for one in transcript.all(Activations) if one.mixed is not None]
-        first_rows = [part for one in mixed_states if one.layer == 0 for part in _texts(one)]
-        second_rows = [part for one in mixed_states if one.layer == 1 for part in _texts(one)]
+        mixed_states = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
+        first_rows = [part for activations in mixed_states if activations.layer == 0 for part in _texts(activations)]
+        second_rows = [part for activations in mixed_states if activations.layer == 1 for part in _texts(activations)]
         reader = SpanReader(required(knowledge.public_model), self)
         is_ordered = reader.is_decoder and len(second_rows) == len(first_rows)
         readings = list[Ids]()
@@ -141,34 +145,36 @@ class SpanReader:
         span = self._span(rows)
         if span is None:
             return SpanTokens(((),) * place_count, (), self.depends_on_place)
-        found = tokens_in_spans(self.first_input, [span], place_count, self.attack.tolerance, self.size)
-        assert found is not None  # it is None only for more tokens than the vocabulary has
+        candidates = tokens_in_spans(self.first_input, [span], place_count, self.attack.tolerance, self.size)
+        assert candidates is not None  # it is None only for more tokens than the vocabulary has
         return SpanTokens(
-            tuple(tokens[: span.rank] for tokens in found.tokens), found.nearest, found.depends_on_position
+            tuple(tokens[: span.rank] for tokens in candidates.tokens),
+            candidates.nearest,
+            candidates.depends_on_position,
         )
 
     def read_bag(self, rows: torch.Tensor, place_count: int) -> Ids:
         """Returns the different tokens, ascending, in the span of rows (m, d), of texts of at most so many tokens."""
-        found = self.span_tokens(rows, place_count)
-        return np.array(sorted({token for tokens in found.tokens for token in tokens}), np.int64)
+        candidates = self.span_tokens(rows, place_count)
+        return np.array(sorted({token for tokens in candidates.tokens for token in tokens}), np.int64)
 
     def read_in_place(self, rows: torch.Tensor, length: int) -> Ids:
         """Returns (length, k) the tokens of one text, nearest first, NO_BELIEF if there are fewer."""
-        found, k = self.span_tokens(rows, length), min(self.attack.k, self.size)
+        candidates, k = self.span_tokens(rows, length), min(self.attack.k, self.size)
         ranked_tokens = np.full((length, k), NO_BELIEF, np.int64)
         for place in range(length):
-            tokens_there = found.at(place)[:k]
+            tokens_there = candidates.at(place)[:k]
             ranked_tokens[place, : len(tokens_there)] = tokens_there
         return ranked_tokens
 
     def read_in_order(self, rows: torch.Tensor, second_rows: torch.Tensor, length: int, budget: Budget) -> Ids:
         """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
         read_tokens, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(second_rows)
-        found = self.span_tokens(rows, length)
-        if span is None or not found.at(0):
+        candidates = self.span_tokens(rows, length)
+        if span is None or not candidates.at(0):
             return read_tokens
         high, attack = AttentionInput(self.step, 1), self.attack
-        texts = grow_texts(high, [span], found, length, attack.tolerance, attack.most, budget)
+        texts = grow_texts(high, [span], candidates, length, attack.tolerance, attack.most, budget)
         likeliest_texts = choose_texts(high, texts, 1, [length])
         if likeliest_texts and len(likeliest_texts[0]) == length:
             read_tokens[:, 0] = likeliest_texts[0]

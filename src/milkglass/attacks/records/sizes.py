@@ -63,7 +63,7 @@ def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.
     if not len(sizes):
         sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)
     bins = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
-    first = [np.pad(one[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(one)))) for one in (sizes, pauses)]
+    first = [np.pad(series[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(series)))) for series in (sizes, pauses)]
     summary = [len(sizes), sizes.sum(), sizes.mean(), sizes.std(), pauses.sum(), pauses.mean(), pauses.std()]
     return np.concatenate([summary, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
 

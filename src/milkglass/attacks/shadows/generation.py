@@ -32,7 +32,7 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-TRAINING_SHARE = 0.7  # of the budget
+TRAINING_SHARE = 0.7  # share of the budget that the training may take
 BATCH_TOKENS = 1024  # shadows in a batch
 
 
@@ -73,7 +73,7 @@ class ShadowGeneration(Attack):
             raise UsageError("this defence does not replace tokens in their places", "use the channel attack")
         model = self._model(transcript.size, int(rng.integers(2**31)))
         self._train(model, own_shadows, knowledge, budget, rng)
-        allowed = self._allowed(knowledge)
+        allowed = self._allowed_ids(knowledge)
         tokens = transcript.tokens
         guess = np.full((len(tokens.ids), 1), NO_BELIEF, np.int64)
         for text_numbers in batches(tokens, BATCH_TOKENS):
@@ -97,7 +97,7 @@ class ShadowGeneration(Attack):
                     vocab_size=size + 1, hidden_size=self.width, intermediate_size=3 * self.width,
                     num_hidden_layers=self.layers, num_attention_heads=4, tie_word_embeddings=True,
                 )  # fmt: skip
-                return device.moved(AutoModelForCausalLM.from_config(config))
+                return device.move(AutoModelForCausalLM.from_config(config))
             model = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
             if model.config.vocab_size != size:
                 raise UsageError(
@@ -105,7 +105,7 @@ class ShadowGeneration(Attack):
                     "give a model with the vocabulary of the texts, or none",
                 )
             model.resize_token_embeddings(size + 1, mean_resizing=False)
-            return device.moved(model)
+            return device.move(model)
 
     def _train(
         self, model: Any, own_shadows: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -127,11 +127,11 @@ class ShadowGeneration(Attack):
                 budget.spend(work.training_step(model, 2 * shadows.numel()))
                 budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 
-    def _allowed(self, knowledge: Knowledge) -> dict[int, Ids]:
+    def _allowed_ids(self, knowledge: Knowledge) -> dict[int, Ids]:
         """Returns what each shadow can stand for; empty: anything."""
         if not self.restricted or knowledge.candidates is None:
             return {}
-        return {int(row): one.members for one in knowledge.candidates.groups for row in one.rows}
+        return {int(row): group.members for group in knowledge.candidates.groups for row in group.rows}
 
 
 def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, count: int) -> Tensor:

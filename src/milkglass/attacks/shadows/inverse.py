@@ -58,7 +58,7 @@ def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     ends = np.flatnonzero(np.diff(shadow)) + 1
     heads = shadow[np.concatenate([[0], ends])] if len(shadow) else shadow
     groups = tuple(Group(np.array([s]), m) for s, m in zip(heads, np.split(sorted_originals, ends), strict=False))
-    return Candidates(groups, tuple(-np.log(counts[one.members].astype(np.float64))[None, :] for one in groups))
+    return Candidates(groups, tuple(-np.log(counts[group.members].astype(np.float64))[None, :] for group in groups))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class ChosenAnswers(Attack):
     cost = Cost(tokens=1.0)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if any(one.prompts is None for one in transcript.all(Outputs)):
+        if any(outputs.prompts is None for outputs in transcript.all(Outputs)):
             return "it was not recorded which prompt each answer followed"
         count = len(transcript.outputs)
         if len(required(knowledge.answers)) != count:
@@ -47,7 +47,7 @@ class ChosenAnswers(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        prompts = [row for one in transcript.all(Outputs) if one.prompts is not None for row in one.prompts]
+        prompts = [row for outputs in transcript.all(Outputs) if outputs.prompts is not None for row in outputs.prompts]
         sent_texts, index = list(transcript.tokens), 0
         named = np.full(transcript.size, NO_BELIEF, np.int64)
         for prompt, written, text in zip(prompts, transcript.outputs, required(knowledge.answers), strict=True):

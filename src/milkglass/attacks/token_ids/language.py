@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.assignment import Solver, ranked
+from milkglass.attacks.assignment import Solver, guess_by_rank
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restrict
@@ -100,7 +100,7 @@ class LanguageModel(Solver):
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         log_share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.token_count(transcript.size)).share)
         prior = restrict(required(knowledge.candidates), first_candidates.groups, transcript.size)
-        stored = [np.zeros_like(one) for one in prior]
+        stored = [np.zeros_like(array) for array in prior]
         places_seen = np.zeros(transcript.size, np.int64)
         for index in range(self.rounds):
             seconds = (budget.left() - elapsed) / (self.rounds - index)
@@ -126,7 +126,7 @@ class LanguageModel(Solver):
     ) -> None:
         """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
-        reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
+        reading = texts.map_ids(required(guess_by_rank(candidates, transcript.size, 1).table)[:, 0])
         queue, common = table.urgent_texts(texts, rng), None
         while len(queue) and budget.left() > 0:
             text_numbers, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]

@@ -36,7 +36,7 @@ SPANS_A_MASK = 3  # guesses of a mask
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask in a text.
+    """One place where something was masked.
 
     Attributes:
         text: the index of the text.
@@ -133,7 +133,7 @@ class MaskFilling(Attack):
         }
         running = np.full((len(texts.ids), SPANS_A_MASK), NO_BELIEF, np.int64)
         running[:, 0] = texts.ids
-        located = [one for one in masks(texts, tokenizer) if one.kind in spans_of_kind]
+        located = [mask for mask in masks(texts, tokenizer) if mask.kind in spans_of_kind]
         for mask in located:
             _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:SPANS_A_MASK]])
         for mask, order in self._weigh(texts, located, spans_of_kind, knowledge, budget, rng):
@@ -151,7 +151,7 @@ class MaskFilling(Attack):
             reading[mask.start] = spans_of_kind[mask.kind][0][0][0]
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         mask_at = {mask.start: mask for mask in located}
-        queue, texts_done = rng.permutation(np.unique([one.text for one in located])), 0
+        queue, texts_done = rng.permutation(np.unique([mask.text for mask in located])), 0
         no_mean = np.zeros(len(reader.head))  # no mean probability is subtracted, or rare first tokens would win
         while len(queue) and budget.left() > 0:
             text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]

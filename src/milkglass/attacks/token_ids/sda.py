@@ -39,7 +39,7 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
-TEMPERATURE = 0.05  # of cosines
+TEMPERATURE = 0.05  # divides cosines
 
 
 class Scorer(torch.nn.Module):
@@ -48,7 +48,7 @@ class Scorer(torch.nn.Module):
     def __init__(self, public: Model, rng: np.random.Generator) -> None:
         super().__init__()
         self.body = body(public)
-        self.read = device.moved(torch.nn.Linear(self.body.config.hidden_size, 1))
+        self.read = device.move(torch.nn.Linear(self.body.config.hidden_size, 1))
         bound = self.read.in_features**-0.5
         with torch.no_grad():
             for parameter in self.read.parameters():  # as torch draws them, but not from its shared generator

@@ -49,7 +49,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 START_SCALE = 0.3  # of A at the start, since embeddings' products are larger than the members' logits
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
-TRAINING_SHARE = 0.8  # of the budget
+TRAINING_SHARE = 0.8  # share of the budget that the training may take
 # If a language model reads after the training: of the budget for the training; of the rest to choose its weights
 TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = 0.5, 0.5
 UNSEEN_COUNT = 0.05  # added to each token's occurrences in the public text
@@ -114,8 +114,8 @@ class Symbols:
 
     def chain(self, corpus: Sequences) -> ClusterHmm:
         """Returns a hidden Markov chain over symbols in place of ids."""
-        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.tokens_of_symbol) if len(one))
-        uniform = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
+        groups = tuple(Group(np.array([i]), tokens) for i, tokens in enumerate(self.tokens_of_symbol) if len(tokens))
+        uniform = Candidates(groups, tuple(np.zeros((1, len(group.members))) for group in groups))
         if self.responses is not None:
             uniform = uniform.for_exchanged_ids(RandomisedResponse(self.exchanged, self.responses.epsilon))
         return ClusterHmm(uniform, corpus, len(self.tokens_of_symbol), len(self.of_token), self.responses is not None)
@@ -142,9 +142,9 @@ class SymbolReader(torch.nn.Module):
         super().__init__()
         self.spans, self.own_spans = symbols.spans(symbols.members), symbols.spans(symbols.tokens_of_symbol)
         self.advantage, self.exchanged = symbols.advantage, frozenset(symbols.exchanged.tolist())
-        self.register_buffer("has_several", torch.tensor([len(one) > 1 for one in symbols.members]))
-        self.register_buffer("start", torch.tensor([one.start for one in self.spans]))
-        order, sizes = symbols.order, [len(one) for one in symbols.tokens_of_symbol]
+        self.register_buffer("has_several", torch.tensor([len(members) > 1 for members in symbols.members]))
+        self.register_buffer("start", torch.tensor([span.start for span in self.spans]))
+        order, sizes = symbols.order, [len(tokens) for tokens in symbols.tokens_of_symbol]
         self.register_buffer("position", torch.from_numpy(np.argsort(order, kind="stable").astype(np.int64)))
         table, weight = public.table, torch.from_numpy(counts).float()[:, None]
         member = torch.from_numpy(symbols.of_token)
@@ -212,7 +212,7 @@ class Beliefs:
                     for there, scores in self.reader(inputs)
                     for index, row in zip(there.tolist(), device.array(scores.double()), strict=True)
                 }
-            believed = [one for row in device.array(inputs) for one in self.chain.read(row, True)]
+            believed = [belief for row in device.array(inputs) for belief in self.chain.read(row, True)]
             places_and_beliefs = zip(places(texts, text_numbers), inputs.flatten().tolist(), believed, strict=True)
             for index, (place, symbol, chain) in enumerate(places_and_beliefs):
                 members = self.members[symbol]
@@ -303,7 +303,7 @@ class SymbolDecoder(Attack):
         count = max(1, int(self.held_out * len(corpus)))
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
             count = min(count, HELD_OUT)
-        held_out, corpus = corpus.chosen(order[:count]), corpus.chosen(order[count:])
+        held_out, corpus = corpus.select(order[:count]), corpus.select(order[count:])
         reader = SymbolReader(public, symbols, corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT)
         share = TRAINING_SHARE if self.reader is None else TRAINING_SHARE_BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
@@ -311,11 +311,11 @@ class SymbolDecoder(Attack):
         is_counted = np.ones(public.vocab_size, np.bool_)
         is_counted[np.argsort(-corpus.counts(public.vocab_size), kind="stable")[: self.commonest]] = False
         weights = beliefs.best_weights(replace(held_out, ids=symbols.send(held_out.ids, rng)), held_out.ids, is_counted)
-        sent_symbols = transcript.tokens.mapped(symbols.of_id)
+        sent_symbols = transcript.tokens.map_ids(symbols.of_id)
         smoothed_counts = corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT
         listed = beliefs.list_options(sent_symbols, weights, self.k, smoothed_counts)
         if self.reader is not None and budget.left() > 0:
-            held_out = held_out.chosen(np.arange(len(held_out))[:HELD_OUT])
+            held_out = held_out.select(np.arange(len(held_out))[:HELD_OUT])
             held_out_symbols = replace(held_out, ids=symbols.send(held_out.ids, rng))
             held_out_lists = beliefs.list_options(held_out_symbols, weights, self.k, smoothed_counts)
             causal = CausalReader.of(public, self.reader, corpus, budget)
@@ -328,7 +328,7 @@ class SymbolDecoder(Attack):
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator
     ) -> None:
         """Trains at a rate that falls to zero at the end of the epochs or the budget, whichever is first."""
-        trained_parameters = [one for one in reader.parameters() if one.requires_grad]
+        trained_parameters = [parameter for parameter in reader.parameters() if parameter.requires_grad]
         optimiser = torch.optim.AdamW(trained_parameters, lr=self.learning_rate, fused=True)
         groups, seconds = list(batches(corpus, self.batch_tokens)), budget.left()
         order = [index for _ in range(self.epochs) for index in rng.permutation(len(groups)).tolist()]

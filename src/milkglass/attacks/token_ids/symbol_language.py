@@ -35,7 +35,7 @@ from milkglass.sequences import Ids, Sequences, batched
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 
-STRENGTHS = (0.0, 0.2, 0.4, 0.6, 1.0)  # u above
+STRENGTHS = (0.0, 0.2, 0.4, 0.6, 1.0)  # values of u in the module's formula that are tried
 WEIGHTS = np.array([(a, u) for a in np.linspace(0.4, 1.2, 5) for u in np.linspace(0, 1, 11)])  # a, u'
 HELD_OUT = 100  # the most texts by which they are chosen
 TEXTS_TOGETHER = 32  # texts of one beam search: with fewer, the reader's weights are fetched more often
@@ -222,7 +222,7 @@ class LanguageReader:
         `counts_token` (n,) says which public tokens count when u is chosen.
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
-        states = [one.states for one in reader.reads(reading, np.arange(len(texts)))]
+        states = [batch.states for batch in reader.reads(reading, np.arange(len(texts)))]
         all_states = torch.cat(states) if states else reader.head.new_zeros(0, reader.head.shape[1])
         plain = cls(
             reader,

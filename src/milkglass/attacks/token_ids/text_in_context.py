@@ -168,7 +168,9 @@ class ClusterHmm:
 
     def read(self, text: Ids, uses_neighbours: bool) -> list[NDArray[np.float64]]:
         """Returns for each position (m,) the belief in each member, from the whole text, or from frequency alone."""
-        local_beliefs = [self.share[self.members(each)] * self.emission(each) for each in text.tolist()]
+        local_beliefs = [
+            self.share[self.members(scrambled_id)] * self.emission(scrambled_id) for scrambled_id in text.tolist()
+        ]
         if not uses_neighbours or len(text) < 2:
             return local_beliefs
         forward = self._forward_beliefs(text, local_beliefs)

@@ -82,12 +82,12 @@ class TFA(Attack):
             table[sent_ids] = (
                 by_nearest(sent_counts * knowledge.alias_count, public_counts, sent_ids, self.k, int(sent_counts.sum()))
                 if self.match == "nearest"
-                else self.around(sent_ids, public_ids)
+                else self.guesses_around_rank(sent_ids, public_ids)
             )
         table[crib_pairs[:, 0], 0] = crib_pairs[:, 1]
         return Guess(table=table)
 
-    def around(self, sent_ids: Ids, public_ids: Ids) -> Ids:
+    def guesses_around_rank(self, sent_ids: Ids, public_ids: Ids) -> Ids:
         """Returns (sent ids, k) the public id of each sent id's rank, then those of the ranks beside it."""
         steps = np.arange(1, self.k // 2 + 1)
         beside = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]

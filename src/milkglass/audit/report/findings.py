@@ -58,9 +58,9 @@ def warnings(
         "named": {"best": best_naming} if best_naming is not None and best_naming.value("bag f1") >= 0.1 else None,
         "clusters": _clusters(cells),
         "budget": budget_texts if budget_texts["spent"] and not is_read else None,
-        "understated": _understated(scene, cells),
+        "understated": _measures_beyond_papers(scene, cells),
         "rate": None if rate is None else {"rate": rate},
-        "hidden": _hidden(cells),
+        "hidden": _hidden_bits(cells),
         "members": _members(scene),
         "small": {} if scene.promise.below_k else None,
         "repetition": _repetition(scene),
@@ -151,7 +151,7 @@ def _clusters(cells: tuple[AttackResult, ...]) -> Values:
     return {"share": share} if share >= 0.5 else None
 
 
-def _understated(scene: Scene, cells: tuple[AttackResult, ...]) -> Values:
+def _measures_beyond_papers(scene: Scene, cells: tuple[AttackResult, ...]) -> Values:
     """Returns what attacks read beyond the measures by which papers judge a defence."""
     best, k = strongest(cells), int(scene.scheme.get("k", 0))
     neighbours = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
@@ -166,7 +166,7 @@ def _understated(scene: Scene, cells: tuple[AttackResult, ...]) -> Values:
     return {"best": best, "weak": best_neighbour if reads_more else None, "guessed": guessed}
 
 
-def _hidden(cells: tuple[AttackResult, ...]) -> Values:
+def _hidden_bits(cells: tuple[AttackResult, ...]) -> Values:
     cells_with_bits = [
         cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))
     ]

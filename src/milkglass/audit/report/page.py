@@ -87,7 +87,7 @@ def code(text: str) -> Markup:
     return Markup("".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts)))
 
 
-def visible(text: str, own_letters: frozenset[str]) -> str:
+def escape_rare_characters(text: str, own_letters: frozenset[str]) -> str:
     """Returns a text with escapes for characters that fonts may lack: all but `own_letters` and common alphabets.
 
     Line ends and tabs stay.
@@ -119,7 +119,7 @@ def environment(own_letters: str) -> Environment:
     )
     letters = frozenset(own_letters)
     engine.filters |= {"percent": percent, "interval": interval, "duration": duration, "code": code}
-    engine.filters |= {"attacker": _attacker, "visible": lambda text: visible(text, letters)}
+    engine.filters |= {"attacker": _attacker, "visible": lambda text: escape_rare_characters(text, letters)}
     return engine
 
 

@@ -61,7 +61,7 @@ class ReadExample:
     sent: tuple[int, ...] = ()
 
     @property
-    def right(self) -> int:
+    def right_count(self) -> int:
         return sum(piece.right for piece in self.pieces)
 
 

@@ -42,7 +42,7 @@ def verdict(
         cells: the result of each attack.
         crosses: what is attacked, if not ids under a key, see `what_crosses`.
     """
-    naming, names = best_naming_attack(cells), unfinished(best, cells)
+    naming, names = best_naming_attack(cells), unfinished_attacks(best, cells)
     bag_sentence = "" if naming is None else fill_template(SENTENCES["words"], best=naming, who=who[naming.adversary])
     sentences = [bag_sentence or SENTENCES["nothing"]]
     if best is not None:
@@ -64,7 +64,7 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
     share, named_share = math.nan if best is None else _content_share(best, cells), _named_share(cells)
     if named_share >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
-    return level_of(share, bool(unfinished(best, cells)) or (math.isnan(share) and math.isnan(named_share)))
+    return level_of(share, bool(unfinished_attacks(best, cells)) or (math.isnan(share) and math.isnan(named_share)))
 
 
 def level_of(share: float, may_rise: bool = False) -> Level:
@@ -80,7 +80,7 @@ def level_of(share: float, may_rise: bool = False) -> Level:
     return "unknown" if may_rise else "some"
 
 
-def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
+def unfinished_attacks(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
     """Returns titles of attacks that failed, were cut or did not begin, and may read more than the strongest.
 
     If an attack that starts from the clusters ended, only such attacks and long ones count, since others read less.
@@ -117,7 +117,7 @@ def percent_text(share: float, is_lower_bound: bool = False) -> str:
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
     """Returns the sentence on what the strongest attack reads."""
-    is_lower_bound, share = bool(unfinished(best, cells)), _content_share(best, cells)
+    is_lower_bound, share = bool(unfinished_attacks(best, cells)), _content_share(best, cells)
     attacker = _attacker(best.adversary, who[best.adversary])
     return fill_template(
         SENTENCES["said"],

@@ -214,4 +214,4 @@ def _read_texts(guess: Guess, sent: Sequences) -> Sequences:
     if guess.texts is not None:
         return guess.texts
     likeliest = Sequences(guess.at(sent)[:, 0], sent.lengths)
-    return likeliest.kept(likeliest.ids >= 0)
+    return likeliest.keep(likeliest.ids >= 0)

@@ -19,7 +19,7 @@ MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
 
 def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
     """Returns the page. `readings` are what each attack read of each update, which is private."""
-    measured = sorted((r for r in result.done if r.measures), key=lambda r: -r.token_share.value)
+    measured = sorted((r for r in result.finished_results if r.measures), key=lambda r: -r.token_share.value)
     best = measured[0] if measured else None
     level = level_of(best.token_share.value, any(r.cut for r in measured)) if best else "unknown"
     example = next((reading for reading in readings if best is not None and reading["attack"] == best.attack), None)

@@ -93,7 +93,7 @@ class UpdateAudit:
     selection: str = ""
 
     @property
-    def done(self) -> list[UpdateResult]:
+    def finished_results(self) -> list[UpdateResult]:
         """Returns the results of the attacks that ran to their end or to that of their share of the budget."""
         return [result for result in self.results if result.state == "done"]
 
@@ -106,9 +106,9 @@ class UpdateAudit:
         """Returns what a reader of the figures has to know, a line each."""
         lines = [f"{result.attack}: {result.why_missing}" for result in self.results if result.why_missing]
         lines += [f"round {number + 1} is left out: {reason}" for number, reason in self.refused.items()]
-        if self.done:
+        if self.finished_results:
             lines += ["in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
-        if any(result.cut for result in self.done):
+        if any(result.cut for result in self.finished_results):
             lines += ["not finished: its share of --budget was over; more texts in a batch need more"]
         if self.floor:
             commonest = f"{100 * self.floor['commonest token']:.1f} %"
@@ -125,7 +125,7 @@ class UpdateAudit:
             remark = "" if self.selection == "states" else ", which is not the paper's"
             lines += [f"ghost's selection of shadows: {self.selection}{remark}"]
         lines += [self.advice] if self.advice else []
-        if any(result.attack.startswith("shadow-") for result in self.done):
+        if any(result.attack.startswith("shadow-") for result in self.finished_results):
             lines += ["shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
         return lines
 
@@ -158,7 +158,7 @@ def named_share(measures: Measures) -> Interval:
 
 def verdict(audit: UpdateAudit) -> str:
     """Returns in a sentence or two how much was read. Texts are never called safe: other attacks may read more."""
-    graded = [result for result in audit.done if result.measures]
+    graded = [result for result in audit.finished_results if result.measures]
     if not graded:
         return fill_template(TEXTS["updates"]["nothing"], why=next(iter(audit.refused.values()), "no attack applies"))
 

@@ -94,7 +94,7 @@ class AuditedSite:
         """Returns the truth about some updates, from the indices of the texts behind each."""
         indices = np.concatenate(batches)
         sizes = np.array([len(batch) for batch in batches], np.int64)
-        sent, original = self.texts.rows.ids.chosen(indices), self.texts.originals.chosen(indices)
+        sent, original = self.texts.rows.ids.select(indices), self.texts.originals.select(indices)
         return replace(self._all_texts_truth, sent=sent, original=original, batches=sizes)
 
     @cached_property

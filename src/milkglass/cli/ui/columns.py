@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
-COMMONEST_SHOWN, RAREST_SHOWN = 6, 3  # classes that are shown if there are more
-MAX_CLASS_CHARACTERS = 40  # of a class's name
-ROWS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
+COMMONEST_COUNT, RAREST_COUNT = 6, 3  # how many of the commonest and of the rarest classes are shown of many
+MAX_CLASS_CHARACTERS = 40  # characters of a class's name that are shown
+ROW_FORMATS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
 Delimiter = Annotated[
     str | None,
     typer.Option(
@@ -34,7 +34,7 @@ Delimiter = Annotated[
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """The columns to read in the user's files."""
+    """The options that name the columns of the user's files, and say how their rows are read."""
 
     text_column: Annotated[
         str | None, typer.Option("--text-column", help="The column of texts.  [default: text or sentence]")
@@ -51,10 +51,10 @@ class ColumnOptions:
     ] = False
 
     def data_file(self, path: Path) -> DataFile:
-        """Returns the file, of which these columns will be read.
+        """Returns the file with the columns that are read of it.
 
         Raises:
-            UsageError: the file does not exist, or columns are named and it has none.
+            UsageError: the file does not exist, or columns or a delimiter are set and it has none.
             EmptyText: the file is empty.
         """
         from milkglass.rows.data_file import DataFile
@@ -66,30 +66,41 @@ class ColumnOptions:
         return data_file
 
     def read_training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
-        """Reads training data once, and returns it with its summary. Raises what `checked_summary` raises."""
+        """Reads training data once, prints its columns and classes, and returns it with its summary.
+
+        Raises what `data_file` and `checked_summary` raise.
+        """
         from milkglass.rows.examples import checked_summary
 
         file = self.data_file(path)
         summary = checked_summary(file, task)
-        _report_read(file, summary, reads_labels=task != "causal-lm")
+        _note_reading(file, summary, reads_labels=task != "causal-lm")
         if summary.labels:
-            note(f"{file.name}: {classes_found(summary)}")
+            note(f"{file.name}: {classes_text(summary)}")
         return file, summary
 
     def read_texts(self, path: Path, reads_labels: bool = False) -> DataFile:
-        """Reads rows of any kind, or lines of text, once. Raises what `summarise` raises.
+        """Reads rows of any kind, or lines of text, once, prints the columns, and returns the file.
 
         Args:
             reads_labels: whether the labels are used.
+
+        Raises what `data_file` and `summarise` raise.
         """
-        return _read(self.data_file(path), reads_labels)
+        return _check_rows(self.data_file(path), reads_labels)
 
     def read_optional(self, path: Path | None) -> DataFile | None:
-        """Reads another file of the command, if there is one, as `other_file` does."""
-        return None if path is None else _read(self.other_file(path))
+        """Reads another file of the command once, as `read_texts` does, with the options of `other_file`.
+
+        Returns None for no file.
+        """
+        return None if path is None else _check_rows(self.other_file(path))
 
     def other_file(self, path: Path) -> DataFile:
-        """Returns another file of the command, with the options for its kind. Raises what `data_file` raises."""
+        """Returns another file of the command, with those of the options that its kind has.
+
+        Lines of text have none, and only tables have a delimiter. Raises what `data_file` raises.
+        """
         from milkglass.rows.data_file import TABLES
 
         suffix = path.suffix.lower()
@@ -97,50 +108,56 @@ class ColumnOptions:
             return ColumnOptions().data_file(path)
         return (self if suffix in TABLES else replace(self, delimiter=None)).data_file(path)
 
-    def command_line(self) -> str:
-        """Returns the options that are set, as on a command line, with a space before; "" if none is."""
+    def option_text(self) -> str:
+        """Returns the options that are set, as on a command line, with a space before them; "" if none is set."""
         arguments = list[str]()
         for name, value in self.changed_fields().items():
             arguments += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
         return f" {shlex.join(arguments)}" if arguments else ""
 
     def changed_fields(self) -> dict[str, str | bool]:
-        """Returns the fields that are set, by name. They must be unchanged when a stopped command goes on."""
+        """Returns the fields that are set, by name. They must be the same when a stopped command goes on."""
         return {name: value for name, value in vars(self).items() if value}
 
 
-def _read(file: DataFile, reads_labels: bool = False) -> DataFile:
+def _check_rows(file: DataFile, reads_labels: bool = False) -> DataFile:
+    """Reads all rows of a file, prints its columns, and returns it. Raises what `summarise` raises."""
     from milkglass.rows.examples import summarise
 
-    _report_read(file, summarise(file), reads_labels)
+    _note_reading(file, summarise(file), reads_labels)
     return file
 
 
-def _report_read(file: DataFile, summary: Summary, reads_labels: bool) -> None:
+def _note_reading(file: DataFile, summary: Summary, reads_labels: bool) -> None:
+    """Prints which columns of a file are read, and how many of its rows are skipped."""
     note_columns(file, reads_labels)
     note_skipped(file.name, summary.blank, summary.empty)
 
 
-def classes_found(summary: Summary) -> str:
-    """Returns the labels and in how many rows each occurs, the commonest first: "2 classes: billing 40, null 1"."""
+def classes_text(summary: Summary) -> str:
+    """Returns the labels and in how many rows each occurs, the commonest first: "2 classes: billing 40, null 1".
+
+    Of many classes only the commonest and the rarest are named.
+    """
     commonest_first = sorted(zip(summary.labels, summary.counts, strict=True), key=lambda entry: -entry[1])
     classes = [f"{running_text(name)[:MAX_CLASS_CHARACTERS]} {count:,}" for name, count in commonest_first]
-    shown = classes
-    if len(classes) > COMMONEST_SHOWN + RAREST_SHOWN:
-        common, (rare, *rarer) = classes[:COMMONEST_SHOWN], classes[-RAREST_SHOWN:]
-        hidden_count = len(classes) - COMMONEST_SHOWN - RAREST_SHOWN
-        shown = [*common, f"and {hidden_count:,} more", f"the rarest: {rare}", *rarer]
-    return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}: {', '.join(shown)}"
+    shown_classes = classes
+    if len(classes) > COMMONEST_COUNT + RAREST_COUNT:
+        commonest, (first_rare, *other_rare) = classes[:COMMONEST_COUNT], classes[-RAREST_COUNT:]
+        hidden_count = len(classes) - COMMONEST_COUNT - RAREST_COUNT
+        shown_classes = [*commonest, f"and {hidden_count:,} more", f"the rarest: {first_rare}", *other_rare]
+    return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}: {', '.join(shown_classes)}"
 
 
 def note_columns(file: DataFile, reads_labels: bool = True, id_column: str | None = None) -> None:
-    """Prints which columns of a table are read and which are not."""
+    """Prints which columns of a file are read and which are not; nothing for lines of text."""
     if description := file.columns_read(reads_labels, id_column):
         note(f"{file.name}: {description}")
 
 
-def note_skipped(name: str, blank: int, empty: int = 0) -> None:
-    for count, noun in ((blank, "blank line"), (empty, "row with an empty field")):
+def note_skipped(name: str, blank_count: int, empty_count: int = 0) -> None:
+    """Prints how many blank lines of a file were skipped, and how many rows with an empty field, if any were."""
+    for count, noun in ((blank_count, "blank line"), (empty_count, "row with an empty field")):
         if count:
             nouns = noun if count == 1 else noun.replace("line", "lines").replace("row", "rows")
             note(f"{count:,} {nouns} of {name} skipped")

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.options import KeyOptions, ServerOptions
-from milkglass.cli.ui.terminal import LINE_INTERVAL, at_work, bars, emit, note, watched
+from milkglass.cli.ui.terminal import LINE_INTERVAL_SECONDS, bars, emit, is_stderr_terminal, note, report_activity
 from milkglass.progress import duration
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
 
 Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result, which is scrambled, to this folder.")]
-NOT_JUDGED = (
+NO_ACCURACY_NOTE = (
     "accuracy is not known, since no rows were kept for it: give --validation FILE or --hold-out the next time; "
     "`milkglass compare MODEL DATA` estimates it on this machine"
 )
 METRIC_NAMES = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
 CLASSES_HINT = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
-Show = Callable[[Mapping[str, Any]], None]
+ShowEvent = Callable[[Mapping[str, Any]], None]  # shows an event of a job
 
 
-def finish(
+def finish_job(
     remote: Remote,
     job_id: str,
     fetch: Path | None,
@@ -38,10 +38,19 @@ def finish(
     max_bytes: Callable[[], int] | None = None,
     labels: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Follows a job to its end, downloads the model, and prints its name and its figures for each class.
+    """Follows a job to its end, downloads the model if `fetch` is set, and prints the result.
 
-    For messages, `next_use` is the next command and its key, `labels` the known numbers of classes by name. `max_bytes`
-    returns the most bytes that the model can have.
+    The result is the model's name, its figures, and with `labels` its figures for each class.
+
+    Args:
+        remote: the server.
+        job_id: the job.
+        fetch: the folder for the model. None: it is not downloaded.
+        server: the options of the server, for the commands that are suggested.
+        as_json: whether the result is printed as JSON.
+        next_use: the command that uses the model and the options of its key, for a suggestion.
+        max_bytes: returns the most bytes that the model can have. It is called before a download.
+        labels: the numbers of the classes by name. Empty: not known.
     """
     from milkglass.cli.ui import label_report
     from milkglass.metrics.confusion import Confusion
@@ -49,7 +58,7 @@ def finish(
     latest: dict[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
     try:
-        with at_work(as_json, "train"), _progress_display(as_json) as show:
+        with report_activity(as_json, "train"), _progress_display(as_json) as show:
             for event in remote.follow(job_id):
                 latest.update(event["data"])
                 evaluations += [event["data"]] if "eval_loss" in event["data"] else []
@@ -82,73 +91,76 @@ def finish(
     lines += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
     lines += [] if confusion is None else ["", *label_report.report_lines(confusion), ""]
     lines += [f"  {CLASSES_HINT}"] if confusion is None and "confusion" in best_evaluation and not labels else []
-    lines += [f"  {NOT_JUDGED}"] if labels and "eval_loss" not in metrics else []
+    lines += [f"  {NO_ACCURACY_NOTE}"] if labels and "eval_loss" not in metrics else []
     lines += [f"  fetched to {fetch}"] if fetch else []
     lines += [f"next: milkglass {next_use[0]} {model_name} TEXT {next_use[1]} {server}"] if next_use else []
     emit(as_json, document, "\n".join(lines))
 
 
-def comeback(job_id: str, server: ServerOptions, key: KeyOptions | None = None) -> str:
+def follow_hint(job_id: str, server: ServerOptions, key: KeyOptions | None = None) -> str:
+    """Returns the words that name the command that follows a job."""
     return f"come back with: milkglass job {job_id} --follow {server}" + ("" if key is None else f" {key}")
 
 
 def steps_text(progress: Mapping[str, Any]) -> str:
-    """Returns the step and, if it is known, the total: "7 of 30"."""
+    """Returns the step and, if it is known, the number of steps, such as "7 of 30"; "" if the step is not known."""
     step, total = progress.get("step"), progress.get("total_steps")
     return "" if step is None else str(step) if total is None else f"{step} of {total}"
 
 
 def _say_interrupted(remote: Remote, job_id: str, server: ServerOptions, key: KeyOptions | None) -> None:
-    """Asks after Ctrl-C whether the job goes on, and cancels it for a no."""
-    if watched():
+    """Prints after Ctrl-C that the job goes on. On a terminal it asks first, and cancels the job for a no."""
+    if is_stderr_terminal():
         try:
-            keep = typer.confirm("\nLeave the job running on the server?", default=True, err=True)
+            goes_on = typer.confirm("\nLeave the job running on the server?", default=True, err=True)
         except typer.Abort:
-            keep = True
-        if not keep:
+            goes_on = True
+        if not goes_on:
             remote.cancel(job_id)
             note(f"cancelled {job_id}")
             return
-    note(f"the job goes on; {comeback(job_id, server, key)}")
+    note(f"the job goes on; {follow_hint(job_id, server, key)}")
 
 
 @contextmanager
-def _progress_display(as_json: bool) -> Iterator[Show]:
-    """Shows steps, loss and time left: a bar on a terminal, occasional lines elsewhere, nothing with --json."""
+def _progress_display(as_json: bool) -> Iterator[ShowEvent]:
+    """Yields a function that shows a job's events: a bar on a terminal, occasional lines elsewhere, nothing as JSON."""
     if as_json:
         yield lambda event: None
-    elif watched():
-        with _bar() as show:
+    elif is_stderr_terminal():
+        with _progress_bar() as show:
             yield show
     else:
-        yield _Lines()
+        yield _EventLines()
 
 
-class _Lines:
-    """Prints the first and the last loss, others at intervals, and all other events."""
+class _EventLines:
+    """Prints lines: for the first and the last step, for other steps at intervals, and for all other events."""
 
     def __init__(self) -> None:
-        self._due, self._ended = 0.0, False
+        self._next_time, self._has_ended = 0.0, False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         progress = event["data"]
         is_last = progress.get("step") is not None and progress.get("step") == progress.get("total_steps")
         if progress.get("step") is not None:
-            if not (is_last and not self._ended) and time.monotonic() < self._due:
+            if not (is_last and not self._has_ended) and time.monotonic() < self._next_time:
                 return
-            self._due, self._ended = time.monotonic() + LINE_INTERVAL, self._ended or is_last
+            self._next_time = time.monotonic() + LINE_INTERVAL_SECONDS
+            self._has_ended = self._has_ended or is_last
         seconds_left = progress.get("eta_seconds")
         note(event["message"] + (f", about {duration(seconds_left)} left" if seconds_left else ""))
 
 
 @contextmanager
-def _bar() -> Iterator[Show]:
+def _progress_bar() -> Iterator[ShowEvent]:
+    """Yields a function that shows a job's steps as a bar with loss and time left, and other events as lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.text import Text
 
-    class CountDown(ProgressColumn):
-        """Counts the time left down between two reports of the server."""
+    class CountdownColumn(ProgressColumn):
+        """Shows the time left, which it counts down between two events of the server."""
 
         def render(self, task: Task) -> Text:
             end = task.fields["end"]
@@ -160,17 +172,17 @@ def _bar() -> Iterator[Show]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}", markup=False),
-        CountDown(),
+        CountdownColumn(),
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=None, loss="", end=None)
 
         def show(event: Mapping[str, Any]) -> None:
-            report = event["data"]
-            if (step := report.get("step")) is None:
+            event_data = event["data"]
+            if (step := event_data.get("step")) is None:
                 console.print(event["message"], markup=False, highlight=False)
                 return
-            loss, seconds_left, total = (report.get(name) for name in ("loss", "eta_seconds", "total_steps"))
+            loss, seconds_left, total = (event_data.get(name) for name in ("loss", "eta_seconds", "total_steps"))
             fields: dict[str, Any] = {} if total is None else {"total": total}
             fields |= {} if loss is None else {"loss": f"loss {loss:.4f}"}
             fields |= {} if seconds_left is None else {"end": time.monotonic() + seconds_left}

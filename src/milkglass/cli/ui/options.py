@@ -1,7 +1,9 @@
-"""Options that several commands share, and what they open: the key, the codec, the server.
+"""Options that several commands share, and what they open: the key, the server, a session, the original model.
 
-@with_options
-def command(*, key: KeyOptions, server: ServerOptions, as_json: AsJson = False) -> None: ...
+A command takes groups of options as dataclasses:
+
+    @with_options
+    def command(*, key: KeyOptions, server: ServerOptions, as_json: AsJson = False) -> None: ...
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.passphrase import open_with_passphrase
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import KeyFileError, UsageError
@@ -61,37 +63,40 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask before deleting.")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Send the token over a network without encryption.")]
 
 
-def parameters(help: str) -> Any:  # noqa: A002 - as typer calls it
+def parameters_option(help: str) -> Any:  # noqa: A002 - as typer calls it
     """Returns the option --set NAME=VALUE, for parameters of a scheme or a method."""
     return typer.Option("--set", metavar="NAME=VALUE", help=f"{help} Repeatable; an unknown name lists them all.")
 
 
-SET_ALONE = (  # hyperparameters that only --set sets
+SETTINGS_WITHOUT_OPTION = (  # hyperparameters that only --set sets
     "warmup_ratio", "weight_decay", "adam_beta2", "lora_rank", "lora_alpha", "full_first", "full_last", "train_tables",
     "dtype", "seed", "save_steps", "logging_steps",
 )  # fmt: skip
 
 
 def option_of(hyperparameter: str) -> str:
-    """Returns the option that sets a hyperparameter, for messages."""
-    if hyperparameter in SET_ALONE:
+    """Returns the option that sets a hyperparameter, such as "--epochs" or "--set seed", for messages."""
+    if hyperparameter in SETTINGS_WITHOUT_OPTION:
         return f"--set {hyperparameter}"
     return "--epochs" if hyperparameter == "n_epochs" else f"--{hyperparameter.replace('_', '-')}"
 
 
 def training_settings(assignments: Sequence[str]) -> dict[str, Any]:
-    """Returns hyperparameters by name from words such as "lora_rank=64", their types as JSON has them.
+    """Returns the hyperparameters that `--set` sets, by name.
+
+    Args:
+        assignments: the values of `--set`, such as "lora_rank=64". What follows "=" is read as JSON, or else as text.
 
     Raises:
-        UsageError: a name that `--set` does not set, or one that is set twice.
+        UsageError: `--set` does not set such a name, or a name is set twice.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
-        if not equals or name not in SET_ALONE:
+        if not equals or name not in SETTINGS_WITHOUT_OPTION:
             from milkglass.server.spec import Hyperparameters
 
-            defaults = {setting: Hyperparameters.model_fields[setting].default for setting in SET_ALONE}
+            defaults = {setting: Hyperparameters.model_fields[setting].default for setting in SETTINGS_WITHOUT_OPTION}
             listing = ", ".join(f"{setting} ({json.dumps(default)})" for setting, default in defaults.items())
             raise UsageError(
                 f"{name!r} is no setting of the training" if equals else f"{assignment!r} sets nothing",
@@ -107,29 +112,39 @@ def training_settings(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_unused(where: str, options: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first option that was set: not None, False or empty.
+    """Raises UsageError for the first option that is set: that is not None, False or an empty list.
 
     Args:
         where: says where the options are not used, for the message.
+        options: the values of the options by their names.
     """
     for name, value in options.items():
         if value is not None and value is not False and value != [] and value != ():
             raise UsageError(f"{name} is not used {where}", "leave it out")
 
 
-def given_options(context: typer.Context, besides: Collection[str]) -> dict[str, Any]:
-    """Returns the options that were given on the command line, by their names, besides those of these parameters."""
+def command_line_options(context: typer.Context, ignored_names: Collection[str]) -> dict[str, Any]:
+    """Returns the values of the options that stand on the command line, by the options' names.
+
+    Args:
+        context: of the running command.
+        ignored_names: names of the command's parameters that are left out.
+    """
     options = dict[str, Any]()
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
-        if name not in besides and source is not None and source.name == "COMMANDLINE":
+        if name not in ignored_names and source is not None and source.name == "COMMANDLINE":
             options[max(parameter.opts, key=len)] = context.params[name]
     return options
 
 
 def changed_options(options: Any, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
+    """Returns the fields of an options dataclass that differ from their defaults, by the options' names.
+
+    Args:
+        names: the options' names by field, where they differ from the fields' names.
+    """
     changes = {}
     for field in fields_of(options):
         value = getattr(options, field.name)
@@ -139,6 +154,7 @@ def changed_options(options: Any, names: Mapping[str, str] = MappingProxyType({}
 
 
 def require_file(path: Path, hint: str) -> None:
+    """Raises UsageError if there is no such file."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder, not a file", hint)
     if not path.is_file():
@@ -146,35 +162,44 @@ def require_file(path: Path, hint: str) -> None:
 
 
 def require_folder(folder: Path, hint: str) -> None:
+    """Raises UsageError if there is no such folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint)
 
 
 @dataclass(frozen=True)
 class KeyOptions:
-    """The key file of a command. As a string, the options that open the same key in the next command."""
+    """The options of a command that open a key. `str` gives them as they are typed in another command."""
 
     key: KeyFile
     model: ModelRef = None
     passphrase_file: PassphraseFile = None
 
-    def require(self, instead: str = "") -> Path:
-        """Returns the key file's path. Raises, before a passphrase is asked for, if there is none.
+    def require(self, alternative: str = "") -> Path:
+        """Returns the key file's path. Commands call it before a passphrase is asked for.
 
         Args:
-            instead: what the command takes in place of a key, for the hint.
+            alternative: what the command takes in place of a key, for the hint.
+
+        Raises:
+            UsageError: --key is missing.
+            KeyFileError: there is no such file.
         """
         if self.key is None:
-            raise UsageError("--key is missing", f"give the file that `milkglass obfuscate` wrote{instead}")
+            raise UsageError("--key is missing", f"give the file that `milkglass obfuscate` wrote{alternative}")
         if not self.key.is_file():
             raise KeyFileError(f"there is no key file at {self.key}", "give the file that `milkglass obfuscate` wrote")
         return self.key
 
     def open(self) -> UnlockedKey:
-        return self.opened_with()[0]
+        """Returns the opened key. Raises what `require` and `open_with_passphrase` raise."""
+        return self.open_key_and_passphrase()[0]
 
-    def opened_with(self) -> tuple[UnlockedKey, str]:
-        """Returns the key, and its passphrase for a command that seals another file with it."""
+    def open_key_and_passphrase(self) -> tuple[UnlockedKey, str]:
+        """Returns the opened key, and its passphrase, with which a command can seal another file.
+
+        Warns if a text that is sent again under this key spends epsilon again.
+        """
         key = self.require()
         from milkglass.client.key.file import UnlockedKey
 
@@ -184,26 +209,31 @@ class KeyOptions:
         return unlocked, passphrase
 
     def __str__(self) -> str:
-        words = ["--key", str(self.key)]
-        words += ["--passphrase-file", str(self.passphrase_file)] if self.passphrase_file else []
-        return shlex.join(words + (["--model", self.model] if self.model else []))
+        arguments = ["--key", str(self.key)]
+        arguments += ["--passphrase-file", str(self.passphrase_file)] if self.passphrase_file else []
+        return shlex.join(arguments + (["--model", self.model] if self.model else []))
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The address and the credentials of a server. As a string, the options for the next command."""
+    """The options of a command that reach a server. `str` gives them as they are typed in another command."""
 
     server: ServerUrl
     token_file: TokenFile = None
     certificate: Certificate = None
     allow_http: AllowHttp = False
 
-    def require(self, instead: str = "") -> None:
-        """Raises UsageError if there is no address. `instead`: what the command takes in its place, for the hint."""
+    def require(self, alternative: str = "") -> None:
+        """Raises UsageError if there is no address.
+
+        Args:
+            alternative: what the command takes in place of an address, for the hint.
+        """
         if self.server is None:
-            raise UsageError("--server is missing", f"give its address, or set MILKGLASS_SERVER{instead}")
+            raise UsageError("--server is missing", f"give its address, or set MILKGLASS_SERVER{alternative}")
 
     def open(self) -> Remote:
+        """Returns a client of the server, which prints when it tries again. Raises UsageError without an address."""
         from milkglass.client.remote.connection import RetryPolicy
         from milkglass.client.remote.remote import Remote
 
@@ -212,27 +242,28 @@ class ServerOptions:
         return Remote(self.server, token, self.allow_http, self.certificate, retry=RetryPolicy(progress=note))
 
     def __str__(self) -> str:
-        words = ["--server", self.server]
-        words += ["--token-file", str(self.token_file)] if self.token_file else []
-        words += ["--certificate", str(self.certificate)] if self.certificate else []
-        return shlex.join(words + (["--allow-http"] if self.allow_http else []))
+        arguments = ["--server", self.server]
+        arguments += ["--token-file", str(self.token_file)] if self.token_file else []
+        arguments += ["--certificate", str(self.certificate)] if self.certificate else []
+        return shlex.join(arguments + (["--allow-http"] if self.allow_http else []))
 
 
 @dataclass(frozen=True)
 class CredentialOptions:
-    """The credentials of a server whose address a command takes in another way than by --server."""
+    """The options of a server besides its address, for a command that takes the address otherwise than by --server."""
 
     token_file: TokenFile = None
     certificate: Certificate = None
     allow_http: AllowHttp = False
 
-    def to(self, url: str) -> ServerOptions:
+    def for_server(self, url: str) -> ServerOptions:
+        """Returns the options of the server at `url`."""
         return ServerOptions(url, self.token_file, self.certificate, self.allow_http)
 
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """A decoder whose embedding layer is in a local enclave, in place of a scrambled model and its key."""
+    """The options that name a split decoder and its local enclave, in place of a scrambled model and its key."""
 
     split: Annotated[
         str | None, typer.Option("--split", help="A split server's address, in place of --key and --server.")
@@ -255,9 +286,9 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """The texts of an audit of a split model, and the time it may take."""
+    """The options of an audit of a split model: its texts, its folder, its time and its draws."""
 
-    text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.")]
+    text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROW_FORMATS}, or .txt with one a line.")]
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit")
     public: Annotated[Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")] = (
         None
@@ -270,47 +301,56 @@ class AuditOptions:
         int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
     ] = 1
 
-    def files(self, columns: ColumnOptions) -> AuditFiles:
+    def read_files(self, columns: ColumnOptions) -> AuditFiles:
+        """Reads the texts once, and returns their files. Raises what `ColumnOptions.read_texts` raises."""
         from milkglass.audit.key_scene import AuditFiles
 
         text, public = columns.read_texts(self.text), columns.read_optional(self.public)
         return AuditFiles(text, public, rows=self.rows, seed=self.seed)
 
     def identity(self) -> dict[str, Any]:
-        """Returns the values that must be unchanged when a stopped audit goes on."""
+        """Returns the values that must be the same when a stopped audit goes on."""
         public = None if self.public is None else sha256(self.public)
         return {"rows": self.rows, "text": sha256(self.text), "public": public, "seed": self.seed}
 
 
-def same_command(context: typer.Context, **replaced: Any) -> str:
-    """Returns the command line that was given, with other values of these parameters. None leaves an option out."""
-    words, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
+def same_command(context: typer.Context, **replacements: Any) -> str:
+    """Returns the running command's line, as it can be typed again, with other values of some parameters.
+
+    Args:
+        context: of the running command.
+        replacements: values by the parameters' names. None leaves an option out.
+    """
+    arguments, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
-        if name not in replaced and (source is None or source.name != "COMMANDLINE"):
+        if name not in replacements and (source is None or source.name != "COMMANDLINE"):
             continue
-        value = replaced.get(name, context.params.get(name))
+        value = replacements.get(name, context.params.get(name))
         if value is None:
             continue
         if parameter.param_type_name == "argument":
-            words += [str(one) for one in _each(value)]
+            arguments += [str(element) for element in _as_list(value)]
         elif isinstance(value, bool):
             options += [max(parameter.opts, key=len)] if value else parameter.secondary_opts[:1]
         else:
-            options += [word for one in _each(value) for word in (max(parameter.opts, key=len), str(one))]
-    return shlex.join([*words, *options])
+            for element in _as_list(value):
+                options += [max(parameter.opts, key=len), str(element)]
+    return shlex.join([*arguments, *options])
 
 
-def _each(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
+    """Returns the elements of a list or tuple, or any other value as the only element."""
     return [*value] if isinstance(value, list | tuple) else [value]
 
 
-def with_options(command: Callable[..., None], required: bool = True) -> Callable[..., None]:
+def with_options(command: Callable[..., None], needs_key_and_server: bool = True) -> Callable[..., None]:
     """Returns a command with an option for each field of the dataclasses that it takes, those without defaults first.
 
     Args:
-        required: False if --key and --server may be missing. A missing one is then refused when it is used.
+        command: a function with typer's annotations, some of whose parameters are dataclasses of options.
+        needs_key_and_server: whether --key and --server must be set. If not, the command refuses a missing one itself.
     """
     signature = inspect.signature(command, eval_str=True)
     annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
@@ -319,27 +359,34 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
 
     @wraps(command)
     def run(**values: Any) -> None:
-        filled = {name: group(**{field: values.pop(field) for field in fields[name]}) for name, group in groups.items()}
-        command(**values, **filled)
+        option_groups = {
+            name: group(**{field: values.pop(field) for field in fields[name]}) for name, group in groups.items()
+        }
+        command(**values, **option_groups)
 
     parts = (
         fields[name].values() if name in groups else [parameter] for name, parameter in signature.parameters.items()
     )
-    flat = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in chain.from_iterable(parts)]
-    if not required:
-        flat = [_optional(parameter) if parameter.name in ("key", "server") else parameter for parameter in flat]
-    flat.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-    run.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
+    options = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in chain.from_iterable(parts)]
+    if not needs_key_and_server:
+        options = [_without_requirement(option) if option.name in ("key", "server") else option for option in options]
+    options.sort(key=lambda option: option.default is not inspect.Parameter.empty)
+    run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]  # typer reads it
     return run
 
 
-def _optional(parameter: inspect.Parameter) -> inspect.Parameter:
-    value_type, *notes = get_args(parameter.annotation)
-    return parameter.replace(default=None, annotation=Annotated[value_type | None, *notes])
+def _without_requirement(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Returns an annotated parameter that may be missing, and is None then."""
+    value_type, *metadata = get_args(parameter.annotation)
+    return parameter.replace(default=None, annotation=Annotated[value_type | None, *metadata])
 
 
 def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:
-    """Opens the session of a command, with warnings on stderr. `unlocked`: the key, if it is open already."""
+    """Opens the session of a command, whose warnings are printed to stderr.
+
+    Args:
+        unlocked: the key, if it is open already.
+    """
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.session import Session
 
@@ -349,6 +396,7 @@ def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey |
 
 
 def read_token(token_file: Path | None) -> str | None:
+    """Returns the token of the file, without a file that of the environment, or None. Raises UsageError for no file."""
     if token_file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     if not token_file.is_file():
@@ -356,8 +404,8 @@ def read_token(token_file: Path | None) -> str | None:
     return token_file.read_text("utf-8").strip()
 
 
-def original(ref: str) -> Checkpoint:
-    """Opens a model that was not scrambled: a folder, a hub id, or an embedded one."""
+def open_original(ref: str) -> Checkpoint:
+    """Opens an original model, which is not scrambled: a folder, a hub id, or an embedded model."""
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
 
@@ -365,9 +413,9 @@ def original(ref: str) -> Checkpoint:
 
 
 def kept_name(model: str, folder: Path) -> str:
-    """Returns the name that a command stores for a model, and reports a commit that was not given.
+    """Returns the name that a command stores for a model: its absolute folder, or the embedded model, or the hub id.
 
-    It is the model's absolute folder, the embedded model, or the hub id and commit.
+    A hub id gets the commit, which is printed if the user did not name it.
     """
     from milkglass.models.resolve import name_to_store
 

@@ -1,7 +1,7 @@
-"""Gets the passphrase of a key: from --passphrase-file, then $MILKGLASS_PASSPHRASE, then a prompt.
+"""Gets the passphrase of a key: from --passphrase-file, else from $MILKGLASS_PASSPHRASE, else from a prompt.
 
-It is never an argument, because the shell's history and the list of processes show arguments. A new passphrase must be
-strong, unless the user accepts a weak one.
+The passphrase is never an argument, because the shell's history and the list of processes show arguments. A new
+passphrase must be strong, unless the user accepts a weak one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from milkglass.errors import UsageError, WrongPassphrase
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"
-ATTEMPTS = 3  # how often a passphrase may be typed until it opens the key, or is strong and typed twice alike
-TERMINAL = "/dev/tty"
+MAX_ATTEMPTS = 3  # how often a passphrase is asked for until it opens the key, or is strong and typed twice alike
+TERMINAL_DEVICE = "/dev/tty"
 
 WeakPassphrase = Annotated[
     bool, typer.Option("--weak-passphrase", help="Take a weak passphrase for a new key, with a warning.")
@@ -37,24 +37,29 @@ GeneratePassphrase = Annotated[
 ]
 
 
-def open_with_passphrase(file: Path | None, open_with: Callable[[str], T]) -> tuple[T, str]:
-    """Opens an existing key with its passphrase, and returns both. A wrong one that was typed is asked for again.
+def open_with_passphrase(file: Path | None, open_with: Callable[[str], Result]) -> tuple[Result, str]:
+    """Opens existing keys with a passphrase. A wrong passphrase that was typed is asked for again.
 
     Args:
         file: holds the passphrase on its first line. None: it comes from the environment or a prompt.
-        open_with: opens the key with a passphrase. Raises WrongPassphrase.
+        open_with: opens the keys with a passphrase. Raises WrongPassphrase.
+
+    Returns:
+        What `open_with` returned, and the passphrase.
 
     Raises:
-        UsageError: no passphrase was given, and there is no terminal to ask at.
-        WrongPassphrase: the message names the source of the passphrase, unless it was typed.
+        UsageError: the file does not exist, the passphrase is empty or not UTF-8, or there is no terminal to ask at.
+        WrongPassphrase: the passphrase is wrong. The message names its source, unless it was typed.
     """
     import getpass
 
-    passphrase = _given_passphrase(file)
-    for attempts_left in reversed(range(ATTEMPTS)):
-        attempt = _require_passphrase(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
+    passphrase = _passphrase_without_prompt(file)
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
+        candidate = (
+            _require_passphrase(getpass.getpass("Passphrase of the key: ")) if passphrase is None else passphrase
+        )
         try:
-            return open_with(attempt), attempt
+            return open_with(candidate), candidate
         except WrongPassphrase as error:
             if passphrase is not None:
                 source = str(file) if file else PASSPHRASE_VARIABLE
@@ -66,49 +71,57 @@ def open_with_passphrase(file: Path | None, open_with: Callable[[str], T]) -> tu
 
 
 def new_passphrase(file: Path | None, allow_weak: bool = False, generate: bool = False) -> str:
-    """Returns the passphrase of a new key. A prompt asks twice, and generates one if nothing is typed.
+    """Returns the passphrase of a new key. A prompt asks twice, and generates a passphrase if nothing is typed.
 
     Args:
-        file: holds the passphrase on its first line; with `generate` it is written there. None: it comes from the
-            environment or a prompt, and a generated one is shown on the terminal.
+        file: holds the passphrase on its first line; with `generate` it is a new file to write it to. None: the
+            passphrase comes from the environment or a prompt, and a generated one is shown on the terminal.
         allow_weak: whether a weak passphrase is taken, with a warning.
         generate: whether the passphrase is drawn at random.
 
     Raises:
-        WeakPassphrase: it is weak.
-        UsageError: there is no terminal to ask or show it at, or the file cannot be read or written.
+        WeakPassphrase: the passphrase of the file or the environment is weak.
+        UsageError: there is no terminal to ask or show it at, the file cannot be read or written, or both `allow_weak`
+            and `generate` are set.
     """
     if generate:
-        return _generate(file, allow_weak)
-    passphrase = _given_passphrase(file)
+        return _generate_passphrase(file, allow_weak)
+    passphrase = _passphrase_without_prompt(file)
     if passphrase is None:
         return _ask_new(allow_weak)
     return _accept_new(passphrase, allow_weak)
 
 
 def another_passphrase(file: Path | None, generate: bool, key: UnlockedKey) -> str:
-    """Returns another passphrase for an open key, or for a part of it. Raises UsageError if it is the old one."""
-    new = new_passphrase(file, generate=generate)
-    if key.seal.matches(new):
+    """Returns a new passphrase for an open key, or for its codec. Raises UsageError if it is the key's own."""
+    passphrase = new_passphrase(file, generate=generate)
+    if key.seal.matches(passphrase):
         raise UsageError("the new passphrase is the old one", "give another, or --generate")
-    return new
+    return passphrase
 
 
 def require_another_source(file: Path | None) -> None:
-    """Raises UsageError if the new passphrase would come from the environment, as the old one does.
+    """Raises UsageError if the new passphrase would come from the environment, which holds the old one.
 
-    It is asked before a key is opened. `file` holds the new passphrase, if there is one.
+    Commands call it before they open a key.
+
+    Args:
+        file: holds the new passphrase. None: the environment or a prompt would give it.
     """
     if file is None and os.environ.get(PASSPHRASE_VARIABLE):
         raise UsageError(
-            f"no new passphrase was given, and {PASSPHRASE_VARIABLE} holds the old one", "give --new-passphrase-file"
+            f"{PASSPHRASE_VARIABLE} holds the old passphrase, and no file is named for the new one",
+            "give --new-passphrase-file",
         )
 
 
-def _given_passphrase(file: Path | None) -> str | None:
-    """Returns the passphrase from the file or the environment. None: it must be asked for."""
+def _passphrase_without_prompt(file: Path | None) -> str | None:
+    """Returns the passphrase of the file, else of the environment. None: it must be asked for.
+
+    Raises UsageError if it must be asked for and there is no terminal, and what `_read_passphrase_file` raises.
+    """
     if file is not None:
-        return _from_file(file)
+        return _read_passphrase_file(file)
     if passphrase := os.environ.get(PASSPHRASE_VARIABLE):
         return _require_passphrase(passphrase)
     if not _has_terminal():
@@ -120,26 +133,29 @@ def _given_passphrase(file: Path | None) -> str | None:
 
 
 def _ask_new(allow_weak: bool) -> str:
-    """Asks for a new passphrase until one is accepted and typed twice alike. Raises UsageError after ATTEMPTS."""
+    """Asks for a new passphrase until it is strong enough and typed twice alike. If nothing is typed, generates one.
+
+    Raises UsageError after MAX_ATTEMPTS.
+    """
     import getpass
 
     from milkglass.client.key.passphrases import weakness
 
     fault = advice = ""
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         if fault:
             note(f"{fault}{advice}")
-        entered = getpass.getpass("New passphrase for the key (empty: generate one): ")
-        if not entered:
-            return _show_passphrase()
-        weakness_found = None if allow_weak else weakness(_require_passphrase(entered))
+        candidate = getpass.getpass("New passphrase for the key (empty: generate one): ")
+        if not candidate:
+            return _generate_to_terminal()
+        weakness_found = None if allow_weak else weakness(_require_passphrase(candidate))
         if weakness_found is not None:
             fault, advice = weakness_found, "; use four or more unrelated words, or press Enter for a generated one"
-        elif getpass.getpass("The same again: ") != entered:
+        elif getpass.getpass("The same again: ") != candidate:
             fault, advice = "the two passphrases differ", "; type both again"
         else:
-            return _accept_new(_require_passphrase(entered), allow_weak)
-    raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
+            return _accept_new(_require_passphrase(candidate), allow_weak)
+    raise UsageError(f"{fault}, after {MAX_ATTEMPTS} attempts", "try again, or use --generate-passphrase")
 
 
 def _accept_new(passphrase: str, allow_weak: bool) -> str:
@@ -153,12 +169,16 @@ def _accept_new(passphrase: str, allow_weak: bool) -> str:
     return passphrase
 
 
-def _generate(file: Path | None, allow_weak: bool) -> str:
-    """Draws a passphrase, and writes it to the file or shows it on the terminal. Raises UsageError for want of both."""
+def _generate_passphrase(file: Path | None, allow_weak: bool) -> str:
+    """Generates a passphrase, and writes it to the file, or without a file to the terminal.
+
+    Raises UsageError if weak passphrases are allowed, or if without a file the environment holds a passphrase or there
+    is no terminal.
+    """
     if allow_weak:
         raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
     if file is not None:
-        return _write_passphrase(file)
+        return _generate_to_file(file)
     if os.environ.get(PASSPHRASE_VARIABLE):
         raise UsageError(f"{PASSPHRASE_VARIABLE} is set, so no passphrase is generated", f"unset {PASSPHRASE_VARIABLE}")
     if not _has_terminal():
@@ -166,11 +186,11 @@ def _generate(file: Path | None, allow_weak: bool) -> str:
             "there is no terminal to show a generated passphrase on",
             "use --passphrase-file FILE: the passphrase is written to it",
         )
-    return _show_passphrase()
+    return _generate_to_terminal()
 
 
-def _write_passphrase(file: Path) -> str:
-    """Generates a passphrase and writes it to a new file of mode 0600."""
+def _generate_to_file(file: Path) -> str:
+    """Generates a passphrase and writes it to a new file of mode 0600. Raises UsageError if that fails."""
     from milkglass.client.key.passphrases import generate_passphrase
 
     passphrase = generate_passphrase()
@@ -187,22 +207,26 @@ def _write_passphrase(file: Path) -> str:
     return passphrase
 
 
-def _show_passphrase() -> str:
-    """Generates a passphrase and shows it on the terminal only: standard error may be a log."""
+def _generate_to_terminal() -> str:
+    """Generates a passphrase and shows it on the terminal, not on stderr, which may be a log."""
     from milkglass.client.key.passphrases import generate_passphrase
 
     passphrase = generate_passphrase()
-    _show(f"The passphrase of the new key, write it down now:\n\n  {passphrase}\n\n")
+    _write_to_terminal(f"The passphrase of the new key, write it down now:\n\n  {passphrase}\n\n")
     return passphrase
 
 
-def _show(text: str) -> None:
-    with open(os.open(TERMINAL, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8") as terminal:  # noqa: PTH123
+def _write_to_terminal(text: str) -> None:
+    """Writes text to the terminal of this process, wherever stdout and stderr go."""
+    with open(os.open(TERMINAL_DEVICE, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8") as terminal:  # noqa: PTH123
         terminal.write(text)
 
 
-def _from_file(file: Path) -> str:
-    """Returns the file's first line, with a warning if others may read the file."""
+def _read_passphrase_file(file: Path) -> str:
+    """Returns the file's first line, and warns if other users may read the file.
+
+    Raises UsageError if there is no such file, or its first line is empty.
+    """
     if file.exists() and not file.is_file():
         raise UsageError(f"{file} is not a regular file", "write the passphrase into a file, on its first line")
     if not file.is_file():
@@ -223,8 +247,9 @@ def _require_passphrase(text: str) -> str:
 
 
 def _has_terminal() -> bool:
+    """Returns whether this process has a terminal to ask at, whatever stdin and stderr are."""
     try:
-        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
+        os.close(os.open(TERMINAL_DEVICE, os.O_RDWR | os.O_NOCTTY))
     except OSError:
         return False
     return True

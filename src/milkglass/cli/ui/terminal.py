@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.client.remote.strict_json import escaped, running_text
+from milkglass.client.remote.strict_json import escape, running_text
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Heartbeat, Progress, Stage, TimeLeft, duration, no_stage
 
@@ -20,21 +20,25 @@ if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
     from milkglass.client.results import Classified
 
-FIRST_LINE, LINE_INTERVAL = 3.0, 10.0  # seconds until the first line of progress, and between two
-INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
-MAX_CELL_LETTERS = 128  # characters of one field in a table: as many as an id may have
+FIRST_LINE_SECONDS, LINE_INTERVAL_SECONDS = 3.0, 10.0  # until the first line of progress, and between two lines
+INTERRUPT_EXIT_CODE = 130  # the exit code of a command that Ctrl-C ended
+MAX_CELL_CHARACTERS = 128  # characters of one field in a table: as many as an id may have
+SecondsLeft = Callable[[], float]  # returns the most seconds that can be left
 
-
-_HEARTBEATS: list[Heartbeat] = []  # the one of the command that is at work, if it has one
+_HEARTBEATS: list[Heartbeat] = []  # holds the heartbeat of the running command, if it has one
 
 
 @contextmanager
-def at_work(quiet: bool = False, activity: str = "") -> Iterator[None]:
-    """Says on stderr that work goes on whenever the command was silent for some seconds; nothing if it is `quiet`.
+def report_activity(is_quiet: bool = False, activity: str = "") -> Iterator[None]:
+    """Prints to stderr that work goes on, whenever the command printed nothing for some seconds.
 
-    Inside another one it only names what is being done.
+    Inside another such context it only changes the activity that the other one names.
+
+    Args:
+        is_quiet: whether nothing is printed.
+        activity: what is being done. "": not known, or the same as in the outer context.
     """
-    if quiet:
+    if is_quiet:
         yield
         return
     if _HEARTBEATS:
@@ -45,25 +49,27 @@ def at_work(quiet: bool = False, activity: str = "") -> Iterator[None]:
             if _HEARTBEATS:
                 _HEARTBEATS[0].activity = previous
         return
-    beat = Heartbeat(lambda words: print(words, file=sys.stderr, flush=True))
-    beat.activity = activity
-    _HEARTBEATS.append(beat)
-    beat.begin()
+    heartbeat = Heartbeat(lambda line: print(line, file=sys.stderr, flush=True))
+    heartbeat.activity = activity
+    _HEARTBEATS.append(heartbeat)
+    heartbeat.begin()
     try:
         yield
     finally:
-        _HEARTBEATS.remove(beat)
-        beat.end()
+        _HEARTBEATS.remove(heartbeat)
+        heartbeat.end()
 
 
 def _note_output() -> None:
-    for beat in _HEARTBEATS:
-        beat.note_words()
+    """Tells the heartbeat that something was printed just now."""
+    for heartbeat in _HEARTBEATS:
+        heartbeat.note_words()
 
 
-def _set_activity(name: str) -> None:
-    for beat in _HEARTBEATS:
-        beat.activity = name
+def _set_activity(activity: str) -> None:
+    """Tells the heartbeat what is being done."""
+    for heartbeat in _HEARTBEATS:
+        heartbeat.activity = activity
 
 
 def say(text: str = "") -> None:
@@ -72,41 +78,50 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def shown(text: str) -> str:
-    """Returns text of a model for stdout: without control characters on a terminal, unchanged in a pipe."""
+def text_for_stdout(text: str) -> str:
+    """Returns a model's text for stdout: for a terminal without control characters, for a pipe unchanged."""
     return running_text(text) if sys.stdout.isatty() else text
 
 
-def cell(field: object) -> str:
-    """Returns a field of a server's record for a table. Its characters were made safe when the answer was read."""
-    return "?" if field is None else str(field)[:MAX_CELL_LETTERS]
+def cell_text(field: object) -> str:
+    """Returns a field of a server's record for a table, "?" for None.
+
+    The field is cut to MAX_CELL_CHARACTERS. Its characters were made safe when the answer was read.
+    """
+    return "?" if field is None else str(field)[:MAX_CELL_CHARACTERS]
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """Returns one line of JSON. Characters that cannot be printed are escaped, all others are not."""
-    return escaped(json.dumps(document, ensure_ascii=False))
+    """Returns a document as one line of JSON. Characters that cannot be printed are escaped, all others are not."""
+    return escape(json.dumps(document, ensure_ascii=False))
 
 
-def confirm(question: str, yes: bool) -> None:
-    """Asks before something is destroyed. Raises UsageError if there is no terminal, typer.Abort for a no."""
-    if yes:
+def confirm(question: str, is_confirmed: bool) -> None:
+    """Asks before something is deleted, unless --yes confirmed it already.
+
+    Raises:
+        UsageError: stdin is not a terminal.
+        typer.Abort: the answer is no.
+    """
+    if is_confirmed:
         return
-    if not _asked_at_a_terminal():
+    if not _is_stdin_terminal():
         raise UsageError("nothing was deleted: there is no terminal to ask at", "give --yes if you are sure")
     import typer
 
     typer.confirm(question, default=False, abort=True, err=True)
 
 
-def erase(remote: Remote, route: str, name: str, question: str, yes: bool, as_json: bool) -> None:
-    """Deletes an object of the server after confirmation."""
-    remote.require(route, name)  # one that is not there is reported before anyone is asked
-    confirm(question, yes)
-    remote.delete(route, name)
-    emit(as_json, {"id": name, "deleted": True}, f"deleted: {name}")
+def delete_object(remote: Remote, route: str, object_id: str, question: str, is_confirmed: bool, as_json: bool) -> None:
+    """Deletes an object of the server after `confirm`, and prints that it is deleted."""
+    remote.require(route, object_id)  # a missing object is reported before anyone is asked
+    confirm(question, is_confirmed)
+    remote.delete(route, object_id)
+    emit(as_json, {"id": object_id, "deleted": True}, f"deleted: {object_id}")
 
 
-def _asked_at_a_terminal() -> bool:
+def _is_stdin_terminal() -> bool:
+    """Returns whether stdin is a terminal."""
     return sys.stdin.isatty()
 
 
@@ -116,18 +131,22 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def note_apart(text: str) -> None:
-    """Prints a line after Ctrl-C, on a new line because a terminal shows "^C" at the cursor."""
-    note(f"\n{text}" if watched() else text)
+def note_after_interrupt(text: str) -> None:
+    """Prints a line to stderr after Ctrl-C: on a terminal below the "^C" that it shows."""
+    note(f"\n{text}" if is_stderr_terminal() else text)
 
 
-def emit(as_json: bool, document: Mapping[str, Any], human: Callable[[], str] | str) -> None:
-    """Prints one JSON document, or words, to stdout."""
-    say(json_text(document) if as_json else human if isinstance(human, str) else human())
+def emit(as_json: bool, document: Mapping[str, Any], text: Callable[[], str] | str) -> None:
+    """Prints a result to stdout: the document as one line of JSON, or the text.
+
+    Args:
+        text: the text, or a function that makes it. It is called only if the text is printed.
+    """
+    say(json_text(document) if as_json else text if isinstance(text, str) else text())
 
 
-def report(error: MilkglassError, as_json: bool) -> None:
-    """Prints an error to stderr."""
+def report_error(error: MilkglassError, as_json: bool) -> None:
+    """Prints an error to stderr: as one line of JSON, or as its message and hint."""
     if as_json:
         fields = {name: getattr(error, name) for name in ("message", "hint", "exit_code")}
         note(json_text({"error": {"type": type(error).__name__, **fields}}))
@@ -137,62 +156,72 @@ def report(error: MilkglassError, as_json: bool) -> None:
         note(f"  hint: {error.hint}")
 
 
-def watched() -> bool:
+def is_stderr_terminal() -> bool:
     """Returns whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
-SecondsLeft = Callable[[], float]  # returns the most seconds that can be left
-
-
-def unbounded() -> float:
+def no_limit() -> float:
+    """Returns infinity: any number of seconds can be left."""
     return math.inf
 
 
-def occasional_lines(name: str, total: int, limit: SecondsLeft = unbounded) -> Progress:
-    """Starts a stage that prints a line with the time left now and then, for a log, and nothing if it ends soon.
+def occasional_lines(name: str, total: int, limit: SecondsLeft = no_limit) -> Progress:
+    """Starts a stage that prints a line to stderr now and then, with the share that is done and the time left.
 
-    Of an unknown size, 0, one line is printed at once. `limit` returns the most seconds that can be left.
+    A stage that ends within FIRST_LINE_SECONDS prints nothing.
+
+    Args:
+        name: what is being done.
+        total: the amount of work. 0: not known; one line is printed at once.
+        limit: returns the most seconds that can be left.
     """
     if not total:
         note(f"{name} ...")
         _set_activity(name)
-        return lambda more: None
+        return lambda step: None
     _set_activity(name)
-    count, due, time_left = 0, time.monotonic() + FIRST_LINE, TimeLeft(total)
+    work_done, next_time, time_left = 0, time.monotonic() + FIRST_LINE_SECONDS, TimeLeft(total)
     time_left.estimate(0)
 
     def advance(step: int) -> None:
-        nonlocal count, due
-        is_first, count = not count, count + step
+        nonlocal work_done, next_time
+        is_first, work_done = not work_done, work_done + step
         now = time.monotonic()
-        seconds = time_left.estimate(count) if is_first or now >= due else None
-        if now >= due:
-            note(f"{name}: {100 * count / max(1, total):.0f} %{_time_left_text(seconds, limit())}")
-            due = now + LINE_INTERVAL
+        seconds_left = time_left.estimate(work_done) if is_first or now >= next_time else None
+        if now >= next_time:
+            note(f"{name}: {100 * work_done / max(1, total):.0f} %{_time_left_text(seconds_left, limit())}")
+            next_time = now + LINE_INTERVAL_SECONDS
 
     return advance
 
 
 def _time_left_text(seconds: float | None, limit: float) -> str:
+    """Returns the estimated seconds in words, or the limit if they are not known or exceed it; "" for less than 1 s."""
     if seconds is None or seconds > limit:
         return f", at most {duration(limit)} of the budget left" if 1 <= limit < math.inf else ""
     return f", about {duration(seconds)} left" if seconds >= 1 else ""
 
 
 @contextmanager
-def bars(as_json: bool = False, limit: SecondsLeft = unbounded) -> Iterator[Stage]:
-    """Yields progress bars on stderr, one for each stage; occasional lines without a terminal; nothing with --json."""
+def bars(as_json: bool = False, limit: SecondsLeft = no_limit) -> Iterator[Stage]:
+    """Yields a function that starts a stage: a progress bar on a terminal, occasional lines on another stderr.
+
+    Args:
+        as_json: whether nothing is shown.
+        limit: returns the most seconds that can be left.
+    """
     if as_json:
         yield no_stage
         return
-    with at_work(), _stages(limit) as stages:
-        yield stages
+    with report_activity(), _visible_stage(limit) as stage:
+        yield stage
 
 
 @contextmanager
-def _stages(limit: SecondsLeft) -> Iterator[Stage]:
-    if not watched():
+def _visible_stage(limit: SecondsLeft) -> Iterator[Stage]:
+    """Yields a function that starts a stage: a bar if stderr is a terminal, else occasional lines."""
+    if not is_stderr_terminal():
         yield partial(occasional_lines, limit=limit)
         return
     from rich.console import Console
@@ -200,7 +229,7 @@ def _stages(limit: SecondsLeft) -> Iterator[Stage]:
     from rich.progress import Progress as Bars
     from rich.text import Text
 
-    class Remaining(ProgressColumn):
+    class TimeLeftColumn(ProgressColumn):
         """Shows the time that is left, or the limit if that is less."""
 
         def render(self, task: Task) -> Text:
@@ -209,7 +238,7 @@ def _stages(limit: SecondsLeft) -> Iterator[Stage]:
                 return Text("")
             return Text(f"{duration(max(0.0, min(seconds_left, limit())))} left")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeLeftColumn())
     with Bars(*columns, console=Console(stderr=True), transient=True) as progress:
 
         def stage(name: str, total: int) -> Progress:
@@ -229,25 +258,31 @@ def _stages(limit: SecondsLeft) -> Iterator[Stage]:
 
 
 @contextmanager
-def resumable(folder: Path, kept: str = "what was finished is") -> Iterator[None]:
-    """Says, if the command is interrupted, where its work is kept and that it can be continued."""
+def note_resumption(folder: Path, kept_work: str = "what was finished is") -> Iterator[None]:
+    """Prints to stderr, if the command is interrupted, where its work is kept and that the same command goes on.
+
+    Args:
+        folder: where the work is kept. If it does not exist, nothing is printed.
+        kept_work: the subject and the verb of the message.
+    """
     try:
         yield
     except KeyboardInterrupt:
         if folder.exists():
-            note(f"stopped; {kept} kept in {folder}, the same command again goes on")
+            note(f"stopped; {kept_work} kept in {folder}, the same command again goes on")
         raise
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Returns rows as padded columns."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    """Returns rows of equal length as padded columns."""
+    widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def megabytes(count: object) -> str:
-    return f"{count / 1e6:,.1f} MB" if isinstance(count, int | float) else "?"
+def megabytes(byte_count: object) -> str:
+    """Returns a number of bytes in megabytes, or "?" for anything else."""
+    return f"{byte_count / 1e6:,.1f} MB" if isinstance(byte_count, int | float) else "?"
 
 
 def percent(share: float) -> str:
@@ -255,21 +290,27 @@ def percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def moment(seconds: object) -> str:
-    """Returns seconds since 1970 as a local date and time."""
+def local_time(seconds: object) -> str:
+    """Returns seconds since 1970 as a local date and time, or "?" for anything else."""
     if not isinstance(seconds, int | float) or not 0 < seconds < 1 << 33:
         return "?"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
-    """Writes an answer to stdout in pieces, and returns its text."""
+def show_pieces(pieces: Iterable[str], is_shown: bool = True) -> str:
+    """Writes each piece of an answer to stdout as it arrives, and returns the whole text.
+
+    An empty answer is explained on stderr.
+
+    Args:
+        is_shown: whether the pieces are written to stdout.
+    """
     text = ""
     for piece in pieces:
         text += piece
         _note_output()
-        if show:
-            sys.stdout.write(shown(piece))
+        if is_shown:
+            sys.stdout.write(text_for_stdout(piece))
             sys.stdout.flush()
     if not text:
         note(
@@ -279,14 +320,18 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
     return text
 
 
-def show_classified(results: Sequence[Classified], as_json: bool, marks: Sequence[str] = ()) -> None:
-    """Prints a line "label <tab> probability" for each text, or a score; `marks` name the rows in a last column."""
-    row_names = marks or [""] * len(results)
+def print_classifications(results: Sequence[Classified], as_json: bool, row_names: Sequence[str] = ()) -> None:
+    """Prints a line "label <tab> probability", or a score, for each text; or one JSON document.
+
+    Args:
+        row_names: the name of each text, for a last column; "" for none. Empty: no text has a name.
+    """
+    names = row_names or [""] * len(results)
     if as_json:
         documents = [classified.document() for classified in results]
-        rows = zip(documents, row_names, strict=True)
-        say(json_text({"results": [{**document, **({"row": mark} if mark else {})} for document, mark in rows]}))
+        rows = zip(documents, names, strict=True)
+        say(json_text({"results": [{**document, **({"row": name} if name else {})} for document, name in rows]}))
         return
-    for result, mark in zip(results, row_names, strict=True):
+    for result, name in zip(results, names, strict=True):
         answer = f"{result.label}\t{result.probability:.3f}" if result.score is None else f"{result.score:.4g}"
-        say(f"{answer}\t{mark}" if mark else answer)
+        say(f"{answer}\t{name}" if name else answer)

@@ -15,18 +15,24 @@ from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, re
 def texts_to_classify(
     texts: Sequence[str] | None, source: Path | None, columns: ColumnOptions, id_column: str | None = None
 ) -> list[InputRow]:
-    """Returns the texts, or each line of a file (None: stdin), or each row of a table.
+    """Returns the texts of the arguments, or else of a file or stdin: a row for each line, or for each row of a table.
 
     A blank line is refused and not skipped, because answers must match the lines.
 
+    Args:
+        texts: the arguments, if there are any.
+        source: the file, which is read if there are no arguments. None: stdin.
+        columns: the options that say which columns of a table are read.
+        id_column: the column of a table that names its rows. None: `id`, if there is one.
+
     Raises:
-        CodecError: a row is blank or cannot be read.
+        CodecError: a text is blank, or a row cannot be read.
         UsageError: the file does not exist, or options name columns of texts that have none.
     """
-    names_columns = bool(columns.changed_fields()) or id_column is not None
-    if not texts and source is not None and _is_table(source, names_columns):
-        return _rows_of(source, columns, id_column)
-    if names_columns:
+    has_column_options = bool(columns.changed_fields()) or id_column is not None
+    if not texts and source is not None and _is_table(source, has_column_options):
+        return _table_rows(source, columns, id_column)
+    if has_column_options:
         raise UsageError("the texts have no columns", "leave out the options of columns, or give a table")
     rows = arguments(texts) if texts else [input_row(*line) for line in input_lines(source, sys.stdin)]
     if not rows:
@@ -38,11 +44,11 @@ def texts_to_classify(
     return rows
 
 
-def _is_table(source: Path, names_columns: bool) -> bool:
-    """Returns whether a file has rows with columns. Read as lines, its header and labels would become texts.
+def _is_table(source: Path, has_column_options: bool) -> bool:
+    """Returns whether a file is read as rows with columns. Read as lines, its header and labels would become texts.
 
     Args:
-        names_columns: whether options name columns. Then JSON Lines are rows too.
+        has_column_options: whether options name columns. Then JSON Lines are read as rows too.
     """
     from milkglass.rows.data_file import JSON, KINDS
     from milkglass.rows.tables import is_json_list
@@ -51,10 +57,11 @@ def _is_table(source: Path, names_columns: bool) -> bool:
     suffix = source.suffix.lower()
     if suffix not in KINDS or suffix in ("", ".txt"):
         return False
-    return suffix not in JSON or names_columns or is_json_list(source)
+    return suffix not in JSON or has_column_options or is_json_list(source)
 
 
-def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
+def _table_rows(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
+    """Returns the rows of a table without their labels, and prints which columns are read."""
     from milkglass.rows.examples import ID, read_texts
 
     file = columns.data_file(source)

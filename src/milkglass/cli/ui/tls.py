@@ -21,18 +21,22 @@ TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS ce
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")]
 
 
-def require_private(host: str, cert: Path | None, accepts_http: bool, secrets: str) -> None:
-    """Raises UsageError for a network address without TLS, unless the user accepted that. `secrets` could be read."""
+def require_private(host: str, cert: Path | None, accepts_http: bool, secrets_text: str) -> None:
+    """Raises UsageError for a network address without TLS, unless the user accepted that.
+
+    Args:
+        secrets_text: names what others could read, for the message.
+    """
     if not is_loopback(host) and cert is None and not accepts_http:
         raise UsageError(
-            f"listening on {host} without TLS would let anyone on the way read {secrets}",
+            f"listening on {host} without TLS would let anyone on the way read {secrets_text}",
             f"give --cert and --tls-key ({CERTIFICATE_HINT}), listen on 127.0.0.1 behind an ssh tunnel, or accept it "
             "with --insecure-http",
         )
 
 
 def require_tls(cert: Path | None, key: Path | None) -> None:
-    """Raises UsageError if the files are not a certificate and its key, or only one of them is given."""
+    """Raises UsageError if the files are not a certificate and its key, or only one of them is set."""
     for file in (cert, key):
         if file is not None:
             require_file(file, "give the TLS certificate and key as PEM files")
@@ -43,10 +47,14 @@ def require_tls(cert: Path | None, key: Path | None) -> None:
 
 
 def _require_pair(cert: Path, key: Path) -> None:
+    """Raises UsageError if the files are not a certificate and its key.
+
+    A key under a passphrase is accepted without a check: OpenSSL asks for the passphrase when the server starts.
+    """
     import ssl
 
     def refuse_passphrase() -> str:
-        raise PermissionError  # a key with a passphrase is one: OpenSSL asks for it when the server starts
+        raise PermissionError  # without an errno, by which it differs from a file that may not be read
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -64,10 +72,10 @@ def _require_pair(cert: Path, key: Path) -> None:
         raise UsageError(f"{key} holds no key", "give the certificate's private key, as PEM") from None
 
 
-def reached(url: str, cert: Path | None) -> str:
-    """Returns the address at which clients reach what listens at `url`.
+def client_url(url: str, cert: Path | None) -> str:
+    """Returns the address at which clients reach a server that listens at `url`.
 
-    If it listens on all addresses, this uses the name in its certificate, or else this machine's name.
+    If the server listens on all addresses, the host is the name in its certificate, or else this machine's name.
     """
     parts = urlsplit(url)
     if parts.hostname not in ("0.0.0.0", "::"):
@@ -77,13 +85,13 @@ def reached(url: str, cert: Path | None) -> str:
 
 
 def _name_of(cert: Path) -> str | None:
-    """Returns the first name, or else the first address, of a certificate without wildcards, or None."""
+    """Returns the first host name of a certificate that has no wildcard, else its first IP address, else None."""
     from cryptography import x509
 
     try:
         extensions = x509.load_pem_x509_certificates(cert.read_bytes())[0].extensions
-        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        alternatives = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return None
-    host_names = [name for name in names.get_values_for_type(x509.DNSName) if "*" not in name]
-    return next(iter([*host_names, *map(str, names.get_values_for_type(x509.IPAddress))]), None)
+    host_names = [name for name in alternatives.get_values_for_type(x509.DNSName) if "*" not in name]
+    return next(iter([*host_names, *map(str, alternatives.get_values_for_type(x509.IPAddress))]), None)

@@ -80,7 +80,7 @@ class Responses:
     def exchange(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns (t,) what is sent for one text of these original tokens (t,) and their scrambled ids (t,)."""
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
-        stream = secret_draws() if self.stream is None else self.stream.keyed(text)
+        stream = secret_draws() if self.stream is None else self.stream.derive(text)
         if self.own_ids is None or self.mechanism_ids is None:
             return self.mechanism.respond(ids, stream).astype(np.int32)
         is_exchanged = np.isin(ids, self.own_ids)

@@ -24,7 +24,7 @@ from milkglass.client.codec.conversation import (
     require_text,
     split_marked,
     takes_tools,
-    template_options,
+    template_variables,
     unused_letters,
 )
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless_error, encode_conversations
@@ -193,7 +193,7 @@ class Codec:
             truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
             tools: functions that the template shows to the model.
             answer_start: text with which the answer is made to begin, after the template's own start.
-            options: further variables of the template, such as `enable_thinking` (`template_options`).
+            options: values of further variables of the template (`template_variables`), such as `enable_thinking`.
 
         Raises:
             NoChatTemplate: the model has no template.
@@ -374,8 +374,8 @@ class Codec:
         return takes_tools(self.tokenizer)
 
     @property
-    def template_options(self) -> frozenset[str]:
-        return template_options(self.tokenizer)
+    def template_variables(self) -> frozenset[str]:
+        return template_variables(self.tokenizer)
 
     # --- internals ----------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added_count: int = 0, min_tokens: int = 1) -> int:

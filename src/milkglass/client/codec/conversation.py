@@ -103,10 +103,10 @@ def render(
             token in a message.
     """
     options = dict(options or {})
-    if options and (unknown_options := sorted(set(options) - template_options(tokenizer))):
+    if options and (unknown_options := sorted(set(options) - template_variables(tokenizer))):
         raise CodecError(
             f"the model's chat template does not read {', '.join(unknown_options)}",
-            f"it reads {', '.join(sorted(template_options(tokenizer))) or 'no option'}; leave the others out",
+            f"it reads {', '.join(sorted(template_variables(tokenizer))) or 'no option'}; leave the others out",
         )
     visible = [{name: message[name] for name in FIELDS if name in message} for message in messages]
     letters = unused_letters([*_texts(visible), *_texts(list(tools))])
@@ -161,7 +161,7 @@ def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[
     return RenderedChat(tuple(all_pieces), tuple(ids))
 
 
-def template_options(tokenizer: Any) -> frozenset[str]:
+def template_variables(tokenizer: Any) -> frozenset[str]:
     """Returns the names of options that the model's chat template reads, such as `enable_thinking`."""
     token_variables = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
     return chat_template.variables(tokenizer) - token_variables - set(tokenizer.special_tokens_map)
@@ -197,7 +197,7 @@ def _mark_special(
 def _mark_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
     start, stop = marks
     tokens = _special_tokens(tokenizer)
-    text = tokens.literal.sub(lambda found: f"{start}{found[0]}{stop}", text)
+    text = tokens.literal.sub(lambda match: f"{start}{match[0]}{stop}", text)
     if not tokens.has_normalized or start in text:
         return text
     # A special token that is matched in normalized text may be written in other letters: only the tokenizer can tell.

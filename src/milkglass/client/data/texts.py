@@ -44,11 +44,11 @@ class PrivateTexts:
     numbers: NDArray[np.bool_]
     sources: NDArray[np.int64] | None = None
 
-    def chosen(self, rows: NDArray[np.int64]) -> PrivateTexts:
+    def select(self, rows: NDArray[np.int64]) -> PrivateTexts:
         keep = np.isin(self.original.sequence_indices, rows)
         order = np.sort(rows)
         return PrivateTexts(
-            self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep],
+            self.scrambled.select(order), self.original.select(order), self.names[keep], self.numbers[keep],
             None if self.sources is None else self.sources[order],
         )  # fmt: skip
 
@@ -56,7 +56,7 @@ class PrivateTexts:
         """Returns the texts that do not equal, id for id, one of `public_texts`, which are in public ids."""
         texts = {ids.tobytes() for ids in public_texts}
         rows = [i for i, ids in enumerate(self.original) if ids.tobytes() not in texts]
-        return self.chosen(np.array(rows, np.int64))
+        return self.select(np.array(rows, np.int64))
 
 
 def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> PrivateTexts:
@@ -97,7 +97,7 @@ def unmarked_texts(codec: Codec, scrambled: Sequences, original: Sequences | Non
     Args:
         original: the public ids. None: the scrambled ids give them.
     """
-    original = scrambled.mapped(codec.inverse) if original is None else original
+    original = scrambled.map_ids(codec.inverse) if original is None else original
     digits = np.array([any(char.isdigit() for char in piece) for piece in token_pieces(codec, len(codec.sigma))])
     return PrivateTexts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
 

@@ -227,7 +227,7 @@ def clear_leftovers(path: Path) -> None:
     """Removes the leftovers of a key, unless another command has the lock and may be writing them."""
     if not leftovers(path):
         return
-    with suppress(OSError), usage.locked(path, wait=False):
+    with suppress(OSError), usage.exclusive_lock(path, wait=False):
         for leftover in leftovers(path):
             leftover.unlink()
 
@@ -297,7 +297,7 @@ class UnlockedKey:
 
         Raises WeakPassphrase, or KeyFileError if the written file is not this key.
         """
-        with usage.locked(self.path):
+        with usage.exclusive_lock(self.path):
             key = self.reread()
             seal = write_key(self.path, key, passphrase, replace=True)
             unlocked = UnlockedKey(self.path, key, seal)
@@ -307,7 +307,7 @@ class UnlockedKey:
 
     def _change_info(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
         """Reads and writes the file under a lock, so that another command's changes stay."""
-        with usage.locked(self.path):
+        with usage.exclusive_lock(self.path):
             key = self.reread()
             new_info = change(key.info)
             if new_info != key.info:

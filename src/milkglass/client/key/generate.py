@@ -24,45 +24,27 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, pack_groups, permutation
+from milkglass.client.key.scheme import require_kind, scheme_for, scheme_of
 from milkglass.client.layout import tokenizer_digest
-from milkglass.client.model_config import ModelSampling, special_ids
-from milkglass.errors import CorruptCheckpoint, MissingExtra, UnsupportedModel, UsageError
-from milkglass.models.checkpoint import Checkpoint, read_model_json
-from milkglass.models.families import Architecture, architecture_of
+from milkglass.client.model_config import ModelSampling
+from milkglass.client.special_tokens import reserved_ids, single_ids
+from milkglass.errors import UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import architecture_of
+from milkglass.models.soundness import require_finite
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.scheme import Scheme
 
 Clusters = Literal["kept", "new"]
 MAX_JOB_NAME = 200  # characters
-
-
-def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
-    """Returns the ids of special tokens: those that the tokenizer marks as special, and those that the configs name."""
-    ids = set(special_ids(base.config)) | set(special_ids(base.generation_config or {}))
-    if (base.folder / "tokenizer.json").is_file():
-        added = read_model_json(base.folder / "tokenizer.json").get("added_tokens", [])
-        ids |= {int(token["id"]) for token in added if token.get("special")}
-    elif (base.folder / "tokenizer_config.json").is_file():
-        decoder = read_model_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-        ids |= {int(number) for number, token in decoder.items() if token.get("special")}
-    return np.array(sorted(token for token in ids if 0 <= token < vocab_size), np.int64)
-
-
-def scheme_for(base: Checkpoint, name: str = "obfuslm", **parameters: Any) -> Scheme:
-    """Returns the scheme with these parameters, and with its paper's suggestions for such a model."""
-    return scheme_named(
-        name, {**SCHEMES[name.removesuffix("+")].suggested_parameters(architecture_of(base).kind), **parameters}
-    )
 
 
 def new_key(
@@ -100,33 +82,6 @@ def new_key(
     return with_groups(base, key, stage) if scheme.shares and symbols is None else key
 
 
-def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
-    """Returns the tokens that have one scrambled id, even if other tokens have several."""
-    return sorted({*reserved_ids(base, architecture.vocab_size).tolist(), *architecture.pinned})
-
-
-def require_kind(architecture: Architecture, scheme: Scheme) -> None:
-    """Raises UnsupportedModel for a scheme that is of no use to such a model.
-
-    A decoder whose ids name no token can be trained as a classifier, which a scheme allows by `for_labels`.
-    """
-    if scheme.shares and not scheme.for_labels and architecture.kind == "decoder":
-        raise UnsupportedModel(
-            "rows = shared is for models that read: a model that generates would answer in ids that name no token",
-            "use obfuslm with --set aliases=2 or --bands for this model; for a classifier --scheme coarse",
-        )
-
-
-def refuse_delta_if_unsupported(scheme: Scheme, delta: bool) -> None:
-    """Raises UsageError if a delta was asked for and cannot hold what the scheme changes."""
-    if delta and not scheme.supports_delta:
-        reason = "coarse makes a smaller table, which no delta can hold"
-        if scheme.needs_whole_layers:
-            scheme_name = "ObfusLM+" if scheme.plus else scheme.name
-            reason = f"{scheme_name} changes every layer: a delta would be the whole model"
-        raise UsageError(reason, "leave --delta out")
-
-
 def cluster_order(key: Key) -> NDArray[np.int64]:
     """Returns (n,) the tokens in the order in which clusters are begun.
 
@@ -142,33 +97,11 @@ def cluster_order(key: Key) -> NDArray[np.int64]:
 
 def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     """Returns the key with its clusters in it: the codec needs them and does not have the table."""
-    table = base.mapped(architecture_of(base).table)
+    table = base.map_tensor(architecture_of(base).table)
     require_finite(table)
     order = cluster_order(key)
     groups = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
     return replace(key, info=key.info.with_fields(groups=pack_groups(groups, len(table))))
-
-
-def scheme_of(key: Key) -> Scheme:
-    """Returns the scheme that made a key. Raises MissingExtra if it is not installed here."""
-    parameters = dict(key.info.scheme)
-    name = str(parameters.pop("name"))
-    if name.removesuffix("+") not in SCHEMES:
-        raise MissingExtra(
-            f"this key was made with the scheme {name!r}, which is not installed here",
-            "install the package that brings it (the one with an entry point of the group milkglass.scheme)",
-        )
-    return scheme_named(name, parameters)
-
-
-def require_finite(table: torch.Tensor) -> None:
-    """Raises CorruptCheckpoint for a row that is not finite, which would spoil its whole cluster."""
-    step = max(1, (1 << 22) // table.shape[1])
-    infinite_rows = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
-    if infinite_rows:
-        raise CorruptCheckpoint(
-            f"{infinite_rows} rows of the embedding table are not finite", "repair or fetch the model again"
-        )
 
 
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:

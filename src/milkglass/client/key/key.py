@@ -125,11 +125,11 @@ class KeyInfo:
     @property
     def scale(self) -> Scale | None:
         """Returns the scale of the scores that were sent last."""
-        return Scale.stored(self.document.get("scale"))
+        return Scale.from_document(self.document.get("scale"))
 
     @property
     def scales_by_job(self) -> dict[str, Scale | None]:
-        return {job: Scale.stored(raw) for job, raw in (self.document.get("scales") or {}).items()}
+        return {job: Scale.from_document(raw) for job, raw in (self.document.get("scales") or {}).items()}
 
     # --- its models at servers ----------------------------------------------------------------------------------------
     @property
@@ -222,7 +222,7 @@ def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDAr
 
 @dataclass(frozen=True)
 class Key:
-    """A key: all that the client must keep. `repr` shows nothing secret.
+    """All that the client must keep. `repr` shows nothing secret.
 
     Attributes:
         secret: the root, 32 bytes, from which everything else is derived. None: this is a codec alone, which encodes

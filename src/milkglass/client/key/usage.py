@@ -157,7 +157,7 @@ def _fewer_tokens(first: Mapping[str, int], second: Mapping[str, int]) -> dict[s
 
 
 def _change(key: Path, change: Any) -> Usage:
-    with locked(key):
+    with exclusive_lock(key):
         usage: Usage = change(read(key))
         fields = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL_FIELDS}
         files.write(counts_file(key), json.dumps({"milkglass_usage": VERSION, **fields}) + "\n")
@@ -165,7 +165,7 @@ def _change(key: Path, change: Any) -> Usage:
 
 
 @contextmanager
-def locked(key: Path, wait: bool = True) -> Iterator[None]:
+def exclusive_lock(key: Path, wait: bool = True) -> Iterator[None]:
     """Holds a lock on the key's folder, so that one command writes at a time. The files are replaced by each writer.
 
     Raises BlockingIOError if another command has the lock and `wait` is not set.

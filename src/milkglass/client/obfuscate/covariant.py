@@ -17,8 +17,8 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 
-from milkglass.client.key.generate import scheme_of
 from milkglass.client.key.key import Key
+from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.plus import LazyTensor, TensorHolder, TransformedRows
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
@@ -72,7 +72,7 @@ class NoisyRows:
         return (rows.float() + self.size * noise[offset : offset + len(rows)]).to(rows.dtype)
 
     def _noise_block(self, index: int, width: int) -> torch.Tensor:
-        return NoiseStream(self.stream.keyed(index.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)
+        return NoiseStream(self.stream.derive(index.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _deviation(base: Checkpoint, name: str, share: float) -> float:
     """Returns `share` standard deviations of a table's entries, rounded to fp32. The sums are in fp64, in blocks."""
     if not share:
         return 0.0
-    table = base.mapped(name)
+    table = base.map_tensor(name)
     mean = sum(float(block.double().sum()) for block in table.split(DEVIATION_ROWS)) / table.numel()
     squares = sum(float((block.double() - mean).square().sum()) for block in table.split(DEVIATION_ROWS))
     return share * float(np.float32((squares / (table.numel() - 1)) ** 0.5))

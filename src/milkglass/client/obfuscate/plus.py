@@ -90,7 +90,7 @@ class TensorHolder:
 
     def get(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         if self.tensor is None or self.name != name:
-            self.tensor = None  # before the next is made
+            self.tensor = None  # frees its memory before the next one is made
             self.name, self.tensor = name, make()
         return self.tensor
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from milkglass import files
-from milkglass.client.key.generate import refuse_delta_if_unsupported, require_kind, reserved_ids, single_ids
+from milkglass.client.key.scheme import refuse_delta_if_unsupported, require_kind
 from milkglass.client.layout import tokenizer_digest, unknown_tensor_names
 from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import map_configs
+from milkglass.client.special_tokens import reserved_ids, single_ids
 from milkglass.errors import ModelError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture, architecture_of
@@ -93,7 +94,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
 def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     """Estimates the bytes of the scrambled tensors."""
     architecture = architecture_of(base)
-    table_bytes = sum(base.tensors[name].bytes for name in architecture.touched)
+    table_bytes = sum(base.tensors[name].bytes for name in architecture.token_tensor_names)
     other_bytes = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - table_bytes
     adds_head = scheme.needs_whole_layers and not architecture.heads
     unwidened_bytes = other_bytes + table_bytes * scheme.ids_per_token * (2 if adds_head else 1)

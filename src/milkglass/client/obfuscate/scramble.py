@@ -31,24 +31,22 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices
-from milkglass.client.key.generate import (
-    cluster_order,
-    refuse_delta_if_unsupported,
-    require_finite,
-    reserved_ids,
-    scheme_of,
-)
+from milkglass.client.key.generate import cluster_order
 from milkglass.client.key.key import Key
-from milkglass.client.layout import KEY_ID, MARKER, MARKER_CONTENT
+from milkglass.client.key.scheme import refuse_delta_if_unsupported, scheme_of
+from milkglass.client.layout import MARKER, MARKER_CONTENT
 from milkglass.client.model_config import config_entries, generation_entries, remap
 from milkglass.client.obfuscate.covariant import new_width, require_layers, transform_tensors
 from milkglass.client.obfuscate.plus import turn_of, turn_tensors, with_head
+from milkglass.client.special_tokens import reserved_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
-from milkglass.models.config_entries import GENERATION, check_ids
+from milkglass.models.config_entries import check_ids
 from milkglass.models.families import Architecture, architecture_of
+from milkglass.models.file_names import GENERATION_CONFIG, KEY_ID
 from milkglass.models.safetensors_file import RowBlocks
-from milkglass.models.staging import Configs, Staging, reshaped, resized, rewrite, write_delta
+from milkglass.models.soundness import require_finite
+from milkglass.models.staging import Configs, Staging, rewrite, with_row_count, with_shapes, write_delta
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.mixture import Promise, RowMap
 from milkglass.schemes.obfuslm_plus import DimensionTransform
@@ -71,7 +69,7 @@ class _ScrambledTensor:
 
     @cached_property
     def _table(self) -> torch.Tensor:
-        return self.base.mapped(self.name)
+        return self.base.map_tensor(self.name)
 
 
 def mixture_of(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
@@ -121,7 +119,7 @@ def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[
         UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
     """
     check_ids(base.config, len(first_ids), allows_negative=True)
-    check_ids(base.generation_config or {}, len(first_ids), GENERATION, allows_negative=True)
+    check_ids(base.generation_config or {}, len(first_ids), GENERATION_CONFIG, allows_negative=True)
 
     def sigma(token: int) -> int:
         if token >= len(first_ids):
@@ -170,23 +168,23 @@ def replace_tensors(
     scheme = scheme_of(key)
     plus = scheme.plus
     require_layers(base, architecture, scheme)  # refused before the work begins
-    mixture = mixture or mixture_of(base, key, base.mapped(architecture.table), stage)
+    mixture = mixture or mixture_of(base, key, base.map_tensor(architecture.table), stage)
     slot_of_id = np.argsort(key.sigma).astype(np.int64)
     if not scheme.needs_whole_layers:
-        tensors = {name: _ScrambledTensor(base, name, mixture, slot_of_id) for name in architecture.touched}
-        return Replacement(resized(base, tensors, len(slot_of_id)), tensors, mixture)
+        tensors = {name: _ScrambledTensor(base, name, mixture, slot_of_id) for name in architecture.token_tensor_names}
+        return Replacement(with_row_count(base, tensors, len(slot_of_id)), tensors, mixture)
     wider, head = with_head(base, architecture)
     tensors = {
         name: _ScrambledTensor(wider, name, mixture, slot_of_id)
-        for name in dict.fromkeys((*architecture.touched, head))
+        for name in dict.fromkeys((*architecture.token_tensor_names, head))
     }
     residual = architecture.residual(base)
     if plus is None:
         replaced, shapes = transform_tensors(wider, architecture, residual, key, tensors, head)
-        return Replacement(reshaped(wider, shapes), replaced, mixture)
+        return Replacement(with_shapes(wider, shapes), replaced, mixture)
     turn = turn or turn_of(plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage)
     replaced = turn_tensors(wider, residual, turn, tensors, head)
-    return Replacement(resized(wider, tensors, len(slot_of_id)), replaced, mixture, turn.condition)
+    return Replacement(with_row_count(wider, tensors, len(slot_of_id)), replaced, mixture, turn.condition)
 
 
 def scramble(

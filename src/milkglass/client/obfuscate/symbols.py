@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
-from milkglass.client.key.generate import new_key, reserved_ids
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
+from milkglass.client.special_tokens import reserved_ids
 from milkglass.client.training_request import held_out_mask
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, digest_of
@@ -49,35 +50,35 @@ def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stag
     """Returns the vectors (n, d) of all tokens in fp32. They are public: no data of the client are read."""
     table = architecture_of(base).table
     if source == "table":
-        return base.mapped(table).to(torch.float32, copy=True).numpy()
+        return base.map_tensor(table).to(torch.float32, copy=True).numpy()
     prefix, suffix = special_around(load_tokenizer(base.folder))
     size = base.tensors[table].shape[0]
     progress = stage("vectors of tokens", size)
     models: list[Any] = []  # only where a block is missing
 
-    def encoded(ids: torch.Tensor) -> Floats:
+    def encode_ids(ids: torch.Tensor) -> Floats:
         if not models:
             models.append(body(base).eval())
         with torch.inference_mode():
             return _encode(models[0], ids, prefix, suffix, progress)
 
     if size < FILE_TOKENS:
-        return encoded(torch.arange(size))
+        return encode_ids(torch.arange(size))
     digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, prefix, suffix])
     blocks = torch.arange(size).split(FILE_TOKENS)
     all_vectors = np.empty((0, 0), np.float32)
     for number, ids in enumerate(blocks):
-        vectors = _cached_vectors(f"{digest}-{number}", ids, encoded, progress)
+        vectors = _cached_vectors(f"{digest}-{number}", ids, encode_ids, progress)
         all_vectors = all_vectors if number else np.empty((size, vectors.shape[1]), np.float32)
         all_vectors[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = vectors
     return all_vectors
 
 
 def _cached_vectors(
-    name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress
+    name: str, ids: torch.Tensor, encode: Callable[[torch.Tensor], Floats], progress: Progress
 ) -> Floats:
     keep = ArrayCache("token_vectors", {"vectors": np.float32})
-    arrays = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
+    arrays = keep(name, lambda: {"vectors": encode(ids)}, lambda block: len(block["vectors"]) == len(ids))
     if keep.is_reused:
         progress(len(ids))
     return arrays["vectors"]
@@ -200,7 +201,7 @@ def _without_held_out(task: TaskTexts | None, root: bytes, digest: str) -> TaskT
     if task is None:
         return None
     rows = np.flatnonzero(~held_out_mask(root, digest, len(task.labels)))
-    return replace(task, texts=task.texts.chosen(rows), labels=task.labels[rows])
+    return replace(task, texts=task.texts.select(rows), labels=task.labels[rows])
 
 
 def find_map(

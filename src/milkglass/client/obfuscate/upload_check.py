@@ -16,10 +16,9 @@ from milkglass.client import layout
 from milkglass.client.layout import MARKER, TOKENIZER_NAMES
 from milkglass.client.model_config import LABELS, NAMES, WORD, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
+from milkglass.models.file_names import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, INDEX
 from milkglass.models.safetensors_header import has_notes, read_header
 
-INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
-DELTA_WEIGHTS, DELTA_FORMAT = "delta.safetensors", "milkglass-delta/1"
 CONFIGS = ("config.json", "generation_config.json")
 SIZE_ENTRIES = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
 TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")

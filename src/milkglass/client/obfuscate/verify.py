@@ -12,11 +12,12 @@ import torch
 from milkglass.client.key.key import Key
 from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
-from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
+from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.families import architecture_of
+from milkglass.models.file_names import DELTA_CONFIG, DELTA_WEIGHTS, INDEX
 from milkglass.models.safetensors_file import RowBlocks, read_bytes
 from milkglass.models.safetensors_header import TensorRef, has_notes, read_header
-from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
+from milkglass.models.staging import Configs, index_of
 from milkglass.progress import Progress, Stage, no_stage
 
 BATCH_ROWS = 128  # compared at a time, in fp32

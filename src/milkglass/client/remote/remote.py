@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.layout import KEY_ID
 from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
@@ -26,6 +25,7 @@ from milkglass.client.remote.responses import Prediction, read_prediction, respo
 from milkglass.client.remote.transfer import fetch_files, upload_file
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.files import sha256
+from milkglass.models.file_names import KEY_ID
 from milkglass.progress import Stage, no_stage
 
 IdSequence = Sequence[int] | NDArray[Any]

@@ -106,7 +106,7 @@ def running_text(text: str) -> str:
     return _UNSAFE.sub(REPLACEMENT, text)
 
 
-def escaped(document: str) -> str:
+def escape(document: str) -> str:
     """Returns an equal JSON document in which all characters that are not printable are escaped.
 
     The document must be one line, as json.dumps writes it without `indent`.

@@ -43,13 +43,13 @@ class Threads:
             connection.close()
 
     async def run(self, work: Callable[[], T]) -> T:
-        async with self._connected() as connection:
+        async with self._borrow_connection() as connection:
             return await self._step(connection, work)
 
     async def each(self, iterable: Any) -> AsyncGenerator[Any, None]:
         """Yields what an iterable yields, a thread for each, and closes it when the loop over it is left."""
         pieces = iter(iterable)
-        async with self._connected() as connection:
+        async with self._borrow_connection() as connection:
             try:
                 while piece := await self._step(connection, lambda: list(islice(pieces, 1))):
                     yield piece[0]
@@ -58,7 +58,7 @@ class Threads:
                     await self._step(connection, iterable.close)
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
+    async def _borrow_connection(self) -> AsyncIterator[Connection]:
         connection = self._idle.pop() if self._idle else self._connect()
         self._busy.add(connection)
         try:

@@ -16,7 +16,7 @@ from milkglass.compare.result import ComparisonResult
 
 def render(result: ComparisonResult) -> str:
     """Returns the page. The template engine escapes every text."""
-    own = "".join(one.reading.example.original for one in result.finished_ways if one.reading and one.reading.example)
+    own = "".join(way.reading.example.original for way in result.finished_ways if way.reading and way.reading.example)
     templates = environment(own)
     templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
     templates.filters["share"] = words.percent

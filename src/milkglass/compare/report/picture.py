@@ -19,13 +19,13 @@ AXIS = {"accuracy": "right answers, %", "pearson": "correlation with the true sc
 
 def picture_svg(result: ComparisonResult) -> str:
     """Returns the picture as SVG; "" if no way is done."""
-    points = [one for one in result.finished_ways if not math.isnan(one.share_read)]
+    points = [way for way in result.finished_ways if not math.isnan(way.share_read)]
     if not points:
         return ""
     scale = 100 if result.measure == "accuracy" else 1
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
-        places = _places([(100 * one.share_read, scale * one.quality.value) for one in points if one.quality])
+        places = _places([(100 * way.share_read, scale * way.quality.value) for way in points if way.quality])
         for number, (point, (read, value)) in enumerate(zip(points, places, strict=True)):
             assert point.quality is not None
             low, high = scale * point.quality.low, scale * point.quality.high
@@ -40,7 +40,7 @@ def picture_svg(result: ComparisonResult) -> str:
         axes.margins(y=0.15)
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
-        write_names(axes, places, [one.name for one in points])
+        write_names(axes, places, [way.name for way in points])
         return svg(figure, "What each way is worth, against what is read of it")
 
 

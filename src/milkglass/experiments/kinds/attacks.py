@@ -45,7 +45,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.defence import LabelledTexts
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
-OBSERVED = "observed"  # of a variant
+OBSERVED = "observed"  # entry of a variant: the share of the rows that is observed
 MAX_KEYS = 1000
 MAX_ROWS = 10**8  # an order of them is drawn before the text is read
 
@@ -136,7 +136,7 @@ class AttackRecipe(Recipe):
     def _rows_of_client(self, data: Path) -> LabelledTexts:
         """Returns all rows of the private file, from which a client finds its map once."""
         examples = data_refs.examples(data, self.private)
-        return data_refs.labelled(examples, data_refs.numbers_by_label(examples))
+        return data_refs.labelled_texts(examples, data_refs.numbers_by_label(examples))
 
     def _measure_with_key(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],

@@ -195,10 +195,10 @@ def _train_and_predict(
     if not path.is_file() or "answers" not in json.loads(path.read_text("utf-8")):  # of older code
         files.private_dir(path.parent)
         net = lstm.train(
-            rows, train.texts.mapped(sigma), train.labels, class_count, recipe.training, recipe.seed,
+            rows, train.texts.map_ids(sigma), train.labels, class_count, recipe.training, recipe.seed,
             lambda line: progress(f"{name}: {line}"),
         )  # fmt: skip
-        predicted_classes = lstm.predicted_classes(net, held_out.texts.mapped(sigma))
+        predicted_classes = lstm.predicted_classes(net, held_out.texts.map_ids(sigma))
         files.write(path, json.dumps({"answers": pack_answers(predicted_classes)}))
     return unpack_answers(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
 
@@ -225,8 +225,8 @@ def attack_scene(
     """Returns the scene. The attacker has the public table and the scheme (Kerckhoffs)."""
     size, sigma = len(table), key.sigma.astype(np.int64)
     attacked = np.random.default_rng(recipe.seed).permutation(len(texts))[: recipe.evaluation["texts"]]
-    original = texts.chosen(np.sort(attacked))
-    sent = original.mapped(sigma)
+    original = texts.select(np.sort(attacked))
+    sent = original.map_ids(sigma)
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         attacker_key = seeded_key(table, f"milkglass attacker {seed}", scheme)

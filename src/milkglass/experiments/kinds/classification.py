@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 from milkglass import device
 from milkglass.attacks.embeddings.knn import nearest
-from milkglass.client.key.generate import reserved_ids
+from milkglass.client.special_tokens import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.record import ResultRecord, records
@@ -79,7 +79,7 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
 
 def occurrence_counts(variant: Variant) -> torch.Tensor:
     """Returns (ids,) how often each scrambled id occurs in the training data, without special tokens."""
-    ids = TrainingRows.open(variant.job / "train.safetensors").mapped("input_ids")
+    ids = TrainingRows.open(variant.job / "train.safetensors").map_tensor("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))
     special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first))
     counts[variant.key.first[special]] = 0
@@ -96,14 +96,14 @@ def predicted_classes(
     """Returns (rows,) the class that the model predicts for each row, and (rows,) the row's own."""
     with ONE_LOAD:
         net: Any = AutoModelForSequenceClassification.from_pretrained(model_folder, dtype=torch.float32).eval()
-    device.moved(net)
+    device.move(net)
     rows = TrainingDataset(held_out_file, "classification", max_length)
     collate = Collate(net.config.pad_token_id or 0)
     predicted_batches, true_batches = [], []
     for start in range(0, len(rows), TEXTS_A_BATCH):
         batch = collate([rows[i] for i in range(start, min(start + TEXTS_A_BATCH, len(rows)))])
         true_batches.append(batch.pop("labels").numpy())
-        logits = net(**{name: device.moved(tensor) for name, tensor in batch.items()}).logits
+        logits = net(**{name: device.move(tensor) for name, tensor in batch.items()}).logits
         predicted_batches.append(device.array(logits.argmax(-1)))
     return np.concatenate(predicted_batches), np.concatenate(true_batches)
 

@@ -299,9 +299,9 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
     numbers = data_set[0].numbers if data_set else data_refs.numbers_by_label(examples)
     return TrialData(
         name,
-        data_refs.labelled(order[:rows], numbers, is_regression),
-        data_refs.labelled(held_out, numbers, is_regression),
-        data_refs.labelled(order[rows:], numbers, is_regression),
+        data_refs.labelled_texts(order[:rows], numbers, is_regression),
+        data_refs.labelled_texts(held_out, numbers, is_regression),
+        data_refs.labelled_texts(order[rows:], numbers, is_regression),
         data_set[0].metrics if data_set else ("accuracy",),
         1 if is_regression else len(numbers),
         {**data_refs.sums(data_folder, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass import device
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import guess_by_rank
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.hidden_states.era import ERA
@@ -169,7 +169,7 @@ class GenerationRecipe(GeneratorTuning):
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
             codec = seeded_codec(variant.key, base.folder, "evaluation")
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
-                model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+                model = device.move(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
                 answers = greedy_answers(model, codec, held_out, self.evaluation)
                 texts, fields = [codec.decode(ids) for ids in answers.ids], {"variant": variant.name, "when": when}
@@ -332,7 +332,7 @@ def attack_figures(
     guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
     if not variant.plain:
         candidates = table_candidates(transcript, knowledge, rng())
-        guesses["matching"] = ranked(candidates, transcript.size)
+        guesses["matching"] = guess_by_rank(candidates, transcript.size)
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=candidates), Budget(), rng())
     figures: list[ResultRecord] = []
     for attack, guess in guesses.items():

@@ -131,7 +131,7 @@ class GradientRecipe(SharedStepRecipe):
 def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, path: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     partial_results, seconds = PartialResults(path), from_entries(GradientTexts, recipe.texts).seconds
-    attacks, earlier_results = attacks_of(recipe.attacks), partial_results.done
+    attacks, earlier_results = attacks_of(recipe.attacks), partial_results.finished_parts
     records_of_attacks = dict[str, list[ResultRecord]]()
 
     def report(result: AttackResult) -> None:
@@ -192,7 +192,7 @@ class Attackers:
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
-        gradients = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all()
+        gradients = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all_gradients()
         knowledge = Knowledge(
             corpus=public,
             step=defence.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks

@@ -165,7 +165,7 @@ def step_seconds(event_lines: str) -> list[float]:
 @torch.inference_mode()
 def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
     """Returns the median seconds of tokenising a prompt, generating an answer and detokenising it."""
-    model = device.moved(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    model = device.move(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
     tokenisation_times, answer_times, detokenisation_times = [], [], []
     new_tokens = recipe.evaluation["new_tokens"]
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):

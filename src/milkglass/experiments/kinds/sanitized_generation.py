@@ -170,7 +170,7 @@ class SanitizedGeneration(GeneratorTuning):
                 run.progress(f"{variant.name}: answers {when}")
                 path = run.out / "answers" / f"{variant.name}-{when}.json"
                 if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):  # of older code
-                    model = model or device.moved(
+                    model = model or device.move(
                         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                     )
                     files.private_dir(path.parent)

@@ -27,9 +27,10 @@ import torch
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
-from milkglass.client.key.generate import new_key, reserved_ids
+from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.symbols import CountedTexts, find_map
+from milkglass.client.special_tokens import reserved_ids
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs

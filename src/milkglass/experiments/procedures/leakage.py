@@ -215,7 +215,7 @@ def own_and_nearest_distances(server: torch.Tensor, public: torch.Tensor, origin
         public: (m, d).
         origin: (n,) the public row for which each row stands.
     """
-    public_differences, server_differences = (device.moved(differences(table.double())) for table in (public, server))
+    public_differences, server_differences = (device.move(differences(table.double())) for table in (public, server))
     own_distances, nearest_other = [], []
     for start in range(0, len(server_differences), ROWS_AT_A_TIME):
         own_rows = torch.from_numpy(origin[start : start + ROWS_AT_A_TIME])

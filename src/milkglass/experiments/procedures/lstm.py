@@ -150,7 +150,7 @@ def train(
     ids = list(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = device.moved(BiLSTM(rows, class_count, training))
+        net = device.move(BiLSTM(rows, class_count, training))
         optimiser = torch.optim.Adam(
             [p for p in net.parameters() if p.requires_grad], training.learning_rate, fused=True
         )

@@ -43,7 +43,7 @@ class SharedGradients:
     pad: int
     _last: tuple[int, Tensors] | None = field(default=None, repr=False)
 
-    def all(self) -> tuple[Gradients, ...]:
+    def all_gradients(self) -> tuple[Gradients, ...]:
         """Returns what a server sees of each batch. A gradient is computed when it is read."""
         return tuple(
             Gradients(_Gradient(self, index), self.batch_size, 0) for index in range(len(self.rows) // self.batch_size)

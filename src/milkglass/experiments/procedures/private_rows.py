@@ -58,7 +58,7 @@ class PrivateRows:
         return len(self.ids)
 
     def part(self, indices: Ids) -> PrivateRows:
-        return PrivateRows(self.ids.chosen(indices), None if self.labels is None else self.labels[indices])
+        return PrivateRows(self.ids.select(indices), None if self.labels is None else self.labels[indices])
 
     def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns ids and mask (texts, tokens), padded with the id `pad`, and the labels (texts,)."""
@@ -190,7 +190,7 @@ def shadow_rows(
     shadows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     while len(shadows) < len(rows):
         next_rows = np.arange(len(shadows), min(len(shadows) + SENTENCES_PER_SAVE, len(rows)))
-        shadows += [shadow.tolist() for shadow in ghost.shadows(rows.chosen(next_rows))]
+        shadows += [shadow.tolist() for shadow in ghost.shadows(rows.select(next_rows))]
         with files.atomic_write(path) as file:
             file.write("".join(f"{json.dumps(shadow)}\n" for shadow in shadows))
             cache.record_writer(path)

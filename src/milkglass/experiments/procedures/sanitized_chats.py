@@ -119,7 +119,7 @@ class ChatSanitizer:
     def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
         tokens = prompt.chat_tokens(tokenizer, messages, limit, self.instruction)
         sent = tokens.replace_private(self._substitutes)
-        is_private = tokens.private
+        is_private = tokens.is_private
         unchanged = sent[is_private] == tokens.ids[is_private]
         return SentPrompt(sent, int(is_private.sum()), int(unchanged.sum()))
 

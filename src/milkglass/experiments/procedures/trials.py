@@ -46,8 +46,8 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
-LINEAR = "linear model"  # the client's own
-ANSWERS_FILE = "figures.json"  # in a cell
+LINEAR = "linear model"  # the name of the client's own model
+ANSWERS_FILE = "figures.json"  # the file in a cell's folder
 CELL_VERSION = 4  # raised when a change of the code changes the result of the same settings
 
 
@@ -260,8 +260,8 @@ def _stored_answers(folder: Path) -> dict[str, Any] | None:
 def _unpack_answers(stored: Mapping[str, Any], data: TrialData, folder: Path) -> GradedCell:
     """Returns the cell that a record is of."""
     logits = unpack_answers(stored["logits"]).reshape(len(data.held_out.labels), -1)
-    made = stored.get("made") or provenance(folder)
-    return GradedCell(folder.name, dict(stored["figures"]), made, str(stored["predictions"]), logits)
+    origin = stored.get("made") or provenance(folder)
+    return GradedCell(folder.name, dict(stored["figures"]), origin, str(stored["predictions"]), logits)
 
 
 def quality_figures(

@@ -148,12 +148,12 @@ def _settings_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         settings.append(("texts", _named_values(result["texts"])))
     if "training" in result:
         settings.append(("training", _named_values({n: v for n, v in result["training"].items() if v is not None})))
-    made = result.get("made", {})
-    other_commits = f", begun by {made['begun']['commit']}" if "begun" in made else ""
-    other_commits += f", parts of it by {', '.join(made['cells'])}" if "cells" in made else ""
+    origin = result.get("made", {})
+    other_commits = f", begun by {origin['begun']['commit']}" if "begun" in origin else ""
+    other_commits += f", parts of it by {', '.join(origin['cells'])}" if "cells" in origin else ""
     return [
         *settings,
-        ("made by", f"milkglass {made.get('milkglass')} {made.get('commit')}, {made.get('date')}{other_commits}"),
+        ("made by", f"milkglass {origin.get('milkglass')} {origin.get('commit')}, {origin.get('date')}{other_commits}"),
     ]
 
 
@@ -236,6 +236,6 @@ def terminal_text(table: ResultTable) -> str:
         record = line.record
         spread = f"{SPREAD} {format_number(record.half_width)}" if record.half_width is not None else ""
         paper = f"   paper {format_number(record.published)}" if record.published is not None else ""
-        asked = f"   asked: {record.asked}" if record.asked else ""
-        text_lines.append(f"{record.name:{width}} {format_number(record.value):>10}{spread}{paper}{asked}")
+        demand = f"   asked: {record.asked}" if record.asked else ""
+        text_lines.append(f"{record.name:{width}} {format_number(record.value):>10}{spread}{paper}{demand}")
     return "\n".join(text_lines)

@@ -41,7 +41,7 @@ class Architecture:
     pinned: tuple[int, ...]
 
     @property
-    def touched(self) -> tuple[str, ...]:
+    def token_tensor_names(self) -> tuple[str, ...]:
         """Returns the names of all tensors that are indexed by token id."""
         return (self.table, *self.heads, *self.biases)
 
@@ -52,7 +52,7 @@ class Architecture:
                 f"the dimensions of {self.family.name} cannot be mixed: {self.family.stream}",
                 "use ObfusLM without plus",
             )
-        return ResidualStream.of(self.family.stream, checkpoint, self.touched)
+        return ResidualStream.of(self.family.stream, checkpoint, self.token_tensor_names)
 
     def layout(self, checkpoint: Checkpoint) -> LayerLayout:
         """Returns heads and neurons of the layers. Raises UnsupportedModel with the reason if they are fixed."""
@@ -62,7 +62,7 @@ class Architecture:
                 f"the layers of {self.family.name} cannot be changed: only decoders of the Llama family can",
                 "use obfuslm for this model",
             )
-        return LayerLayout.of(names, checkpoint, self.touched)
+        return LayerLayout.of(names, checkpoint, self.token_tensor_names)
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,14 @@ class ToolFormat:
             name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
             ahead = f"(?:{ahead}|{name})"
         call = rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{ahead}"
-        return regex.compile(FENCE + (f"(?:{call}|{_bare(tools)})" if self.is_bare else call))
+        return regex.compile(FENCE + (f"(?:{call}|{_bare_call_pattern(tools)})" if self.is_bare else call))
 
     def begin(self, name: str) -> str:
         """Returns the beginning of an answer that calls this tool, or any tool for ""."""
         return self.call_start.format(name=name) if name else self.call_start.partition("{name}")[0].replace("{{", "{")
 
 
-def _bare(tools: Tools) -> str:
+def _bare_call_pattern(tools: Tools) -> str:
     """Returns a pattern for the beginning of an object, or a list of objects, that may be a call without a mark."""
     names = "|".join(map(regex.escape, tools))
     has_plain_names = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
@@ -171,29 +171,29 @@ def _value(text: str) -> tuple[str, Any]:
     try:
         value, end = DECODER.raw_decode(text)
     except ValueError:
-        text = STRING_OR_COMMA.sub(lambda found: found[1] or "", text)
+        text = STRING_OR_COMMA.sub(lambda match: match[1] or "", text)
         value, end = DECODER.raw_decode(text)
     return text[:end], value
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
     """Yields the members of a valid JSON object or list, each as its text, with its name in an object."""
-    at = _white(text, 1)
+    at = _skip_white_space(text, 1)
     while text[at] not in "}]":
         name = ""
         if text[0] == "{":
             name, at = DECODER.raw_decode(text, at)
-            at = _white(text, _white(text, at) + 1)
+            at = _skip_white_space(text, _skip_white_space(text, at) + 1)
         _, stop = DECODER.raw_decode(text, at)
         yield name, text[at:stop]
-        at = _white(text, stop)
-        at = _white(text, at + 1) if text[at] == "," else at
+        at = _skip_white_space(text, stop)
+        at = _skip_white_space(text, at + 1) if text[at] == "," else at
 
 
-def _white(text: str, at: int) -> int:
+def _skip_white_space(text: str, at: int) -> int:
     """Returns the position after white space."""
-    found = WHITE_SPACE.match(text, at)
-    return at if found is None else found.end()
+    space = WHITE_SPACE.match(text, at)
+    return at if space is None else space.end()
 
 
 def _call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:

@@ -50,7 +50,7 @@ class TokenNames:
             chr(256 + index): byte for index, byte in enumerate(unprintable)
         }
 
-    def raw(self, original: int) -> bytes:
+    def token_bytes(self, original: int) -> bytes:
         """Returns the bytes that a token adds to a text, or its name if it has no text."""
         token: str = self.codec.tokenizer.convert_ids_to_tokens(original) or ""
         if token in self.codec.tokenizer.added_tokens_encoder:
@@ -73,7 +73,7 @@ class TokenNames:
             logprobs[original] = entry.logprob if previous is None else float(np.logaddexp(previous, entry.logprob))
         named_logprobs = []
         for original, logprob in logprobs.items():
-            raw = self.raw(original)
+            raw = self.token_bytes(original)
             named_logprobs.append(NamedLogprob(raw.decode("utf-8", "replace"), raw, logprob))
         return named_logprobs
 

@@ -80,7 +80,9 @@ def _where_looked(description: Description, folder: Path, split: str) -> str:
     ways = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
     paths = ", ".join(map(str, description.places(folder)))
     located = {other: _find_files(description, folder, other) for other in description.splits}
-    found_splits = [f"{other} ({' with '.join(one[0].files)})" for other, one in located.items() if one is not None]
+    found_splits = [
+        f"{other} ({' with '.join(location[0].files)})" for other, location in located.items() if location is not None
+    ]
     return f"looked for {ways} in {paths}; there of {description.name}: {', '.join(found_splits) or 'nothing'}"
 
 

@@ -162,7 +162,7 @@ def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str,
                 yield placed_row[0], {**placed_row[1], "side": name}
 
 
-def _rotten() -> Description:
+def _rotten_tomatoes() -> Description:
     build = LabelledColumn("text", "side", {name: name for name in SIDES})
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
     hub = Hub(
@@ -175,4 +175,4 @@ def _rotten() -> Description:
     )  # fmt: skip
 
 
-TOPICS = (_ag_news(), _tweets(), _rotten())
+TOPICS = (_ag_news(), _tweets(), _rotten_tomatoes())

@@ -32,7 +32,7 @@ from milkglass.models.families import architecture_of
 from milkglass.models.torch_model import body
 from milkglass.nearest.products import has_fast_bf16, multiply_by_onednn
 
-FORWARD_TOKENS = 2048  # of one forward pass on a CPU; more bring no speed
+FORWARD_TOKENS = 2048  # tokens of one forward pass on a CPU; more bring no speed
 GPU_FORWARD_TOKENS = 32768
 LOSS_SLACK = 1e-5  # the relative change of a loss by rounding in another batch
 
@@ -96,7 +96,7 @@ class HeadlessModel:
         """Opens a model. Raises UnsupportedModel for an unknown family, CorruptCheckpoint if weights are missing."""
         base = Checkpoint.open(folder)
         kind = architecture_of(base).kind
-        return cls.wrap(device.moved(body(base)), kind == "decoder")
+        return cls.wrap(device.move(body(base)), kind == "decoder")
 
     @classmethod
     def wrap(cls, model: Any, causal: bool) -> HeadlessModel:

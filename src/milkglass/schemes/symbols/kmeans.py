@@ -82,7 +82,7 @@ class KMeans(MapFinder):
 
     def points(self, evidence: Evidence) -> Floats:
         """Returns (n, f) x_t of all tokens."""
-        unit_vectors = centred(evidence.vectors(self.vectors))
+        unit_vectors = centre(evidence.vectors(self.vectors))
         if not self.label_weight or evidence.labelled is None:
             return unit_vectors
         scores, trust = label_scores(evidence.labelled, len(unit_vectors))
@@ -130,7 +130,7 @@ class Clusters:
         self.price = next_price(self.price, mass, price_factor)
 
 
-def centred(vectors: Floats) -> Floats:
+def centre(vectors: Floats) -> Floats:
     """Returns (n, d) x_t: the vectors less their mean, then scaled to length 1."""
     difference = vectors.astype(np.float32) - vectors.astype(np.float32).mean(0)
     unit: Floats = difference / (np.linalg.norm(difference, axis=1, keepdims=True) + 1e-9)

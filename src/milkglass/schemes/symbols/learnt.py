@@ -38,7 +38,7 @@ from milkglass.schemes.symbols.finder import (
     VectorSource,
     thousandths,
 )
-from milkglass.schemes.symbols.kmeans import Clusters, centred
+from milkglass.schemes.symbols.kmeans import Clusters, centre
 
 INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
 COMMITMENT_WEIGHT = 0.25
@@ -79,7 +79,7 @@ class LearntMap(MapFinder):
         source = draws_for("symbols/learnt")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(source.uniform(1)[0] * 2**31))
-            network = SmallReader(centred(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
+            network = SmallReader(centre(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
             clusters = Clusters(tokens, mass, symbol_count)
             return Training(self, network, evidence.labelled, clusters, source).run(progress)
 
@@ -153,7 +153,9 @@ class Training:
         epoch_count = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
         first_symbol_epoch, tokens = epoch_count // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.offset.weight, self.network.own_vector.weight]
-        others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
+        others = [
+            parameter for parameter in self.network.parameters() if all(parameter is not table for table in tables)
+        ]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
         steps_per_epoch, step = -(-len(rows) // ROWS_A_STEP), 0
         for epoch in range(epoch_count):
@@ -194,7 +196,7 @@ class Training:
 
     def _loss(self, rows: Ids) -> Tensor:
         """Returns () the loss of these rows: that of the labels, and what keeps points near their centres."""
-        texts = self.task.texts.chosen(rows)
+        texts = self.task.texts.select(rows)
         lengths = torch.from_numpy(texts.lengths)
         ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
         logits, penalty = self.network(ids, lengths, self.clusters)

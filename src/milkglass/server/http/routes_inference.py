@@ -154,7 +154,7 @@ async def completions(body: Completion, request: Request, shared: SharedContext)
         run.cancel()
         release.close()
         if run.answers:
-            shared.recording.record_answered(model, run.prompts, run.answers)
+            shared.recording.record_answers(model, run.prompts, run.answers)
 
     async with AsyncExitStack() as closing:
         closing.callback(close)
@@ -223,7 +223,7 @@ async def _answer_rows(
         shared.model_cache.release(entry)
     if answers is None:
         return CLIENT_GONE
-    shared.recording.record_sent(model, inputs)
+    shared.recording.record_inputs(model, inputs)
     if task == "embed":
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answers)]
         return JSONResponse(_list_json("embd", model.id, inputs, data))

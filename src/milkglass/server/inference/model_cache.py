@@ -179,7 +179,7 @@ def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerS
         hint = "obfuscate and upload it again"
         raise CorruptCheckpoint(f"the weights don't fit the config: {type(error).__name__}", hint) from error
     _require_whole(report, task)
-    device.moved(network.eval())
+    device.move(network.eval())
     if task == "classify":
         return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
     if task == "embed":

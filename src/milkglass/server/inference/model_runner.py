@@ -124,13 +124,13 @@ class CachedRows:
         assert isinstance(other, CachedRows)
         width = max(self.mask.shape[1], other.mask.shape[1])
 
-        def joined(tensor: torch.Tensor, other_tensor: torch.Tensor) -> torch.Tensor:
+        def join_tensors(tensor: torch.Tensor, other_tensor: torch.Tensor) -> torch.Tensor:
             return torch.cat([pad(part, (0, 0, width - part.shape[-2], 0)) for part in (tensor, other_tensor)])
 
-        self.mask = joined(self.mask[..., None], other.mask[..., None])[..., 0]
+        self.mask = join_tensors(self.mask[..., None], other.mask[..., None])[..., 0]
         for layer, other_layer in zip(self.cache.layers, other.cache.layers, strict=True):
-            layer.keys = joined(layer.keys, other_layer.keys)
-            layer.values = joined(layer.values, other_layer.values)
+            layer.keys = join_tensors(layer.keys, other_layer.keys)
+            layer.values = join_tensors(layer.values, other_layer.values)
 
 
 @final

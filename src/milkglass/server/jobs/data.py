@@ -30,10 +30,10 @@ class TrainingDataset(Dataset[dict[str, Any]]):
                 "classification needs `labels`, regression `scores`, causal-lm `token_labels`",
             )
         self.max_length = max_length
-        self._stops = np.cumsum(rows.mapped("lengths"), dtype=np.int64)
-        self._ids = rows.mapped("input_ids")
-        self._token_types = rows.mapped("token_type_ids") if "token_type_ids" in rows.tensors else None
-        self._labels, self._by_token = rows.mapped(rows.label), rows.label == "token_labels"
+        self._stops = np.cumsum(rows.map_tensor("lengths"), dtype=np.int64)
+        self._ids = rows.map_tensor("input_ids")
+        self._token_types = rows.map_tensor("token_type_ids") if "token_type_ids" in rows.tensors else None
+        self._labels, self._by_token = rows.map_tensor(rows.label), rows.label == "token_labels"
 
     def __len__(self) -> int:
         return len(self._stops)
@@ -59,18 +59,18 @@ class Collate:
         self.pad = pad
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = {"input_ids": _padded([e["input_ids"] for e in examples], self.pad)}
-        batch["attention_mask"] = _padded([np.ones(len(e["input_ids"])) for e in examples], 0)
+        batch = {"input_ids": _pad_rows([e["input_ids"] for e in examples], self.pad)}
+        batch["attention_mask"] = _pad_rows([np.ones(len(e["input_ids"])) for e in examples], 0)
         if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = _padded([e["token_type_ids"] for e in examples], 0)
+            batch["token_type_ids"] = _pad_rows([e["token_type_ids"] for e in examples], 0)
         labels = [example["labels"] for example in examples]
         if isinstance(labels[0], np.ndarray):
-            batch["labels"] = _padded(labels, IGNORED)
+            batch["labels"] = _pad_rows(labels, IGNORED)
         else:
             numbers = np.array(labels)
             batch["labels"] = torch.tensor(numbers, dtype=torch.float32 if numbers.dtype.kind == "f" else torch.int64)
         return batch
 
 
-def _padded(rows: list[NDArray[Any]], fill: int) -> torch.Tensor:
+def _pad_rows(rows: list[NDArray[Any]], fill: int) -> torch.Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True, padding_value=fill)

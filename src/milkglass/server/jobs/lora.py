@@ -31,7 +31,7 @@ def layer_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 def prepare(model: PreTrainedModel, hyperparameters: Hyperparameters) -> None:
     """Freezes the model, injects adapters, and unfreezes what is trained in full."""
     name, layers = layer_list(model)
-    hyperparameters = hyperparameters.fitted(len(layers))
+    hyperparameters = hyperparameters.for_layers(len(layers))
     first, last = hyperparameters.full_first, len(layers) - hyperparameters.full_last
     layer_modules = [(i, *module) for i in range(first, last) for module in layers[i].named_modules()]
     targets = [f"{name}.{i}.{linear}" for i, linear, module in layer_modules if isinstance(module, nn.Linear | Conv1D)]
@@ -44,11 +44,11 @@ def prepare(model: PreTrainedModel, hyperparameters: Hyperparameters) -> None:
         bias="none",
     )
     inject_adapter_in_model(config, model)
-    for module in _fully_trained(model, layers, first, last, hyperparameters.train_tables):
+    for module in _fully_trained_modules(model, layers, first, last, hyperparameters.train_tables):
         module.requires_grad_(True)
 
 
-def _fully_trained(
+def _fully_trained_modules(
     model: PreTrainedModel, layers: nn.ModuleList, first: int, last: int, tables: bool
 ) -> Iterator[nn.Module]:
     yield from (layer for i, layer in enumerate(layers) if i < first or i >= last)

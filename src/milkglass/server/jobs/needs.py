@@ -28,7 +28,7 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
 NUMBER_BYTES, MOMENT_BYTES = 4, 8  # of a number in fp32, and of Adam's two moments of one
-OTHER_FILES_BYTES = 1 << 20  # of a checkpoint
+OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -156,7 +156,7 @@ def _layer_sizes(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int
 
 
 def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """Returns the needs of a fine-tune. The hyperparameters come from `fitted`; mean length 0 is unknown."""
+    """Returns the needs of a fine-tune. The hyperparameters come from `for_layers`; mean length 0 is unknown."""
     is_causal = hyperparameters.task == "causal-lm"
     pooler = 0 if model.generates else model.width
     head = model.heads if is_causal else model.width * (hyperparameters.num_labels + pooler)

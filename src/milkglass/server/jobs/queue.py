@@ -67,7 +67,7 @@ class Jobs:
             )
         require_used(hyperparameters)
         self._require(model, (training, validation), hyperparameters)
-        hyperparameters = hyperparameters.fitted(self._store.models.get(model).layers)
+        hyperparameters = hyperparameters.for_layers(self._store.models.get(model).layers)
         self._require_room(model, training, hyperparameters)
         job = JobRecord(
             id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,
@@ -122,7 +122,7 @@ class Jobs:
         gpu = gpu_memory()
 
         def estimate(settings: Hyperparameters) -> Needs:
-            return needs_of(sizes, settings.fitted(len(sizes.layers)), mean_length)
+            return needs_of(sizes, settings.for_layers(len(sizes.layers)), mean_length)
 
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]
         temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY]

@@ -42,15 +42,15 @@ class Recording:
     def record_training(self, model: ModelRecord, train: Path) -> None:
         def record(recorder: Recorder) -> None:
             rows = TrainingRows.open(train)
-            lengths, flat_ids = rows.mapped("lengths"), rows.mapped("input_ids")
+            lengths, flat_ids = rows.map_tensor("lengths"), rows.map_tensor("input_ids")
             recorder.add_tokens(Sequences(flat_ids.astype(np.int64), lengths.astype(np.int64)), "train")
 
         self._record(model, record)
 
-    def record_sent(self, model: ModelRecord, rows: Rows) -> None:
+    def record_inputs(self, model: ModelRecord, rows: Rows) -> None:
         self._record(model, lambda recorder: recorder.add_tokens(Sequences.of(rows), "infer"))
 
-    def record_answered(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
+    def record_answers(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
         def record(recorder: Recorder) -> None:
             sent = Sequences.of(prompts)
             recorder.add_tokens(sent, "infer")

@@ -15,11 +15,12 @@ from typing import Any
 
 from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
-from milkglass.models.checkpoint import INDEX, Checkpoint, read_generation, read_json, write_json
+from milkglass.models.checkpoint import Checkpoint, read_generation, read_json, write_json
 from milkglass.models.config_entries import check_configs
+from milkglass.models.file_names import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, INDEX
 from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.models.soundness import facts_of
-from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, fits, link_or_copy
+from milkglass.models.staging import assemble, fits, link_or_copy
 from milkglass.server.random_ids import new_id
 from milkglass.server.settings import DataDir
 from milkglass.server.storage.store import ModelRecord, Store

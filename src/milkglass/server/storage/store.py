@@ -27,7 +27,7 @@ class Unreadable(ServerError):
 
 
 class Record(BaseModel):
-    """A record. It is validated on each change too, so that nothing unreadable is written."""
+    """What the database keeps. It is validated on each change too, so that nothing unreadable is written."""
 
     model_config = ConfigDict(allow_inf_nan=False, validate_assignment=True)
 

@@ -58,7 +58,7 @@ class TrainingRows:
                 _refuse(f"{name} holds {count} numbers; {required} are needed for {rows} rows of {ids} ids")
         return cls(tensors, labels[0])
 
-    def mapped(self, name: str) -> NDArray[Any]:
+    def map_tensor(self, name: str) -> NDArray[Any]:
         ref = self.tensors[name]
         return np.asarray(np.memmap(ref.file, _dtype(ref), "r", ref.start, ref.shape))
 
@@ -124,7 +124,7 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
     with path.open("rb") as file:
         head = file.read(8)
     if head[:4] == b"PAR1":
-        raise parquet_refused()
+        raise parquet_error()
     size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
     if size > MAX_HEADER:
         _refuse(f"the file's header claims {size} bytes; at most {MAX_HEADER} are read")
@@ -137,7 +137,7 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
     return tensors
 
 
-def parquet_refused() -> BadUpload:
+def parquet_error() -> BadUpload:
     return BadUpload(
         "these training rows are Parquet, which servers took before rows/1", "update Milkglass on the client's side"
     )

@@ -271,7 +271,7 @@ class Uploads:
 def require_suffix(filename: str, purpose: Purpose) -> None:
     """Raises BadUpload for the name of something else than safetensors."""
     if purpose == "fine-tune" and filename.endswith(OLD_SUFFIX):
-        raise training_rows.parquet_refused()
+        raise training_rows.parquet_error()
     if not filename.endswith(".safetensors"):
         raise BadUpload(
             f"a file for the purpose {purpose} must end in .safetensors",

@@ -1,8 +1,8 @@
 """Serves a decoder without its embedding layer.
 
-It has `GET /v1/split`, the release of the embedding table to enclaves (gate.py), and a WebSocket at
+It answers `GET /v1/split`, releases the embedding table to enclaves (gate.py), and has a WebSocket at
 `/v1/split/stream`. The first message is JSON (`spec.OpenRequest`). Then vectors and ids alternate (`frames.py`). JSON
-from the server is an error and ends the session, which ends with its connection too. There is no text, no tokenizer
+from the server is an error, which ends the session, as the end of the connection does. There is no text, no tokenizer
 and no pickle, and nothing that is received or sent is logged or written.
 """
 
@@ -36,10 +36,10 @@ from milkglass.split.decoder.server import SessionTable, SplitSession
 from milkglass.split.spec import SPLIT_PATH, STREAM_PATH, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
-IDLE_SECONDS = 60.0  # seconds that a client may take to send its next message, or to read one
+IDLE_SECONDS = 60.0  # how long a client may take to send its next message, or to read one
 MAX_OPEN_BYTES = 4096  # bytes of the first message
-SPARE_BYTES = 64 << 10  # bytes by which a message may be too long and still get a reason
-POLICY, INTERNAL = 1008, 1011  # WebSocket's close codes
+SPARE_BYTES = 64 << 10  # bytes by which a message may be too long and still be refused with a reason
+POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011  # close codes of WebSockets (RFC 6455, section 7.4.1)
 
 
 def max_message_bytes(info: DecoderInfo) -> int:
@@ -48,13 +48,22 @@ def max_message_bytes(info: DecoderInfo) -> int:
 
 
 def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle: float = IDLE_SECONDS) -> FastAPI:
+    """Returns the application behind its guard.
+
+    Args:
+        table: opens the sessions.
+        gate: releases the table to enclaves.
+        bearer_token: the token that requests need.
+        idle: the seconds that a client may take to send its next message, or to read one.
+    """
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         table.engine.start()
         yield
         await asyncio.to_thread(table.engine.close)
 
-    number = itertools.count(1)
+    release_numbers = itertools.count(1)
     app = errors.web_app("Milkglass split", lifespan)
 
     @app.get(SPLIT_PATH)
@@ -68,13 +77,15 @@ def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle: float =
     @app.post(RELEASE_PATH)
     async def release(body: ReleaseRequest) -> StreamingResponse:
         pieces = await asyncio.to_thread(gate.release, body)
-        log.warning("the table is released to an enclave: release %d since the start, each has its burst", next(number))
+        log.warning(
+            "the table is released to an enclave: release %d since the start, each has its burst", next(release_numbers)
+        )
         return StreamingResponse(pieces, media_type="application/octet-stream")
 
     @app.websocket(STREAM_PATH)
     async def stream(socket: WebSocket) -> None:
         if not _is_authorized(socket, bearer_token):
-            await socket.close(POLICY)  # before it is accepted: the client gets 403
+            await socket.close(POLICY_VIOLATION)  # before the socket is accepted, so that the client gets 403
             return
         await socket.accept()
         await StreamConnection(socket, table, idle).run()
@@ -87,6 +98,7 @@ def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle: float =
 
 
 def _is_authorized(socket: WebSocket, bearer_token: str) -> bool:
+    """Returns whether a WebSocket's request has the token."""
     authorization = socket.headers.get("authorization", "")
     return hmac.compare_digest(authorization.encode(), f"Bearer {bearer_token}".encode())
 
@@ -132,7 +144,7 @@ class StreamConnection:
             raise BadUpload(rules, "see /v1/split/stream in docs/formats.md") from None
 
     async def _await_sent(self, message: Awaitable[None]) -> None:
-        """Sends a message. Raises WebSocketDisconnect, or TooSlow if the client does not read.
+        """Waits until a message is sent. Raises WebSocketDisconnect, or TooSlow if the client does not read.
 
         A message waits while earlier ones are not read. These include pongs, which a client can request without limit.
         """
@@ -152,10 +164,11 @@ class StreamConnection:
         return message
 
     async def _refuse(self, error: MilkglassError) -> None:
+        """Sends an error and closes the connection, unless the client is gone or does not read."""
         try:
             await self._await_sent(self._socket.send_text(json.dumps(errors.error_body(error))))
-            await self._await_sent(self._socket.close(INTERNAL if error.status >= 500 else POLICY))
-        except (WebSocketDisconnect, RuntimeError, TooSlow):  # gone already, or not reading
+            await self._await_sent(self._socket.close(INTERNAL_ERROR if error.status >= 500 else POLICY_VIOLATION))
+        except (WebSocketDisconnect, RuntimeError, TooSlow):  # the client is gone, or does not read
             return
 
 

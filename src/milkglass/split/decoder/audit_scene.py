@@ -1,4 +1,4 @@
-"""The scene of an audit of a split decoder: the vectors that the enclave returns for the user's texts.
+"""Builds the scene of an audit of a split decoder: the vectors that the enclave returns for the user's texts.
 
 Anyone with the model, first of all the provider, can find each vector in the table and so read the sanitized ids. The
 scene therefore has both: vectors (for nearest rows, InvBert, MLC) and ids (for the channel attack on the sanitizer).
@@ -34,7 +34,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids, Sequences
-from milkglass.split.audit_scene import SplitScene, private_and_other_texts, texts_of
+from milkglass.split.audit_scene import SplitScene, private_and_other_texts, read_texts
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.server import table_digest
 from milkglass.threat.knowledge import Knowledge
@@ -43,12 +43,13 @@ from milkglass.threat.observations import Activations, Tokens
 
 @dataclass(frozen=True)
 class EnclaveTexts:
-    """What an enclave returned for some texts.
+    """Holds what an enclave returned for texts.
 
     Attributes:
-        vectors: (total, d), a row for each token.
+        vectors: (total, d) a row for each token.
         sent: the sanitized ids, found by these rows.
         original: the texts' own ids.
+        left_out_count: how many texts were too long to be sent.
     """
 
     vectors: torch.Tensor = field(repr=False)
@@ -59,11 +60,13 @@ class EnclaveTexts:
 
 @dataclass(frozen=True)
 class TableOwner:
-    """An attacker with the model, such as the provider.
+    """Runs the sanitizer as an attacker with the model, such as the provider, can.
 
     Attributes:
-        settings: the sanitizer's, which are public.
-        counts: token counts from a list of English words, since only the user has the user's.
+        table: (n, d) the embedding table.
+        package: the table with candidate lists, as an enclave has it.
+        settings: the sanitizer's settings, which are public.
+        counts: (n,) how often each token occurs in a list of English words, since attackers lack the user's corpus.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -72,28 +75,42 @@ class TableOwner:
     counts: NDArray[np.int64] = field(repr=False)
 
     def rehearse(self, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        """Returns the sanitizer's output for these ids, and the position of each in the input, which is its own."""
+        """Returns the sanitizer's output for a corpus in ids, and (total,) the place of each id, which is its own.
+
+        The seed decides the attacker's secret.
+        """
         stream = Stream.of_seed("split attacker", seed)
         sent = TokenSanitizer(self.package, self.counts).sanitize(corpus.ids.astype(np.int64), self.settings, stream)
         return Sequences(sent.astype(corpus.ids.dtype), corpus.lengths), np.arange(len(sent), dtype=np.int64)
 
     def observe(self, corpus: Sequences, seed: int) -> Activations:
+        """Returns the vectors that a client would send for a corpus in ids."""
         sent, _ = self.rehearse(corpus, seed)
         return Activations(self.table[torch.from_numpy(sent.ids.astype(np.int64))].float(), corpus.lengths, 0)
 
 
 def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, files: AuditFiles) -> SplitScene:
-    """Builds the scene. The texts' rows count against the provider's limit.
+    """Builds the scene of an audit of a split decoder. The texts' rows count against the provider's limit.
 
-    Raises KeyForOtherModel for another model than the enclave's, UsageError if there is too little text, EnclaveError.
+    Args:
+        base: the provider's model.
+        enclave: the open enclave.
+        settings: how texts are sanitized.
+        k: the length of candidate lists.
+        files: the user's texts, those of an attacker, and the seed.
+
+    Raises:
+        KeyForOtherModel: the model is not the enclave's.
+        UsageError: there is too little text.
+        EnclaveError: the enclave fails, or its limit is used up.
     """
     table = base.read(family_of(base.config).locate(base).table)
-    if table_digest(table) != enclave.about["table"]:
+    if table_digest(table) != enclave.table_info["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
-    private, same_kind = private_and_other_texts(texts_of(files.text, files.rows), files)
+    private, same_kind = private_and_other_texts(read_texts(files.text, files.rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     enclave_texts = _send_through(enclave, settings, codec, table, private)
-    texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
+    texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
     package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
@@ -108,11 +125,11 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     ]
     sent = enclave_texts.sent
     observations = (Activations(enclave_texts.vectors.float(), sent.lengths, 0), Tokens(sent))
-    evidence = {"attested": enclave.attested, "proof": enclave.proof}
+    evidence = {"attested": enclave.is_attested, "proof": enclave.proof}
     is_sanitized = settings.epsilon is not None
     scheme = {"name": "split decoder, rnm by tokens" if is_sanitized else "split decoder, not sanitized", **evidence}
     scheme |= asdict(settings) if is_sanitized else {}
-    words = words_of_enclave(enclave.proof, enclave.attested)
+    words = words_of_enclave(enclave.proof, enclave.is_attested)
     truth = truth_of(codec, sent, enclave_texts.original, corpora.values())
     scene = public_scene(base, codec, observations, truth, None, adversaries, scheme=scheme, words=words)
     require_texts(scene, texts)
@@ -122,8 +139,8 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
 def _send_through(
     enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
 ) -> EnclaveTexts:
-    """Sends all texts through the enclave. Returns the vectors that would be sent, and the ids behind them."""
-    rows = {hashlib.sha256(row.tobytes()).digest(): number for number, row in enumerate(_row_bytes(table))}
+    """Has the enclave sanitize texts. Returns the vectors that would be sent, and the ids behind them."""
+    row_of_digest = {hashlib.sha256(row.tobytes()).digest(): number for number, row in enumerate(_row_bytes(table))}
     vectors, sent, original, left_out_count = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:
         try:
@@ -131,10 +148,12 @@ def _send_through(
         except TooLong:
             left_out_count += 1
             continue
-        sent_rows = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.about["dtype"]])
+        sent_rows = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.table_info["dtype"]])
         sent_rows = sent_rows.reshape(-1, table.shape[1])
         vectors.append(sent_rows)
-        sent.append(np.array([rows[hashlib.sha256(row.tobytes()).digest()] for row in _row_bytes(sent_rows)], np.int64))
+        sent.append(
+            np.array([row_of_digest[hashlib.sha256(row.tobytes()).digest()] for row in _row_bytes(sent_rows)], np.int64)
+        )
         original.append(codec.encode([text]).ids[0])
         if len(sent[-1]) != len(original[-1]):
             raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")
@@ -144,4 +163,5 @@ def _send_through(
 
 
 def _row_bytes(table: torch.Tensor) -> NDArray[np.uint8]:
+    """Returns the bytes of each row of a table."""
     return table.contiguous().view(torch.uint8).numpy()

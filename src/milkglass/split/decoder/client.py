@@ -1,4 +1,4 @@
-"""The client's side of a decoder's stream: sends vectors, receives ids. A lost connection ends the answer.
+"""Sends vectors to a split decoder's server, and receives ids. A lost connection ends the answer.
 
 It reads no text and knows no table: an enclave computes the vector of each id. The server is not trusted: each of its
 messages is checked and counted, and an answer has at most `max_tokens` of them.
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import torch
     from websockets.sync.client import ClientConnection
 
-SILENCE_SECONDS = 120.0  # seconds that the next token may take
+SILENCE_SECONDS = 120.0  # how long the next token may take
 MAX_MESSAGE_BYTES = 64 << 10  # bytes of a server's message
-MAX_PACKAGE_BYTES = 8 << 30
-RowOf = Callable[[int], "torch.Tensor"]  # an id to its vector (1, d)
+MAX_PACKAGE_BYTES = 8 << 30  # bytes of the provider's encrypted package
+RowOf = Callable[[int], "torch.Tensor"]  # returns the vector (1, d) of an id
 
 
 @dataclass(frozen=True)
 class SplitSampling:
-    """How the server chooses tokens. `OpenRequest` has the same fields."""
+    """Says how the server chooses tokens. `OpenRequest` has the same fields."""
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -57,10 +57,13 @@ class SplitSampling:
 
 @dataclass(frozen=True)
 class DecoderServer:
-    """The address and the credentials of a split decoder's server.
+    """Talks to a split decoder's server.
 
     Attributes:
+        url: the server's address.
+        bearer_token: the server's token. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
+        authority: a PEM file with the server's certificate or its authority. None: the system's authorities.
         retry: when an unanswered HTTP request is sent again.
     """
 
@@ -75,14 +78,14 @@ class DecoderServer:
         with self._connection() as connection:
             return DecoderInfo.of(connection.json("GET", SPLIT_PATH))
 
-    def package(self, enclave: Enclave) -> bytes:
-        """Returns the provider's table, encrypted for this enclave. Raises RemoteError if the provider refuses it."""
+    def fetch_package(self, enclave: Enclave) -> bytes:
+        """Asks for the provider's package, encrypted for an enclave. Raises RemoteError if the provider refuses it."""
         with self._connection() as connection:
             nonce = str(connection.json("POST", CHALLENGE_PATH, {}).get("nonce"))
             if len(nonce) != 2 * NONCE_BYTES or not set(nonce) <= set("0123456789abcdef"):
                 raise RemoteError("the server's challenge is not a nonce", DECODER_HINT)
-            public, quote = enclave.challenge(bytes.fromhex(nonce))
-            body = {"nonce": nonce, "public": public.hex(), "quote": base64.b64encode(quote).decode()}
+            public_key, quote = enclave.challenge(bytes.fromhex(nonce))
+            body = {"nonce": nonce, "public": public_key.hex(), "quote": base64.b64encode(quote).decode()}
             if collateral := enclave.collateral:
                 body["collateral"] = base64.b64encode(collateral).decode()
             chunks, size = [], 0
@@ -105,7 +108,7 @@ class DecoderServer:
         return SplitStream(self, info, sampling, dtype)
 
     def connect(self) -> ClientConnection:
-        """Opens a WebSocket. Raises Unauthorized, RemoteError; OSError or TimeoutError without a connection."""
+        """Opens a WebSocket. Raises Unauthorized, RemoteError, and OSError or TimeoutError without a connection."""
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
@@ -139,15 +142,20 @@ class DecoderServer:
 
 
 class SplitStream:
-    """Sends one prompt and reads its answer. Call `answer` or `ids` once. `sent` and `received` count bytes."""
+    """Sends one prompt and reads its answer. Call `answer` or `ids` once.
+
+    Attributes:
+        sent_bytes: bytes of messages with vectors that were sent.
+        received_bytes: bytes of messages with ids that were received.
+    """
 
     def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
         """Prepares a stream. `dtype` is the type of the vectors that `answer` gets."""
         self._server, self._info, self._sampling, self._dtype = server, info, sampling, dtype
-        self.sent = self.received = 0
+        self.sent_bytes = self.received_bytes = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """Yields the ids of the answer to a prompt (t, d). `row_of` returns an id's vector. Raises RemoteError."""
+        """Yields the ids of the answer to a prompt (t, d). `row_of` returns an id's vector. Raises as `answer` does."""
         for token in self.answer(prompt, row_of):
             yield token.id
 
@@ -179,16 +187,16 @@ class SplitStream:
         message = frames.encode_vectors(vectors)
         with self._as_unreachable(socket):
             socket.send(message)
-            self.sent += len(message)
+            self.sent_bytes += len(message)
             answer = socket.recv(timeout=SILENCE_SECONDS)
         if isinstance(answer, str):
             raise _refusal(answer)
-        self.received += len(answer)
+        self.received_bytes += len(answer)
         return frames.decode_token(answer, self._info.vocabulary)
 
     @contextmanager
     def _as_unreachable(self, socket: ClientConnection | None = None) -> Iterator[None]:
-        """Turns every error of a lost connection into Unreachable."""
+        """Turns each error of a lost connection into Unreachable."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -201,7 +209,7 @@ class SplitStream:
 
 
 def _refusal(message: str) -> RemoteError:
-    """Returns the server's error with its own message."""
+    """Returns the error that a server's message states."""
     error = strict_json.document(message).get("error")
     if not isinstance(error, dict):
         return RemoteError("the server sent words where an id is due", DECODER_HINT)

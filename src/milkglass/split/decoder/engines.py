@@ -5,7 +5,7 @@ The engine has the embedding layer too and embeds the ids that it makes, so only
 **The server can read the ids of the answer, hence its text**, as with `milkglass split serve`.
 
 The engine releases no table and does not say which one it has. The enclave is built with a split server of the same
-model; that both have the same model is not checked. Written for vLLM 0.33.0 (`entrypoints/openai/completion`,
+model. Nothing checks that both have the same model. Written for vLLM 0.33.0 (`entrypoints/openai/completion`,
 `renderers/embed_utils.py`). Nothing is unpickled here.
 """
 
@@ -33,16 +33,20 @@ if TYPE_CHECKING:
 MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
 FLAG = "--enable-prompt-embeds"
 HINT = f"is vLLM's server there, started with {FLAG}?"
-ENDS = ("stop", "length")
-MAX_EMPTY_EVENTS = 1000  # events of an answer without an id, in all
+ENDS = ("stop", "length")  # the values of finish_reason that are accepted
+MAX_EMPTY_EVENTS = 1000  # the most events of an answer that have no id
 
 
 @dataclass(frozen=True)
 class PromptEmbedsEngine:
-    """The address and the credentials of a stock engine.
+    """Talks to a stock engine.
 
     Attributes:
+        url: the engine's address.
+        model: the engine's name for the model.
+        bearer_token: the engine's API key. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
+        authority: a PEM file with the engine's certificate or its authority. None: the system's authorities.
         retry: when a call that never arrived is made again.
         streaming: whether ids come as they are made, or all at the end.
         stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
@@ -58,7 +62,7 @@ class PromptEmbedsEngine:
     stop_token_ids: tuple[int, ...] = ()
 
     def info(self, description: Mapping[str, Any]) -> DecoderInfo:
-        """Asks the engine what it takes, for the table in an open enclave (`Enclave.about`). Raises RemoteError."""
+        """Asks the engine what it takes, for an open enclave's table (`Enclave.table_info`). Raises RemoteError."""
         with self.connection() as connection:
             entries = rows(connection.json("GET", MODELS))
         names = [str(entry.get("id")) for entry in entries]
@@ -79,7 +83,7 @@ class PromptEmbedsEngine:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Yields a connection. Errors have a hint for this engine."""
+        """Yields a connection, whose errors have a hint for this engine."""
         with closing(
             Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry)
         ) as connection:
@@ -90,16 +94,17 @@ class PromptEmbedsEngine:
 
 
 class PromptEmbedsStream:
-    """One prompt and its answer. Call `ids` once.
+    """Sends one prompt and reads its answer. Call `ids` once.
 
     Attributes:
-        received: bytes of events that were received; 0 without streaming.
+        sent_bytes: bytes of the prompt's vectors as they were sent, in base64.
+        received_bytes: bytes of the events' data; 0 without streaming.
     """
 
     def __init__(self, engine: PromptEmbedsEngine, info: DecoderInfo, sampling: SplitSampling) -> None:
         self._engine, self._info, self._sampling = engine, info, sampling
-        self._ids_left, self._reason = sampling.max_tokens, None  # ids that may come, and why the answer ended
-        self.sent = self.received = 0
+        self._ids_left, self._reason = sampling.max_tokens, None  # how many ids may come, and why the answer ended
+        self.sent_bytes = self.received_bytes = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
         """Yields the ids of the answer to a prompt (t, d). `row_of` is not called: the engine embeds its own ids.
@@ -113,7 +118,7 @@ class PromptEmbedsStream:
             )
 
     def _body(self, prompt: torch.Tensor) -> dict[str, Any]:
-        """Returns the request's body. Raises TooLong."""
+        """Returns the body of the request for an answer to a prompt (t, d). Raises TooLong, UsageError."""
         sampling, info = self._sampling, self._info
         if len(prompt) + sampling.max_tokens > info.max_length:
             raise TooLong(
@@ -121,7 +126,7 @@ class PromptEmbedsStream:
                 "shorten the prompt, or lower max_tokens",
             )
         packed = pack_vectors(prompt, info.width)
-        self.sent = len(packed)
+        self.sent_bytes = len(packed)
         seed = {} if sampling.seed is None else {"seed": sampling.seed}
         stop = {"stop_token_ids": list(self._engine.stop_token_ids)} if self._engine.stop_token_ids else {}
         return {
@@ -142,7 +147,7 @@ class PromptEmbedsStream:
         empty_count = 0
         with connection.stream("POST", COMPLETIONS, body) as stream:
             for _, _, data in server_events(stream):
-                self.received += len(data)
+                self.received_bytes += len(data.encode())
                 if data.strip() == "[DONE]":
                     self._require_end()
                     return
@@ -154,7 +159,7 @@ class PromptEmbedsStream:
         raise Unreachable("the answer broke off before its end", "try again")
 
     def _ids_of(self, answer: Mapping[str, Any]) -> list[int]:
-        """Returns the ids of an answer or an event. Raises RemoteError."""
+        """Returns the ids of an answer or an event, and notes why the answer ended. Raises RemoteError."""
         error = answer.get("error")
         if isinstance(error, dict):
             raise RemoteError(f"the engine stopped: {error.get('message') or 'no reason given'}", "try again")
@@ -178,12 +183,13 @@ class PromptEmbedsStream:
         return ids
 
     def _require_end(self) -> None:
+        """Raises RemoteError if the engine did not say why the answer ended."""
         if self._reason is None:
             raise RemoteError("the engine's answer has no finish_reason", HINT)
 
 
 def pack_vectors(vectors: torch.Tensor, width: int) -> str:
-    """Returns valid vectors (t, width) for `prompt_embeds`: base64 of a file of `torch.save`, or raises UsageError."""
+    """Encodes vectors (t, width) for `prompt_embeds`, as base64 of a file of `torch.save`. Raises UsageError."""
     import torch
 
     if vectors.dim() != 2 or vectors.shape[1] != width or not len(vectors) or not vectors.is_floating_point():
@@ -191,7 +197,8 @@ def pack_vectors(vectors: torch.Tensor, width: int) -> str:
     if not torch.isfinite(vectors).all():
         raise UsageError("the vectors hold a number that is not finite", "give rows of the model's own table")
     file = io.BytesIO()
-    torch.save(vectors.detach().cpu().clone(memory_format=torch.contiguous_format), file)  # a view: its whole storage
+    # Without a clone, the whole storage of a view would be saved
+    torch.save(vectors.detach().cpu().clone(memory_format=torch.contiguous_format), file)
     return base64.b64encode(file.getvalue()).decode()
 
 

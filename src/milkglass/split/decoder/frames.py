@@ -1,4 +1,6 @@
-"""The messages of a decoder's stream after the first one: each is one safetensors file, whose every claim is checked.
+"""Encodes and decodes the messages of a decoder's stream after the first one.
+
+Each is one safetensors file, of which everything is checked:
 
     from the client     "x", bf16, fp16 or fp32 (t, d): vectors of the prompt, then of one token a message
     from the server     "ids", int64 (2,): the next id, and the index in `REASONS` of why the answer ends with it
@@ -17,18 +19,18 @@ from safetensors.torch import load, save
 from milkglass.errors import BadUpload, MilkglassError, RemoteError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-REASONS = (None, "stop", "length")  # why an answer ends with a token; None: it goes on
-OVERHEAD_BYTES = 200  # most bytes of a message besides its numbers
+REASONS = (None, "stop", "length")  # why an answer ends with a token, or None if it goes on
+OVERHEAD_BYTES = 200  # the most bytes of a message besides its numbers
 PROTOCOL_HINT = "client and server must be of one version (docs/formats.md)"
 
 
 @dataclass(frozen=True)
 class NextToken:
-    """The server's reply to vectors.
+    """Holds the server's reply to vectors.
 
     Attributes:
-        id: the next token's.
-        reason: why the answer ends with this token, "stop" or "length". None: it goes on.
+        id: the id of the next token.
+        reason: why the answer ends with this token, "stop" or "length". None: the answer goes on.
     """
 
     id: int
@@ -74,7 +76,7 @@ def decode_token(message: bytes, vocabulary: int) -> NextToken:
 
 
 def _tensor(message: bytes, name: str, error: type[MilkglassError], max_bytes: int) -> torch.Tensor:
-    """Returns the only tensor of a message, which has this name and at most `max_bytes` bytes. Raises `error`.
+    """Returns the only tensor of a message, which must have this name and at most `max_bytes` bytes. Raises `error`.
 
     No memory is allocated by a length that the message states.
     """

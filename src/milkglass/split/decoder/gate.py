@@ -1,8 +1,10 @@
-"""Decides which enclaves get the provider's table. The client forwards two requests from its enclave.
+"""Decides which enclaves get the provider's table.
+
+The client forwards two requests of its enclave:
 
 POST /v1/split/challenge  {}                                                  -> {"nonce": hex}
 POST /v1/split/release    {"nonce", "public", "quote": b64, "collateral": b64} -> the encrypted package
-(enclave/release.py; `collateral` is what Intel signs beside a quote of SGX)
+enclave/release.py describes the package. `collateral` is what Intel signs beside a quote of SGX.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from threading import Lock
 
 from pydantic import Field
 
-from milkglass.attest.intel import MAX_QUOTE
+from milkglass.attest.intel import MAX_QUOTE_BYTES
 from milkglass.enclave import release
 from milkglass.enclave.package import TablePackage
 from milkglass.enclave.verification import QuoteVerifier
@@ -31,24 +33,24 @@ from milkglass.server.http.routing import RequestBody
 log = logging.getLogger(__name__)
 
 CHALLENGE_PATH, RELEASE_PATH = "/v1/split/challenge", "/v1/split/release"
-MAX_NONCES, CHALLENGE_SECONDS = 256, 120.0  # the most open challenges, and how many seconds each stays open
+MAX_NONCES, CHALLENGE_SECONDS = 256, 120.0  # the most open challenges, and how long each stays open
 MAX_COLLATERAL, MAX_BODY = 192 << 10, 384 << 10  # bytes in base64, and bytes of a request
 UNATTESTED_HINT = "start the server with --allow-unattested only where the client may have the table"
 
 
 class ReleaseRequest(RequestBody):
-    """An enclave's request for the table.
+    """Describes an enclave's request for the table.
 
     Attributes:
-        nonce: of a challenge, in hex.
+        nonce: the nonce of a challenge, in hex.
         public: the enclave's X25519 public key, in hex.
-        quote: the evidence for the enclave's code and key, in base64.
+        quote: the quote that binds the enclave's code to the nonce and its key, in base64.
         collateral: what Intel signs beside a quote of SGX, in base64; "" for other kinds.
     """
 
     nonce: str = Field(pattern="^[0-9a-f]{64}$")
     public: str = Field(pattern="^[0-9a-f]{64}$")
-    quote: str = Field(max_length=2 * MAX_QUOTE)
+    quote: str = Field(max_length=2 * MAX_QUOTE_BYTES)
     collateral: str = Field("", max_length=MAX_COLLATERAL)
 
 
@@ -59,7 +61,7 @@ class Gate:
     Attributes:
         package: the table with what belongs to it.
         verifier: decides which quotes of SGX are accepted. None: no quote is.
-        allow_unattested: whether enclaves without attestation may have the table too.
+        allow_unattested: whether enclaves that are not attested get the table, too.
     """
 
     package: TablePackage = field(repr=False)
@@ -81,45 +83,47 @@ class Gate:
         return nonce
 
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:
-        """Returns the pieces of the encrypted package. Raises EnclaveError if the enclave may not have it."""
+        """Returns the pieces of the encrypted package, if the enclave may have it. Raises EnclaveError."""
         with self._lock:
             deadline = self._deadlines.pop(request.nonce, 0.0)
         if deadline < time.monotonic():
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
-        public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
-        report_data = release.report_data(public, nonce)
+        public_key, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
+        report_data = release.report_data(public_key, nonce)
         self.require_allowed(_decode_base64(request.quote), report_data, _decode_base64(request.collateral))
-        return release.encrypt_package(self._encoded, public, nonce)
+        return release.encrypt_package(self._package_bytes, public_key, nonce)
 
     @cached_property
-    def _encoded(self) -> bytes:
-        """The encoded package, made once: all enclaves get the same bytes, each encrypted under its own key."""
+    def _package_bytes(self) -> bytes:
+        """Returns the package as bytes, made once: all enclaves get the same ones, each encrypted under its own key."""
         return self.package.to_bytes()
 
     def require_allowed(self, quote: bytes, report_data: bytes, collateral: bytes = b"") -> None:
-        """Raises EnclaveError unless a quote is of an enclave that may have the table, and is over `report_data`."""
-        software = _software_quote(quote)
-        if software is None:
+        """Raises EnclaveError unless a quote is of an enclave that may have the table, and has this report data."""
+        software_quote = _parse_software_quote(quote)
+        if software_quote is None:
             if self.verifier is None:
                 raise EnclaveError("no enclave of SGX is allowed here", "start the server with --allow-measurement")
             verdict = self.verifier.require(quote, report_data, collateral)
-            log.warning("a quote of SGX counts; accepted by the policy: %s", "; ".join(verdict.accepted) or "nothing")
+            log.warning(
+                "a quote of SGX counts; accepted by the policy: %s", "; ".join(verdict.accepted_weaknesses) or "nothing"
+            )
         elif not self.allow_unattested:
-            raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED_HINT)
-        elif software.get("report_data") != report_data.hex():
+            raise EnclaveError(f"an enclave of kind {software_quote.get('kind')!r} is not attested", UNATTESTED_HINT)
+        elif software_quote.get("report_data") != report_data.hex():
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
 
 
 def measurements_of(texts: Collection[str]) -> frozenset[str]:
-    """Reads measurements in hex, and returns them in lower case. Raises UsageError for what is not an MRENCLAVE."""
+    """Returns measurements in lower case. Raises UsageError for one that is not an MRENCLAVE in hex."""
     for text in texts:
         if not re.fullmatch("[0-9a-fA-F]{64}", text):
             raise UsageError(f"the measurement {text!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
     return frozenset(text.lower() for text in texts)
 
 
-def _software_quote(quote: bytes) -> dict[str, object] | None:
-    """Returns the fields of a quote by software, or None for any other quote."""
+def _parse_software_quote(quote: bytes) -> dict[str, object] | None:
+    """Returns the fields of a software quote, or None for any other quote."""
     try:
         document = json.loads(quote)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A decoder as the provider serves it: all layers in memory, a thread that runs them, and a table of sessions.
+"""Runs a decoder as the provider serves it: all layers in memory, a thread that runs them, and a table of sessions.
 
 The embedding table is in memory too, since it may be the head. Rows of it are given to enclaves only (gate.py).
 """
@@ -37,14 +37,14 @@ class SplitSequence(Sequence):
     """A sequence whose tokens arrive as vectors.
 
     Attributes:
-        vectors: (1, d) the newest token's vector. None: it has not arrived, or was read.
+        vectors: (1, d) the vector of the newest token. None: it has not arrived, or the runner has read it.
     """
 
     vectors: torch.Tensor | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether the sequence can go on or leave now: its vector has arrived, or it was cancelled."""
+        """Returns whether the sequence can go on or leave: its vector has arrived, or it was cancelled."""
         return self.vectors is not None or self.cancelled
 
 
@@ -76,6 +76,7 @@ class SplitGenerator(Engine[SplitSequence]):
             self._changed.notify()
 
     def is_active(self) -> bool:
+        """Returns whether a running sequence can go on or leave."""
         return any(sequence.is_due for group in self._groups() for sequence in running_sequences(group))
 
     def step(self) -> None:
@@ -95,6 +96,7 @@ class SplitGenerator(Engine[SplitSequence]):
             self._advance()
 
     def drop(self) -> list[SplitSequence]:
+        """Drops all sequences that were taken, and returns them."""
         sequences = [
             *self._in_prefill,
             *(sequence for group in self._groups() for sequence in running_sequences(group)),
@@ -104,7 +106,7 @@ class SplitGenerator(Engine[SplitSequence]):
         return sequences
 
     def _groups(self) -> list[Scheduler]:
-        """Returns the batch, and the parked groups."""
+        """Returns the batch and the parked groups."""
         return [self._batch, *self._parked]
 
     def _gather(self) -> None:
@@ -142,11 +144,12 @@ def running_sequences(group: Scheduler) -> list[SplitSequence]:
 
 
 class SplitSession:
-    """One prompt and its answer, for the life of its connection.
+    """Answers one prompt, for as long as its connection lasts.
 
     All methods run in the event loop, except `_on_token` and `_on_error`, which the engine's thread calls.
 
     Attributes:
+        request: the first message.
         is_over: whether the answer has ended.
     """
 
@@ -165,7 +168,8 @@ class SplitSession:
         Raises:
             BadUpload: the message is not valid.
             TooLong: the prompt and its answer exceed the limit.
-            Busy: too many prompts are waiting. Also raised is the error with which the engine gives up.
+            Busy: too many prompts are waiting.
+            MilkglassError: the engine gives up, and raises this error.
         """
         info, is_prompt = self._info, self._sequence is None
         vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if is_prompt else 1)
@@ -189,7 +193,7 @@ class SplitSession:
         self._engine.submit([self._sequence])
 
     def cancel(self) -> None:
-        """Frees the session's row. Later output of the engine is dropped."""
+        """Lets the session's sequence leave the engine, whose later output is dropped."""
         self._next.cancel()
         if self._sequence is not None:
             self._engine.cancel(self._sequence)
@@ -201,7 +205,7 @@ class SplitSession:
         self._to_loop(lambda: self._next.set_exception(error))
 
     def _to_loop(self, settle: Callable[[], None]) -> None:
-        """Has the event loop settle `_next`, unless it is done already, from another thread."""
+        """Has the event loop settle `_next` unless it is done. It can be called in another thread."""
 
         def unless_done() -> None:
             if not self._next.done():
@@ -227,6 +231,7 @@ class SessionTable:
     _open: set[SplitSession] = field(default_factory=set, init=False, repr=False)
 
     def __len__(self) -> int:
+        """Returns the number of open sessions."""
         return len(self._open)
 
     def open(self, request: OpenRequest) -> SplitSession:
@@ -246,7 +251,7 @@ class SessionTable:
 
 
 def require_decoder(checkpoint: Checkpoint) -> Architecture:
-    """Returns the layout of a decoder's checkpoint. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
+    """Returns where a decoder's checkpoint has its parts. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
     if architecture.kind != "decoder":
         raise UnsupportedModel("this model is an encoder", "`milkglass split train` cuts encoders")
@@ -261,17 +266,17 @@ def open_decoder(
     The sessions' engine is not started yet.
 
     Args:
-        checkpoint: the decoder's.
+        checkpoint: the decoder.
         name: the provider's name for the model.
         policy: how many rows of the table may leave an enclave.
-        sessions: the most that are open at a time.
+        sessions: the most sessions that are open at a time.
 
     Raises:
         UnsupportedModel: the model is an encoder.
         CorruptCheckpoint: the checkpoint cannot be read.
     """
     architecture = require_decoder(checkpoint)
-    network = device.moved(language_model(checkpoint).eval())
+    network = device.move(language_model(checkpoint).eval())
     table = checkpoint.read(architecture.table)
     config, stop_ids = checkpoint.config, end_ids(checkpoint.folder)
     info = DecoderInfo(
@@ -290,5 +295,5 @@ def open_decoder(
 
 
 def table_digest(table: torch.Tensor) -> str:
-    """Returns the SHA-256 of a table's bytes in hex."""
+    """Returns SHA-256 of a table's bytes, in hex."""
     return hashlib.sha256(memoryview(table.contiguous().view(torch.uint8).numpy()).cast("B")).hexdigest()

@@ -1,4 +1,4 @@
-"""Text in, text out, over an enclave and a split decoder, for `milkglass generate --split` and for programs.
+"""Generates text with an enclave and a split decoder, for `milkglass generate --split` and for programs.
 
 `milkglass split serve` runs the other layers, or a stock engine that takes vectors as a prompt (engines.py). The
 enclave sanitizes the prompt. The server can read the answer's ids, hence its text.
@@ -27,10 +27,10 @@ NARROWER_DTYPE = {"float32": "float16"}  # the type in which vectors of an fp32 
 
 
 class IdStream(Protocol):
-    """One prompt and its answer, with the bytes that were sent and received."""
+    """Sends one prompt and reads its answer, and counts the bytes that were sent and received."""
 
-    sent: int
-    received: int
+    sent_bytes: int
+    received_bytes: int
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
         """Yields the ids of the answer. `row_of` returns the vector of an id, if the server needs it."""
@@ -39,14 +39,17 @@ class IdStream(Protocol):
 class VectorServer(Protocol):
     """Runs the layers behind the embedding layer: `DecoderServer` or `PromptEmbedsEngine`."""
 
-    def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> IdStream: ...
+    def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> IdStream:
+        """Returns a stream for one prompt whose vectors have type `dtype`."""
 
 
 @dataclass
 class SplitText:
-    """An enclave and a server of one model.
+    """Generates text with an enclave and a server of one model.
 
     Attributes:
+        enclave: the open enclave.
+        server: the server.
         info: what the server says of the model.
         settings: how prompts are sanitized.
         exact: whether vectors are sent in the table's own type, even if that is fp32.
@@ -61,7 +64,7 @@ class SplitText:
     streams: list[IdStream] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        if self.enclave.about["table"] != self.info.table:
+        if self.enclave.table_info["table"] != self.info.table:
             raise KeyForOtherModel(
                 "the server has another model than this enclave", "build the enclave for this server"
             )
@@ -73,7 +76,9 @@ class SplitText:
     def conversation(
         self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
     ) -> SanitizedPrompt:
-        """Sanitizes a conversation in the model's chat template, except an instruction with which a message begins.
+        """Sanitizes what users say in a conversation, in the model's chat template.
+
+        An instruction with which a message of the user begins is not sanitized.
 
         Raises CodecError, EnclaveError.
         """
@@ -85,7 +90,7 @@ class SplitText:
         return self.info.max_length - sampling.max_tokens
 
     def generate_ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
-        """Yields the ids of the answer. Raises RemoteError, EnclaveError."""
+        """Returns the ids of the answer, as they come. Iteration raises RemoteError, EnclaveError."""
         dtype = self.info.dtype if self.exact else NARROWER_DTYPE.get(self.info.dtype, self.info.dtype)
         stream = self.server.stream(self.info, sampling, dtype)
         self.streams.append(stream)
@@ -94,7 +99,7 @@ class SplitText:
     def text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
         """Yields the answer's text in pieces that no later id can change."""
         decoder = StreamDecoder(
-            lambda ids: [int(token) for token in ids], self.enclave.decode, self.enclave.about["by_byte"]
+            lambda ids: [int(token) for token in ids], self.enclave.decode, self.enclave.table_info["by_byte"]
         )
         for token in self.generate_ids(prompt, sampling):
             if piece := decoder.push([token]):
@@ -103,15 +108,19 @@ class SplitText:
             yield piece
 
     def chat(self, system: str | None, sampling: SplitSampling) -> Conversation:
-        """Starts a conversation. Each turn sends all of it, and a message has the same substitutes in each turn."""
+        """Starts a conversation, with the system's message if there is one.
+
+        Each turn sends the whole conversation. A message has the same substitutes in each turn.
+        """
 
         def ask(turns: list[Message]) -> Answer:
             prompt = self.conversation(turns, sampling)
-            return Answer(self.text(prompt, sampling), prompt.tokens)
+            return Answer(self.text(prompt, sampling), prompt.token_count)
 
         return Conversation(ask, [{"role": "system", "content": system}] if system else [])
 
     def _row(self, token: int, dtype: str) -> torch.Tensor:
+        """Returns the vector (1, d) of an id."""
         return self._vectors(self.enclave.rows((token,)), dtype)
 
     def _vectors(self, content: bytes, dtype: str) -> torch.Tensor:

@@ -46,11 +46,11 @@ def linear_layers(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
     """Returns the linear layers of a model that have a parameter among `names`."""
     from transformers.pytorch_utils import Conv1D
 
-    parameter_names = {id(one): name for name, one in model.named_parameters() if name in names}
+    parameter_names = {id(parameter): name for name, parameter in model.named_parameters() if name in names}
     layers = []
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | Conv1D):
-            weight, bias = (parameter_names.get(id(one)) for one in (module.weight, module.bias))
+            weight, bias = (parameter_names.get(id(parameter)) for parameter in (module.weight, module.bias))
             if weight or bias:
                 layers.append(Layer(module, weight, bias, isinstance(module, Conv1D)))
     return tuple(layers)
@@ -144,7 +144,7 @@ class Distance:
 
     def from_products(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
         """Returns (h,) the distances without L1. `squares`: the squared norm of each shared gradient."""
-        distances = [self._of_products(one, squares[name]) for name, one in products.items()]
+        distances = [self._of_products(product, squares[name]) for name, product in products.items()]
         total = torch.stack(distances).sum(0)
         return total / len(distances) if self.kind == "cosine" else total
 

@@ -36,9 +36,9 @@ from milkglass.threat.budget import Budget
 
 Floats = NDArray[np.float64]
 NGRAM_ORDER = 3  # ids of the longest n-gram
-BURN_IN = 0.1  # of the steps, before which no order is tried
-PULL = {"cosine": 1.0, "squares": 25.0}  # by distance, LAMP's weights of the regulariser and of the language model
-LANGUAGE = {"cosine": 0.2, "squares": 60.0}  # of the latter
+BURN_IN = 0.1  # share of the steps before which no order is tried
+PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weight of the regulariser, by distance
+LANGUAGE = {"cosine": 0.2, "squares": 60.0}  # LAMP's weight of the language model, by distance
 
 
 class NgramCounts:

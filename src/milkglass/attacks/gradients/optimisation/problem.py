@@ -76,9 +76,9 @@ class Masks(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not torch.nn.functional.dropout:
             return func(*args, **kwargs)
-        return self._masked(*args, **kwargs)
+        return self._mask(*args, **kwargs)
 
-    def _masked(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    def _mask(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         """Stands in for dropout: multiplies by a mask that is solved for, one for each use in a run."""
         if not training or p == 0:
             return x
@@ -230,7 +230,7 @@ class Problem:
         """Returns () the distance for embeddings (b, t, d), which can be differentiated."""
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
-            return self._written_out(x, targets)
+            return self._written_out_distance(x, targets)
         with self._run(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
         variables = [run.outputs for run in runs] + [self._parameters[name] for name in self._unlayered]
@@ -265,7 +265,7 @@ class Problem:
         if not self.layers:
             rows = zip(guesses, targets.chunk(count), strict=True)
             with torch.enable_grad():
-                return np.array([float(self._written_out(x.detach(), part).detach()) for x, part in rows])
+                return np.array([float(self._written_out_distance(x.detach(), part).detach()) for x, part in rows])
         with self._run(), record_runs(self.layers) as runs, torch.enable_grad():
             # the loss is a mean over all guesses, of equal size: times their count it is the sum of their own means
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
@@ -274,7 +274,7 @@ class Problem:
             inner_products = layer_products(self.layers, runs, deltas, self.shared, count)
             return device.array(self.distance.from_products(inner_products, self.squares).double())
 
-    def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _written_out_distance(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns () the distance for embeddings (b, t, d), by gradients that are written out."""
         with self._run():
             dummy = self.step.dummy_gradients(x, self.mask, targets, self.names)

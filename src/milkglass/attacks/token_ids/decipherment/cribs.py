@@ -21,7 +21,7 @@ from milkglass.threat.knowledge import Candidates, Group
 
 MIN_AGREEING_SHARE = 0.98
 MAX_BOILERPLATE_IDS = 2000  # ids of a constant part that are compared
-MIN_SEQUENCES = 20  # below which agreement may be chance
+MIN_SEQUENCES = 20  # with fewer sequences, agreement may be chance
 
 
 def constant_prefix(texts: Sequences, backwards: bool = False) -> Ids:

@@ -17,7 +17,7 @@ from milkglass.threat.knowledge import Candidates, Group
 
 MAX_CHOICES = 40  # members of a group that are weighed; of a larger group these are the likeliest
 MAX_LOG_RATIO = 30.0  # a larger logarithm of a ratio is taken as this
-START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # of the search for rho
+START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # the search for rho: its start, the least rho, its steps
 
 
 class EvidenceTable:

@@ -114,7 +114,7 @@ class Message:
             self.base,
             np.asarray(self.floor),
         )
-        return tuple(device.tensor(one) for one in arrays)
+        return tuple(device.tensor(array) for array in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
         """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""

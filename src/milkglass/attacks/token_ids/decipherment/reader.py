@@ -77,15 +77,15 @@ class Spelling:
         head = len(tokenizer.decode([anchor]))
         added = [text[head:] for text in tokenizer.decode_batch([[anchor, i] for i in range(size)])]
         stripped = [text.strip() for text in added]
-        special = [i for i, one in tokenizer.get_added_tokens_decoder().items() if one.special and i < size]
+        special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special and i < size]
         silent = np.array([not text for text in stripped], np.bool_)
         silent[special] = True
         rows = tuple(
-            [np.array(one.ids, np.int64) for one in reader.encode_batch(texts, add_special_tokens=False)]
+            [np.array(encoding.ids, np.int64) for encoding in reader.encode_batch(texts, add_special_tokens=False)]
             for texts in ([f" {text}" for text in stripped], stripped)
         )
         silent |= np.array([not len(a) or not len(b) for a, b in zip(*rows, strict=True)], np.bool_)
-        first = np.array([[row[0] if len(row) else 0 for row in one] for one in rows], np.int64)
+        first = np.array([[row[0] if len(row) else 0 for row in column] for column in rows], np.int64)
         clings = np.array(
             [not a.startswith(" ") or b in CLINGING for a, b in zip(added, stripped, strict=True)], np.bool_
         )

@@ -1,0 +1,12 @@
+"""Names the files of a checkpoint and of a delta, and the config entry that names a key. Imports nothing."""
+
+from __future__ import annotations
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # which file has which tensor, where there are several
+DELTA_WEIGHTS = "delta.safetensors"
+DELTA_CONFIG = "delta.json"
+DELTA_FORMAT = "milkglass-delta/1"  # an entry of DELTA_CONFIG
+KEY_ID = "milkglass_key_id"  # the entry of a scrambled model's config that identifies its key (docs/formats.md)
