@@ -36,7 +36,7 @@ from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.needs import GB, RecipeNeeds
 from milkglass.experiments.recipe import QUICK, Recipe, from_entries, settings
 from milkglass.experiments.reproduce import KINDS, reproduce
-from milkglass.experiments.runs import RunFolder, commits_of, now
+from milkglass.experiments.runs import RunFolder, commits_of, current_code
 
 ROOT = Path(__file__).parents[2]
 PIECE_MINUTES = 8.0  # of a piece
@@ -333,7 +333,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
 
 def clean_commit() -> str:
     """Returns the commit of this checkout. Raises UsageError if there is none, or something was changed."""
-    commit = now()["commit"]
+    commit = current_code()["commit"]
     if not commit or commit.endswith("+"):
         why = "is changed" if commit else "is no checkout of git"
         raise UsageError(f"{ROOT} {why}: its results could not name their code", "commit it, or run a clean checkout")

@@ -75,7 +75,7 @@ def limited(
 @final
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a method. Without a default that is `dataclasses.MISSING`, without a limit that is None."""
+    """One parameter of a method. `default` is `dataclasses.MISSING` if there is none, `limit` None."""
 
     name: str
     kind: Any
@@ -85,7 +85,7 @@ class Parameter:
 
     @property
     def accepted_words(self) -> str:
-        """Returns what is accepted in words, such as "a whole number of 1 or more, or none"."""
+        """Returns, in words, what is accepted, such as "a whole number of 1 or more, or none"."""
         return ", or ".join(self._noun(alternative) for alternative in _alternatives(self.kind))
 
     @property
@@ -203,7 +203,8 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
         without: parameters that are set in another way, and refused here.
 
     Raises:
-        UsageError: a word sets nothing, sets a parameter twice, or names an unknown parameter.
+        UsageError: a word sets nothing, sets a parameter twice, names an unknown parameter, or has a value that is not
+            accepted.
     """
     values: dict[str, Any] = {}
     for word in words:
@@ -246,7 +247,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _value_of(word: str, kind: Any) -> Any:
-    """Returns the value of a word as this type, or None if it cannot be one."""
+    """Returns the value of a word as this type, or None if it cannot be one; of a list, None for each such part."""
     if kind is bool:
         return {"true": True, "false": False}.get(word.lower())
     if get_origin(kind) in (tuple, frozenset):
@@ -260,5 +261,5 @@ def _value_of(word: str, kind: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    """Returns a default in words."""
+    """Returns a value in words."""
     return "none" if value is None else "a table" if isinstance(value, Mapping) else str(value)

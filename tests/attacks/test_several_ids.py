@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.attacks.assignment import best, rows_per_member
+from milkglass.attacks.assignment import best_assignment, rows_per_member
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.embeddings.mean_solve import MeanSolve
@@ -140,7 +140,7 @@ def test_an_alias_is_expected_to_be_sent_a_part_of_its_tokens_count() -> None:
 
 def test_an_assignment_gives_each_member_its_aliases() -> None:
     likelihood = np.log(np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]))
-    rows, columns = best(likelihood)
+    rows, columns = best_assignment(likelihood)
     assert rows.tolist() == [0, 1, 2, 3]
     assert columns.tolist() == [0, 0, 1, 1]
     assert [rows_per_member(*shape) for shape in ((4, 4), (3, 4), (5, 4), (8, 4), (1, 1), (2, 1))] == [1, 1, 1, 2, 1, 2]

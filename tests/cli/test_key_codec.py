@@ -106,7 +106,7 @@ def test_it_asks_a_server_and_keeps_label_names(owner: Owner, codec: Path, stub:
 
 def test_its_passphrase_is_its_own(owner: Owner, tmp_path: Path) -> None:
     out = tmp_path / "w.mgkey"
-    refused(call("key", "for-codec", owner.path, "--out", out), 2, "MILKGLASS_PASSPHRASE holds the old one")
+    refused(call("key", "for-codec", owner.path, "--out", out), 2, "MILKGLASS_PASSPHRASE holds the old passphrase")
     (tmp_path / "same").write_text(PASSPHRASE)
     (tmp_path / "same").chmod(0o600)
     refused(

@@ -17,7 +17,7 @@ from milkglass.experiments.kinds.classification import ClassificationRecipe
 from milkglass.experiments.recipe import reason_for, settings
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.reproduce import KINDS
-from milkglass.experiments.runs import newest_message
+from milkglass.experiments.runs import newest_metrics_text
 from tests.experiments.running import figures as figures_of
 from tests.experiments.test_recipes import ALL, RUN, result_of, shipped
 
@@ -224,11 +224,11 @@ def test_scores_are_not_trained_as_classes(tmp_path: Path) -> None:
 
 def test_what_a_worker_told_last(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    assert newest_message(tmp_path) == ""
+    assert newest_metrics_text(tmp_path) == ""
     old = '{"time": 1, "type": "metrics", "message": "step 1 of 9, loss 2.0000", "data": {"step": 1}}\n'
     path.write_text(old + '{"time": 2, "message": "checkpoint at step 1"}\n{"time": 3, "type": "metr', "utf-8")
-    assert newest_message(tmp_path) == "step 1 of 9, loss 2.0000"
-    assert newest_message(tmp_path, len(old)) == ""
+    assert newest_metrics_text(tmp_path) == "step 1 of 9, loss 2.0000"
+    assert newest_metrics_text(tmp_path, len(old)) == ""
 
 
 def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def test_one_gradient_at_a_time_is_kept_and_each_is_the_same_again(data: Path, d
     step, stream = SharedStep.open(data / "bert"), Stream.of_seed(7)
     literal = [share(step, *rows.part(np.array([i])).batch(0), defence, 0, stream).tensors for i in range(4)]
     source = SharedGradients(step, rows, defence, 1, 7, 0)
-    seen, alive = source.all(), list[weakref.ref[torch.Tensor]]()
+    seen, alive = source.all_gradients(), list[weakref.ref[torch.Tensor]]()
     for number in (0, 1, 2, 3, 1, 1, 0, 3):
         found = seen[number].tensors
         assert sorted(found) == sorted(literal[number]) and len(found) == len(literal[number])

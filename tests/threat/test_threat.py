@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from milkglass.attacks.assignment import best, guess_by_rank
+from milkglass.attacks.assignment import best_assignment, guess_by_rank
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.sequences import Sequences
 from milkglass.threat import transcript_file as on_disk
@@ -85,7 +85,7 @@ def test_an_id_outside_the_vocabulary_is_refused() -> None:
 
 def test_assignment_uses_each_public_id_once() -> None:
     likelihood = np.array([[0.0, -1.0], [0.0, -9.0]])
-    rows, columns = best(likelihood)
+    rows, columns = best_assignment(likelihood)
     assert dict(zip(rows.tolist(), columns.tolist(), strict=True)) == {0: 1, 1: 0}
     guess = guess_by_rank(Candidates((Group(np.array([4, 2]), np.array([10, 11])),), (likelihood,)), 6, 3)
     assert guess.table is not None

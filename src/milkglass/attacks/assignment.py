@@ -39,14 +39,14 @@ def guess_by_rank(candidates: Candidates, size: int, k: int = 10) -> Guess:
     table = np.full((size, k), NO_BELIEF, np.int64)
     for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
         scores = log_likelihood.copy()
-        rows, columns = best(scores)
+        rows, columns = best_assignment(scores)
         scores[rows, columns] = np.inf
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         table[group.rows, : order.shape[1]] = group.members[order]
     return Guess(table=table)
 
 
-def best(log_likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
+def best_assignment(log_likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
     """Returns the rows and columns of the assignment with the greatest total log-likelihood, from (r, m).
 
     Each column is taken up to `rows_per_member` times. A log-likelihood of -inf counts as very unlikely, not as

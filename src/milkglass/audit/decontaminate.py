@@ -71,8 +71,9 @@ def _is_long(text: str) -> bool:
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yields each part that occurs in a whole, with the whole's index. A pair may come twice.
 
-    Time is linear in the letters of both. The first 2^j letters of each part, more than half of it, are compared by a
-    hash with every window of 2^j letters of the wholes. Only if these are equal the part itself is compared.
+    The first 2^j letters of each part, more than half of it, are compared by a hash with every window of 2^j letters of
+    the wholes. Only if these are equal the part itself is compared. Time grows with the letters of both, times the
+    logarithm of the longest part.
     """
     by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for part in {*parts} - {""}:
@@ -80,9 +81,9 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
         by_size[size][part[:size]].append(part)
     joined = _END.join(wholes)
     ends = np.cumsum([len(text) + 1 for text in wholes])
-    windows = _hashes(joined)
+    hashes_by_size = _hashes(joined)
     for size in (1 << power for power in range(max(by_size, default=0).bit_length())):
-        hashes = next(windows, None)
+        hashes = next(hashes_by_size, None)
         if hashes is None:  # the wholes are shorter than this
             return
         starts = by_size[size]

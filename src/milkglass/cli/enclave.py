@@ -268,21 +268,23 @@ def open_split_text(options: SplitOptions, credentials: ServerOptions) -> Iterat
                 credentials.allow_http,
                 credentials.certificate,
             )
-            split_text = SplitText(enclave, engine, engine.info(enclave.table_info), settings)
+            split_decoder = SplitText(enclave, engine, engine.info(enclave.table_info), settings)
         else:
-            split_text = SplitText(enclave, server, decoder_info, settings)
+            split_decoder = SplitText(enclave, server, decoder_info, settings)
         note(enclave.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
-        yield split_text
+        yield split_decoder
 
 
-def generate_split(split_text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool) -> None:
+def generate_split(
+    split_decoder: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
+) -> None:
     """Prints how much of a sanitized prompt is replaced, and the answer: while it is generated, or at its end as JSON.
 
     Args:
-        split_text: the enclave and the server.
+        split_decoder: the enclave and the server.
         sanitized: the prompt.
         sampling: how tokens are drawn.
         as_json: whether the answer is printed as JSON.
@@ -293,13 +295,13 @@ def generate_split(split_text: SplitText, sanitized: SanitizedPrompt, sampling: 
         f"these were replaced, and {unchanged_count} cross as they are. Table and candidates are the provider's: it "
         "reads these, and may guess others"
     )
-    answer = show_pieces(split_text.text(sanitized, sampling), is_shown=not as_json)
+    answer = show_pieces(split_decoder.text(sanitized, sampling), is_shown=not as_json)
     if as_json:
-        stream = split_text.streams[-1]
+        stream = split_decoder.streams[-1]
         document = {
             "text": answer, "prompt_tokens": sanitized.token_count, "private_tokens": sanitized.private_count,
-            "replaced_tokens": sanitized.changed_count, "attested": split_text.enclave.is_attested,
-            "proof": split_text.enclave.proof,
+            "replaced_tokens": sanitized.changed_count, "attested": split_decoder.enclave.is_attested,
+            "proof": split_decoder.enclave.proof,
             "bytes_sent": stream.sent_bytes, "bytes_received": stream.received_bytes,
         }  # fmt: skip
         say(json_text(document))
@@ -308,7 +310,7 @@ def generate_split(split_text: SplitText, sanitized: SanitizedPrompt, sampling: 
 
 
 def sanitize_prompt(
-    split_text: SplitText,
+    split_decoder: SplitText,
     prompt: str,
     system: str | None,
     chat_template: bool | None,
@@ -318,7 +320,7 @@ def sanitize_prompt(
     """Sanitizes a prompt.
 
     Args:
-        split_text: the enclave and the server.
+        split_decoder: the enclave and the server.
         prompt: the user's text.
         system: the system's message, in the chat template.
         chat_template: whether the prompt is put into the chat template. None: if the model has one.
@@ -335,7 +337,7 @@ def sanitize_prompt(
         try:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": instruction + prompt})
-            sanitized = split_text.conversation(messages, sampling, instruction)
+            sanitized = split_decoder.conversation(messages, sampling, instruction)
         except NoChatTemplate:
             if chat_template:
                 raise
@@ -348,7 +350,7 @@ def sanitize_prompt(
             return sanitized
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
-    return split_text.prompt(prompt, instruction, sampling)
+    return split_decoder.prompt(prompt, instruction, sampling)
 
 
 def split_sampling(

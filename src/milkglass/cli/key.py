@@ -127,8 +127,8 @@ def usage_text(counts: usage.Usage) -> str:
         lines.append(f"made for a job from {counts.parent}{absence}")
     if counts.jobs:
         job_tokens = sum(counts.jobs.values())
-        ciphers = "" if counts.rate else ", each its own cipher"
-        lines.append(f"under keys made from it for jobs, {len(counts.jobs):,}: {job_tokens:,} tokens{ciphers}")
+        cipher_clause = "" if counts.rate else ", each its own cipher"
+        lines.append(f"under keys made from it for jobs, {len(counts.jobs):,}: {job_tokens:,} tokens{cipher_clause}")
         lines.append(
             table(
                 [("key for a job", "tokens"), *((job, f"{token_count:,}") for job, token_count in counts.jobs.items())]

@@ -25,7 +25,7 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 
 TASK = "causal-lm"
-MAX_LENGTH = 512  # tokens of a row, as `finetune` cuts it
+MAX_ROW_TOKENS = 512  # tokens of a row, as `finetune` cuts it
 TOKENS_A_STEP = {"bfloat16": 768, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
 MAX_ROWS_A_STEP = 8  # rows, as `finetune` has it
 LORA_RANK, LEARNING_RATE, WARMUP_RATIO = 32, 3e-4, 0.1

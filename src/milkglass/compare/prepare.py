@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milkglass.client.training_request import step_count, training_defaults
-from milkglass.compare.chat_rows import MAX_LENGTH as CHAT_LENGTH
-from milkglass.compare.chat_rows import QUICK, TASK, ChatRows, Extent
+from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, Extent
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.training import MIN_REPORTS, cut_words
 from milkglass.models.checkpoint import Checkpoint
@@ -54,7 +53,7 @@ def prepare(
     """
     summary = checked_summary(data, task)
     if summary.task == TASK:
-        options = {**options, "max_length": options.get("max_length") or CHAT_LENGTH}
+        options = {**options, "max_length": options.get("max_length") or MAX_ROW_TOKENS}
         return _prepare_chats(open_model, data, held_out, options, seed, quick, summary, report_skipped)
     options = {**options, "max_length": options.get("max_length") or text_length}
     rows = ComparisonRows.read(data, held_out, seed, report_skipped, task, max_rows)

@@ -1,7 +1,7 @@
 """A run of a recipe: its folder, which resumes after a stop, the code that made it, and its jobs.
 
-A run folder contains `run.json` (what it is a run of), `begun.json` (the code that began it) and the files of its kind
-of recipe. A run of another recipe, model or data in the same folder is refused.
+A run folder contains `run.json` (what it is a run of), `begun.json` (the commit that began it) and the files of its
+kind of recipe. A run of another recipe, model or data in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: 
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
             if time.monotonic() < due:
                 continue
-        line = newest_message(job, start)
+        line = newest_metrics_text(job, start)
         if line and line != last_line:
             progress(line)
             last_line, due = line, time.monotonic() + SECONDS_BETWEEN_LINES
@@ -208,8 +208,8 @@ def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: 
             return
 
 
-def newest_message(job: Path, start: int = 0) -> str:
-    """Returns the worker's last message after byte `start`, with the time left; "" before the first."""
+def newest_metrics_text(job: Path, start: int = 0) -> str:
+    """Returns the message of the newest event of metrics after byte `start`, with the time left, or ""."""
     for stored in reversed(read_events(job, start)):
         if stored.event.type == "metrics":
             seconds_left = stored.event.data.get("eta_seconds") or 0
@@ -228,22 +228,23 @@ def record_start(out: Path) -> None:
     """Records which code began this run folder, since later code does not repeat what was done."""
     record = out / "begun.json"
     if not record.is_file():
-        files.write(record, json.dumps(now()) + "\n")
+        files.write(record, json.dumps(current_code()) + "\n")
 
 
-def provenance(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
+def provenance(out: Path, used: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the code that made a result, and when.
 
     Args:
-        cells: the commits that made what the run used of other runs.
+        used: the commits that made what the run used of other runs.
 
     Returns:
-        "commit", with a + if the package differs from it, "" outside a checkout; "begun" if other code began the run;
-            "cells" without these two.
+        "milkglass", the version; "commit", with a + if the package, the benches or the recipes differ from it, ""
+            outside a checkout; "date"; "begun", the same of the code that began the run, if it was other code;
+            "cells", the commits of `used` that are neither.
     """
-    current, record = now(), out / "begun.json"
+    current, record = current_code(), out / "begun.json"
     first_code = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
-    other_commits = sorted({*cells} - {current["commit"], first_code["commit"]})
+    other_commits = sorted({*used} - {current["commit"], first_code["commit"]})
     last_code = current if first_code["commit"] == current["commit"] else {**current, "begun": first_code}
     return {**last_code, "cells": other_commits} if other_commits else last_code
 
@@ -253,7 +254,8 @@ def commits_of(origin: Mapping[str, Any]) -> list[str]:
     return [origin["commit"], *([origin["begun"]["commit"]] if "begun" in origin else []), *origin.get("cells", ())]
 
 
-def now() -> dict[str, str]:
+def current_code() -> dict[str, str]:
+    """Returns the version and the commit of the code that runs, and today's date in UTC."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = "+" if commit and _git("status", "--porcelain", "--", *SOURCES, ":(exclude,top)recipes/results") else ""
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -271,7 +273,7 @@ def _git(*arguments: str) -> str:
 # --- answers in a result ----------------------------------------------------------------------------------------------
 # Results keep the answers, so that one can see whether two cells of equal accuracy answered alike.
 def pack_answers(answers: NDArray[Any]) -> str:
-    """Packs (rows,) class numbers, -1 for none, or scores into text: type, colon, base64 of zlib of the bytes."""
+    """Packs numbers into text, flat: type, colon, base64 of zlib of the bytes. The caller keeps the shape."""
     integer_type = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
     number_type = "<f4" if answers.dtype.kind == "f" else integer_type
     return f"{number_type}:{base64.b64encode(zlib.compress(answers.astype(number_type).tobytes(), 9)).decode()}"

@@ -76,6 +76,8 @@ class Figures:
     Attributes:
         measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
             interval's units are prompts.
+        checked_prompts: the number of prompts whose rules can all be checked.
+        checked_instructions: the number of instructions that can be checked.
         unchecked: the rules that cannot be checked, each with how often it was given.
         unchecked_prompts: the number of prompts with such a rule, which count by instruction only.
         by_rule: for each rule checked, the strict share and how often it was given.
@@ -83,8 +85,8 @@ class Figures:
     """
 
     measures: Mapping[str, Interval]
-    prompts: int
-    instructions: int
+    checked_prompts: int
+    checked_instructions: int
     unchecked: Mapping[str, int]
     unchecked_prompts: int
     by_rule: Mapping[str, tuple[float, int]]
@@ -103,26 +105,31 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng
-    checkable = np.array([sum(i.rule in RULES for i in prompt.instructions) for prompt in prompts], np.float64)
-    is_checkable = np.array([checkable[i] == len(prompt.instructions) for i, prompt in enumerate(prompts)], bool)
-    pairs = list(zip(prompts, answers, strict=True))
-    strict = [[i.is_kept(answer) for i in prompt.instructions] for prompt, answer in pairs]
-    loose = [[i.is_kept_loosely(answer) for i in prompt.instructions] for prompt, answer in pairs]
+    rules = [[instruction.rule for instruction in prompt.instructions] for prompt in prompts]
+    checkable_count = np.array([sum(rule in RULES for rule in row) for row in rules], np.float64)
+    is_checkable = np.array([count == len(row) for count, row in zip(checkable_count, rules, strict=True)], bool)
+    pairs = [(prompt.instructions, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    kept_strictly = [[instruction.is_kept(answer) for instruction in row] for row, answer in pairs]
+    kept_loosely = [[instruction.is_kept_loosely(answer) for instruction in row] for row, answer in pairs]
     measures: dict[str, Interval] = {}
-    for name, kept_rules in (("strict", strict), ("loose", loose)):
+    for name, kept_rules in (("strict", kept_strictly), ("loose", kept_loosely)):
         keeps_all = np.array([all(row) for row in kept_rules], bool)
         measures[f"prompt {name}"] = share(keeps_all[is_checkable], rng)
-        kept = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_rules], np.float64)
-        measures[f"instruction {name}"] = ratio(kept, checkable, rng)
-    rules = [i.rule for prompt in prompts for i in prompt.instructions]
-    times_kept = Counter(rule for rule, kept in zip(rules, (k for row in strict for k in row), strict=True) if kept)
-    times = Counter(rules)
+        kept_count = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_rules], np.float64)
+        measures[f"instruction {name}"] = ratio(kept_count, checkable_count, rng)
+    times = Counter(rule for row in rules for rule in row)
+    times_kept = Counter(
+        rule
+        for row, kept_row in zip(rules, kept_strictly, strict=True)
+        for rule, is_kept in zip(row, kept_row, strict=True)
+        if is_kept
+    )
     return Figures(
         measures,
         int(is_checkable.sum()),
-        int(checkable.sum()),
+        int(checkable_count.sum()),
         {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
         int((~is_checkable).sum()),
         {rule: (times_kept[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
-        np.array([sum(bool(is_kept) for is_kept in row) for row in strict], np.int64),
+        np.array([sum(bool(is_kept) for is_kept in row) for row in kept_strictly], np.int64),
     )

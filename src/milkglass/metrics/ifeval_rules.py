@@ -84,52 +84,54 @@ def _is_latin(text: str) -> bool:
 
 
 # --- keywords ---------------------------------------------------------------------------------------------------------
-def existence(text: str, a: Arguments) -> bool:
+def existence(text: str, arguments: Arguments) -> bool:
     """Returns whether all keywords occur, in any case, also as a part of a word."""
-    return all(re.search(re.escape(keyword), text, re.IGNORECASE) for keyword in a["keywords"])
+    return all(re.search(re.escape(keyword), text, re.IGNORECASE) for keyword in arguments["keywords"])
 
 
-def frequency(text: str, a: Arguments) -> bool:
-    count = len(re.findall(re.escape(a["keyword"]), text, re.IGNORECASE))
-    return keeps_relation(count, a["relation"], a["frequency"])
+def frequency(text: str, arguments: Arguments) -> bool:
+    count = len(re.findall(re.escape(arguments["keyword"]), text, re.IGNORECASE))
+    return keeps_relation(count, arguments["relation"], arguments["frequency"])
 
 
-def forbidden_words(text: str, a: Arguments) -> bool:
+def forbidden_words(text: str, arguments: Arguments) -> bool:
     """Returns whether none of the words occurs as a whole word."""
-    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in a["forbidden_words"])
+    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in arguments["forbidden_words"])
 
 
-def letter_frequency(text: str, a: Arguments) -> bool:
+def letter_frequency(text: str, arguments: Arguments) -> bool:
     """Returns whether a letter occurs often enough. It may be a sign such as # or ! too."""
-    return keeps_relation(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
+    return keeps_relation(
+        text.lower().count(arguments["letter"].lower()), arguments["let_relation"], arguments["let_frequency"]
+    )
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------------
-def number_sentences(text: str, a: Arguments) -> bool:
-    return keeps_relation(sentences(text), a["relation"], a["num_sentences"])
+def number_sentences(text: str, arguments: Arguments) -> bool:
+    return keeps_relation(sentences(text), arguments["relation"], arguments["num_sentences"])
 
 
-def number_words(text: str, a: Arguments) -> bool:
-    return keeps_relation(len(re.findall(r"\w+", text)), a["relation"], a["num_words"])
+def number_words(text: str, arguments: Arguments) -> bool:
+    return keeps_relation(len(re.findall(r"\w+", text)), arguments["relation"], arguments["num_words"])
 
 
-def number_paragraphs(text: str, a: Arguments) -> bool:
+def number_paragraphs(text: str, arguments: Arguments) -> bool:
     """Returns whether there are exactly so many paragraphs, which the markdown divider *** separates."""
     paragraphs = _without_blank_ends(re.split(r"\s?\*\*\*\s?", text))
-    return paragraphs is not None and len(paragraphs) == a["num_paragraphs"]
+    return paragraphs is not None and len(paragraphs) == arguments["num_paragraphs"]
 
 
-def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
+def nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
     """Returns whether there are so many paragraphs, separated by blank lines, and the n-th begins with the word."""
     paragraphs = [paragraph.strip() for paragraph in text.split("\n\n") if paragraph.strip()]
-    if len(paragraphs) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(paragraphs):
+    if len(paragraphs) != arguments["num_paragraphs"] or not 1 <= arguments["nth_paragraph"] <= len(paragraphs):
         return False
-    first = paragraphs[a["nth_paragraph"] - 1].split()[0].lstrip("'\"")
-    return re.split(r"[.,?!'\"]", first)[0].lower() == a["first_word"].lower()
+    first = paragraphs[arguments["nth_paragraph"] - 1].split()[0].lstrip("'\"")
+    return re.split(r"[.,?!'\"]", first)[0].lower() == arguments["first_word"].lower()
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
-def json_format(text: str, a: Arguments) -> bool:
+def json_format(text: str, arguments: Arguments) -> bool:
     """Returns whether the whole answer is JSON, in a code fence or not."""
     inner = re.sub(r"^```(?:json)?", "", text.strip(), flags=re.IGNORECASE).strip().removesuffix("```").strip()
     try:
@@ -139,69 +141,69 @@ def json_format(text: str, a: Arguments) -> bool:
     return True
 
 
-def multiple_sections(text: str, a: Arguments) -> bool:
+def multiple_sections(text: str, arguments: Arguments) -> bool:
     """Returns whether there are at least so many headings such as "SECTION 3"."""
-    return len(re.findall(rf"\s?{re.escape(a['section_spliter'])}\s?\d+\s?", text)) >= a["num_sections"]
+    return len(re.findall(rf"\s?{re.escape(arguments['section_spliter'])}\s?\d+\s?", text)) >= arguments["num_sections"]
 
 
-def number_bullet_lists(text: str, a: Arguments) -> bool:
+def number_bullet_lists(text: str, arguments: Arguments) -> bool:
     """Returns whether exactly so many lines begin with * or -."""
     stars = _matches(r"^\s*\*[^*].*$", text, re.MULTILINE)
-    return len(stars) + len(_matches(r"^\s*-.*$", text, re.MULTILINE)) == a["num_bullets"]
+    return len(stars) + len(_matches(r"^\s*-.*$", text, re.MULTILINE)) == arguments["num_bullets"]
 
 
-def number_highlighted_sections(text: str, a: Arguments) -> bool:
+def number_highlighted_sections(text: str, arguments: Arguments) -> bool:
     """Returns whether there are at least so many *highlights* or **highlights** that hold something."""
     single = [part for part in _matches(r"\*[^\n*]*\*", text) if part.strip("*").strip()]
     double = [part for part in _matches(r"\*\*[^\n*]*\*\*", text) if part.strip("*").strip()]
-    return len(single) + len(double) >= a["num_highlights"]
+    return len(single) + len(double) >= arguments["num_highlights"]
 
 
-def title(text: str, a: Arguments) -> bool:
+def title(text: str, arguments: Arguments) -> bool:
     return any(part.lstrip("<").rstrip(">").strip() for part in _matches(r"<<[^\n]+>>", text))
 
 
-def constrained_response(text: str, a: Arguments) -> bool:
+def constrained_response(text: str, arguments: Arguments) -> bool:
     return any(f"My answer is {answer}." in text for answer in ("yes", "no", "maybe"))
 
 
 # --- content ----------------------------------------------------------------------------------------------------------
-def number_placeholders(text: str, a: Arguments) -> bool:
+def number_placeholders(text: str, arguments: Arguments) -> bool:
     """Returns whether there are at least so many [placeholders]."""
-    return len(_matches(r"\[.*?\]", text)) >= a["num_placeholders"]
+    return len(_matches(r"\[.*?\]", text)) >= arguments["num_placeholders"]
 
 
-def postscript(text: str, a: Arguments) -> bool:
+def postscript(text: str, arguments: Arguments) -> bool:
     """Returns whether the marker occurs. "P.S." and "P.P.S" may have blanks between the letters."""
-    marker = a["postscript_marker"].strip()
+    marker = arguments["postscript_marker"].strip()
     patterns = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
     return re.search(patterns.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
-def repeat_prompt(text: str, a: Arguments) -> bool:
-    return text.strip().lower().startswith(a["prompt_to_repeat"].strip().lower())
+def repeat_prompt(text: str, arguments: Arguments) -> bool:
+    return text.strip().lower().startswith(arguments["prompt_to_repeat"].strip().lower())
 
 
-def two_responses(text: str, a: Arguments) -> bool:
+def two_responses(text: str, arguments: Arguments) -> bool:
     """Returns whether there are two different responses with ****** in between."""
     responses = _without_blank_ends(text.split("******"))
     return responses is not None and len(responses) == 2 and responses[0].strip() != responses[1].strip()
 
 
-def end_checker(text: str, a: Arguments) -> bool:
-    return text.strip().strip('"').lower().endswith(a["end_phrase"].strip().lower())
+def end_checker(text: str, arguments: Arguments) -> bool:
+    return text.strip().strip('"').lower().endswith(arguments["end_phrase"].strip().lower())
 
 
-def quotation(text: str, a: Arguments) -> bool:
+def quotation(text: str, arguments: Arguments) -> bool:
     """Returns whether the whole answer stands in double quotation marks."""
     answer = text.strip()
     return len(answer) > 1 and answer[0] == answer[-1] == '"'
 
 
 # --- case and marks ---------------------------------------------------------------------------------------------------
-def capital_word_frequency(text: str, a: Arguments) -> bool:
+def capital_word_frequency(text: str, arguments: Arguments) -> bool:
     count = sum(word.isupper() for word in _WORD.findall(text))
-    return keeps_relation(count, a["capital_relation"], a["capital_frequency"])
+    return keeps_relation(count, arguments["capital_relation"], arguments["capital_frequency"])
 
 
 RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the arguments that it needs

@@ -59,18 +59,20 @@ MAX_ADDED_TOKENS = 16  # tokens that a post-processor puts around a text
 REGEX_ONLY = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: as plain strings they would be other texts
 # A field of decoders and pre-tokenizers that may have one value, since others would change what is read
 FIXED_SETTINGS = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
-# Bytes that only texts with control characters have: those that UTF-8 does not use, and the first bytes of characters
-# that Unicode has not assigned. A published tokenizer may lack a token for them
+# Control characters, bytes that UTF-8 does not use, and first bytes of characters that Unicode has not assigned. A
+# published tokenizer may lack a token for them
 RARE_BYTES = frozenset({*range(0x20), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}) - frozenset(b"\t\n\r")
 SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
 END_PROCESSORS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
 def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> None:
-    """Raises ModelError for a tokenizer with a part that is not on the lists of this file.
+    """Raises ModelError for a tokenizer whose effect on a text is not known, or that loses or changes a text.
 
-    In a folder from a provider that must not read the texts, a regular expression must be a published one. In a folder
-    of the user's choice it may be any that drops no letter.
+    Each part must be on the lists of this file. In a folder from a provider that must not read the texts, a regular
+    expression must be a published one, no text may become an unknown token, and plain text must give no special token.
+    In a folder of the user's choice the expression of a Split may be any. Cutting words at random, and a sentence that
+    does not come back, are refused in both.
     """
     backend = tokenizer.backend_tokenizer
     for kind, part, fault in _faults(backend, from_provider):
@@ -83,7 +85,7 @@ def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> Non
         _require_special_apart(tokenizer, folder)
     if getattr(backend.model, "dropout", None):
         raise ModelError(
-            f"the tokenizer in {folder} cuts words at random (dropout {backend.model.dropout})",
+            f"the tokenizer in {folder} text_parts words at random (dropout {backend.model.dropout})",
             'set "dropout" to null in its tokenizer.json',
         )
     _require_readable(tokenizer, backend, folder)
@@ -103,8 +105,8 @@ def _faults(backend: Any, from_provider: bool) -> Iterator[tuple[str, Part, str]
     for part in _parts(backend.decoder, "decoders"):
         if fault := _decoder_fault(part):
             yield "decoder", part, fault
-    cuts = [*_parts(backend.normalizer, "normalizers"), *_parts(backend.pre_tokenizer, "pretokenizers")]
-    for parts in (cuts, [*_parts(backend.decoder, "decoders")], [*_parts(backend.post_processor, "processors")]):
+    text_parts = [*_parts(backend.normalizer, "normalizers"), *_parts(backend.pre_tokenizer, "pretokenizers")]
+    for parts in (text_parts, [*_parts(backend.decoder, "decoders")], [*_parts(backend.post_processor, "processors")]):
         kinds = Counter(part["type"] for part in parts)
         for part in parts:
             if len(parts) > MAX_PARTS or (kinds[part["type"]] > 1 and part["type"] not in REPEATABLE_KINDS):

@@ -5,9 +5,9 @@
         base_url=milkglass.NOWHERE, api_key="any",
     )
 
-Whatever address such a client is given, nothing of an HTTP request leaves but the ids that engines/upstream.py sends to
-the engine. OpenAI's calls over WebSockets (`responses.connect`, `realtime`) use no HTTP client: they go to `base_url`,
-in plain text. At NOWHERE no one listens.
+Whatever address such a client is given, no text of an HTTP request leaves: engines/upstream.py sends the engine ids and
+the options of `IdsRequest`, such as the model's name and the temperature. OpenAI's calls over WebSockets
+(`responses.connect`, `realtime`) use no HTTP client: they go to `base_url`, in plain text. At NOWHERE no one listens.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ def transport(key: Path | str, passphrase: str, server: str, token: str | None =
     """Returns a client for `OpenAI(http_client=..., base_url=NOWHERE)`.
 
     Args:
+        key: the key file, or that of a codec.
+        passphrase: of the key file.
         server: the engine's address.
+        token: what the engine asks for as an API key. None: nothing.
         options: engine ("milkglass", "vllm", "sglang" or "llamacpp"), models (names at the engine), model (where the
             original is now), certificate, allow_http, notice; see `Session.open`.
 
@@ -172,7 +175,7 @@ class _LocalProxy:
 
 
 def _refusal(error: MilkglassError) -> httpx2.Response:
-    """Returns the proxy's response for an engine that cannot be reached."""
+    """Returns the response for an error of the start, such as an engine that cannot be reached."""
     gateway_error = refusals.gateway(error)
     return httpx2.Response(gateway_error.status, json=refusals.body(gateway_error))
 

@@ -110,7 +110,7 @@ class Coarse(Scheme):
 
     @property
     def token_symbols(self) -> Ids:
-        return self._map.array
+        return self._map.symbol_of_token
 
     @property
     def _map(self) -> SymbolMap:
@@ -161,8 +161,8 @@ class Coarse(Scheme):
         slots: Slots, groups: list[Ids] | None = None,
     ) -> MergedRows:  # fmt: skip
         """Returns the rows of the new table, numbered by symbols."""
-        if len(self._map.array) != len(table):
-            raise UsageError(f"the map is of {len(self._map.array)} tokens, the table has {len(table)}", HINT)
+        if len(self._map.symbol_of_token) != len(table):
+            raise UsageError(f"the map is of {len(self._map.symbol_of_token)} tokens, the table has {len(table)}", HINT)
         progress(len(order))
         return self._map.mixture()
 

@@ -77,7 +77,8 @@ class ClusterSearch:
         scrambled, public: (n', d) and (n, d) the rows of both tables.
         rows, tokens: the same, scaled to length 1.
         is_free: (n',) whether each row belongs to no cluster yet.
-        twins: for the first of several equal tokens, those of them that are free; empty for all other tokens.
+        free_equals: for the first token of each content, the free tokens of that content, itself included; empty for
+            the others and for tokens that are used up.
         noise: the relative error of the equations, see `measure_noise`.
         projected_rows, projected_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
         pool_rows, pool_tokens: those that were free at the last `_refresh`.
@@ -95,7 +96,7 @@ class ClusterSearch:
         self.scrambled, self.public, self.settings = scrambled, public, settings
         self.alias_count, self.rng = alias_count, rng
         self.rows, self.tokens = sparse.unit(scrambled), sparse.unit(public)
-        self.is_free, self.twins = np.ones(len(scrambled), np.bool_), [np.empty(0, np.int64)] * len(public)
+        self.is_free, self.free_equals = np.ones(len(scrambled), np.bool_), [np.empty(0, np.int64)] * len(public)
         self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
     def take_out_equal_rows(self) -> None:
@@ -107,7 +108,8 @@ class ClusterSearch:
                 self.is_free[rows] = False
                 self.clusters.append((np.array(rows), np.array(tokens), None))
             taken_count = -(-len(rows) // self.alias_count)
-            self.twins[tokens[0]] = np.array(tokens[taken_count:], np.int64)  # which of them are free cannot be known
+            # Which of the equal tokens are free cannot be known
+            self.free_equals[tokens[0]] = np.array(tokens[taken_count:], np.int64)
 
     @property
     def is_exact(self) -> bool:
@@ -115,7 +117,7 @@ class ClusterSearch:
 
     @property
     def free_tokens(self) -> Ids:
-        return np.flatnonzero(np.array([len(twins) > 0 for twins in self.twins]))
+        return np.flatnonzero(np.array([len(equals) > 0 for equals in self.free_equals]))
 
     # --- how good the equations are
     def measure_noise(self) -> None:
@@ -240,7 +242,7 @@ class ClusterSearch:
         return False
 
     def _free_among(self, tokens: Ids) -> Ids:
-        return np.array([token for token in tokens if len(self.twins[token])], np.int64)
+        return np.array([token for token in tokens if len(self.free_equals[token])], np.int64)
 
     def _are_explained(self, rows: Ids, tokens: Ids) -> bool:
         misfits = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
@@ -263,7 +265,7 @@ class ClusterSearch:
         order = np.argsort(misfits, kind="stable")
         misfits = np.append(np.maximum(misfits[order], self.noise), 1.0)
         best_count, best_ratio = self.alias_count * len(tokens), 0.0
-        max_count = min(self.alias_count * sum(len(self.twins[token]) for token in tokens), len(order))
+        max_count = min(self.alias_count * sum(len(self.free_equals[token]) for token in tokens), len(order))
         for count in range(self.alias_count * len(tokens), max_count + 1, self.alias_count):
             ratio = float(misfits[count] / misfits[count - 1])
             if ratio > best_ratio and (misfits[count - 1] <= 10 * self.noise or self.noise > MAX_SKETCH_NOISE):
@@ -309,11 +311,11 @@ class ClusterSearch:
         extra_count = row_count // self.alias_count - len(tokens)
         members, columns = [], []
         for column, token in enumerate(tokens):
-            twins = self.twins[token][: 1 + max(0, extra_count)]
-            self.twins[token] = self.twins[token][len(twins) :]
-            extra_count -= len(twins) - 1
-            members.append(twins)
-            columns.append(np.repeat(weights[:, column : column + 1] / len(twins), len(twins), axis=1))
+            equals = self.free_equals[token][: 1 + max(0, extra_count)]
+            self.free_equals[token] = self.free_equals[token][len(equals) :]
+            extra_count -= len(equals) - 1
+            members.append(equals)
+            columns.append(np.repeat(weights[:, column : column + 1] / len(equals), len(equals), axis=1))
         return np.concatenate(members), np.concatenate(columns, axis=1)
 
 

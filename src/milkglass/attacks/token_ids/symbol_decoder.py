@@ -147,9 +147,9 @@ class SymbolReader(torch.nn.Module):
         order, sizes = symbols.order, [len(tokens) for tokens in symbols.tokens_of_symbol]
         self.register_buffer("position", torch.from_numpy(np.argsort(order, kind="stable").astype(np.int64)))
         table, weight = public.table, torch.from_numpy(counts).float()[:, None]
-        member = torch.from_numpy(symbols.of_token)
-        total = torch.zeros(len(sizes), 1).index_add_(0, member, weight).clamp(min=1e-9)
-        rows = torch.zeros(len(sizes), table.shape[1]).index_add_(0, member, table * weight) / total
+        symbol_of_token = torch.from_numpy(symbols.of_token)
+        total = torch.zeros(len(sizes), 1).index_add_(0, symbol_of_token, weight).clamp(min=1e-9)
+        rows = torch.zeros(len(sizes), table.shape[1]).index_add_(0, symbol_of_token, table * weight) / total
         self.rows = torch.nn.Embedding.from_pretrained(rows, freeze=False)
         self.body = body(public)
         self.turn = torch.nn.Linear(table.shape[1], table.shape[1])

@@ -1,4 +1,4 @@
-"""The verdict of an audit: one sentence for a person who decides, and a level by fixed thresholds.
+"""The verdict of an audit: a few sentences for a person who decides, and a level by fixed thresholds.
 
 There is no all-clear. Attacks improve, and a failed attack proves nothing: the mildest level is "some".
 """
@@ -17,7 +17,7 @@ from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 
 MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # the levels "most" and "much" hold from these shares of content tokens read on
 FEW_TEXTS = 8  # with content words; the share of fewer may be luck
-PRINTED_AS_ALL = 0.9995  # from here on a share is printed as 100.0 %
+PRINTED_AS_ALL = 0.9995  # from here on a share is printed as 100 %
 LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
 }  # fmt: skip
@@ -34,7 +34,7 @@ SENTENCES = TEXTS["verdict"]
 def verdict(
     best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str = ""
 ) -> str:
-    """Returns two or three sentences, which never reassure.
+    """Returns what is read, in a few sentences, which never reassure.
 
     Args:
         best: the strongest attack.
@@ -68,9 +68,10 @@ def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
 
 
 def level_of(share: float, may_rise: bool = False) -> Level:
-    """Returns the level of a share from 0 to 1, or nan if it is not known.
+    """Returns the level of a share.
 
     Args:
+        share: what is read, from 0 to 1; nan if it is not known.
         may_rise: whether the share is a lower bound.
     """
     if share >= MOST_SHARE:
@@ -101,7 +102,7 @@ def what_crosses(scene: Scene) -> str:
 
 
 def percent_text(share: float, is_lower_bound: bool = False) -> str:
-    """Formats `0.824` as `82`, without rounding to nothing or to all.
+    """Formats `0.824` as `82`. What is not all is never written as 100, and a final figure above 0 never as 0.
 
     Args:
         is_lower_bound: whether more may be read.
@@ -159,7 +160,7 @@ def _is_without_solvers(cells: tuple[AttackResult, ...]) -> bool:
 
 
 def _named_share(cells: tuple[AttackResult, ...]) -> float:
-    """Returns the share of a text's words that are named without their places; nan: places are read too."""
+    """Returns the share of a text's words that are named without their places; nan without such a figure."""
     naming = best_naming_attack(cells)
     return naming.value("bag recall") if naming is not None and _is_without_solvers(cells) else math.nan
 

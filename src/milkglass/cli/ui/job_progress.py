@@ -66,12 +66,12 @@ def finish_job(
     except KeyboardInterrupt:
         _say_interrupted(remote, job_id, server, None if next_use is None else next_use[1])
         raise
-    state = remote.result(job_id)
-    model_name = str(state["fine_tuned_model"])
+    finished_job = remote.result(job_id)
+    model_name = str(finished_job["fine_tuned_model"])
     if fetch is not None:
         with bars(as_json) as stage:
             remote.fetch_model(model_name, fetch, stage, None if max_bytes is None else max_bytes())
-    kept_metrics = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
+    kept_metrics = finished_job["metrics"]  # of the weights that are kept, which may not be those of the last epoch
     metrics = {name: value for name, value in {**latest, **kept_metrics}.items() if name in METRIC_NAMES}
     best_evaluation = next(
         (evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept_metrics.get("eval_loss")), {}
@@ -80,7 +80,7 @@ def finish_job(
     document = {
         "job": job_id,
         "model": model_name,
-        "trained_tokens": state.get("trained_tokens"),
+        "trained_tokens": finished_job.get("trained_tokens"),
         "steps": latest.get("step"),
         "metrics": metrics,
         **({} if confusion is None else {"classes": label_report.document(confusion)}),

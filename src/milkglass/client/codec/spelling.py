@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
 
 # At temperatures up to 1 without top_p no answer of SmolLM2 reaches these limits (docs/log.md). Hotter answers are odd
-# anyway, and are not checked
+# anyway, and only their escapes are checked
 MAX_CHECKED_TEMPERATURE = 1.0  # above it a model's own tokens are as odd as those of a misspelling
 ALLOWED_PLACES, TOKENS_PER_PLACE = 12, 25  # an answer may have 12 places, and one more for each 25 tokens
 WINDOW_TOKENS = 4000  # the last answers with this many tokens are also held to the limit together
@@ -93,7 +93,7 @@ class SpellingCheck:
     spelled: SpellingCounts = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
     _next_check: int = TOKENS_BEFORE_CHECK
-    _checked_count: int = 0
+    _flushed_count: int = 0
 
     def __post_init__(self) -> None:
         self.spelled = self.last.begin()
@@ -103,7 +103,10 @@ class SpellingCheck:
         return self.spelled.places
 
     def push(self, ids: Sequence[int]) -> None:
-        """Adds scrambled ids. Raises MisspeltAnswer if too many are not the tokenizer's."""
+        """Adds scrambled ids, and checks them each time that they have doubled.
+
+        Raises MisspeltAnswer if too many places are not written as the tokenizer writes them.
+        """
         self._ids += ids
         if not self.is_hot and len(self._ids) >= self._next_check:
             self._next_check = 2 * len(self._ids)
@@ -111,13 +114,13 @@ class SpellingCheck:
 
     def flush(self) -> None:
         """Checks the complete answer, and raises MisspeltAnswer like `push`."""
-        if not self.is_hot and self._checked_count != len(self._ids):
-            self._checked_count = len(self._ids)
+        if not self.is_hot and self._flushed_count != len(self._ids):
+            self._flushed_count = len(self._ids)
             self._check(final=True)
 
     def close(self) -> None:
         """Counts what was received of an answer that broke off."""
-        if not self.is_hot and self._checked_count != len(self._ids):
+        if not self.is_hot and self._flushed_count != len(self._ids):
             self._count(final=False)
 
     def add_escapes(self, count: int) -> None:

@@ -333,7 +333,7 @@ class Key:
     def token_symbols(self) -> NDArray[np.int64] | None:
         """Returns (n,) the slot of each token, if tokens share slots (a coarse vocabulary). None: they do not."""
         kept = self.info.scheme.get("map")
-        return None if kept is None else SymbolMap(**kept).array
+        return None if kept is None else SymbolMap(**kept).symbol_of_token
 
     @property
     def slots(self) -> Slots:

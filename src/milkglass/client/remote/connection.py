@@ -50,7 +50,7 @@ CONNECT_TIMEOUT = 10.0  # seconds for making a connection
 FIRST_CONNECT_TIMEOUT = 3.0  # seconds for making a connection to a server that never answered
 FIRST_SILENCE = 20.0  # seconds to wait for the first answer of a server
 FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
-REPORTED_WAIT = 1.0  # seconds from which a wait is reported
+MIN_REPORTED_SECONDS = 1.0  # seconds from which a wait is reported
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 
@@ -208,7 +208,7 @@ class RetryPolicy:
         requested = (answer.headers.get("Retry-After") or "") if answer is not None else ""
         seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
         seconds = max(seconds, min(60.0, float(requested))) if re.fullmatch("[0-9]{1,9}", requested) else seconds
-        if seconds >= REPORTED_WAIT:
+        if seconds >= MIN_REPORTED_SECONDS:
             event = "does not answer" if answer is None else f"answers {answer.status_code}"
             self.progress(f"the server {event}; trying again in {seconds:.0f} s")
         self.pause(seconds)

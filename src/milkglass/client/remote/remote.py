@@ -129,9 +129,9 @@ class Remote(AbstractContextManager["Remote"]):
         advance = stage("the server puts the model together", 0)
         # Repeated if the answer was lost: the server gives the same answer for the same name, weights and configs
         body = {**document, "files": files}
-        created = response_id(self.connection.json("POST", "/v1/models", body, retry=True, timeout=ASSEMBLY_TIMEOUT))
+        uploaded = response_id(self.connection.json("POST", "/v1/models", body, retry=True, timeout=ASSEMBLY_TIMEOUT))
         advance(1)
-        return created
+        return uploaded
 
     def _require_base(self, digest: str) -> None:
         """Raises RemoteError if the server does not have the base model of a delta. Older servers do not say."""
@@ -228,9 +228,9 @@ class Remote(AbstractContextManager["Remote"]):
             body["validation_file"] = validation_file
         if suffix:
             body["suffix"] = suffix
-        created = responses.read_job(self.connection.json("POST", JOBS, body))
-        response_id(created)
-        return created
+        job = responses.read_job(self.connection.json("POST", JOBS, body))
+        response_id(job)
+        return job
 
     def job(self, job: str) -> dict[str, Any]:
         return responses.read_job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))

@@ -61,27 +61,27 @@ class SymbolMap:
 
     def require(self) -> None:
         """Raises UsageError if this is not a map: if it leaves a symbol out, or a weight is not above 0."""
-        symbol_of_token, weights = self.array, self.row_weights
+        symbol_of_token, weights = self.symbol_of_token, self.token_weights
         if not len(symbol_of_token) or int(symbol_of_token.min()) < 0 or (np.bincount(symbol_of_token) == 0).any():
             raise UsageError("a map of symbols leaves a number out, or is empty", HINT)
         if len(weights) != len(symbol_of_token) or not (np.isfinite(weights) & (weights > 0)).all():
             raise UsageError(f"a map of {len(symbol_of_token)} tokens has weights that are not above 0", HINT)
 
     @cached_property
-    def array(self) -> Ids:
+    def symbol_of_token(self) -> Ids:
         return np.frombuffer(_unpack(self.tokens), "<i4").astype(np.int64)
 
     @cached_property
-    def row_weights(self) -> NDArray[np.float32]:
+    def token_weights(self) -> NDArray[np.float32]:
         """Returns (n,) w_t."""
         return np.frombuffer(_unpack(self.weights), "<f4").astype(np.float32)
 
     def mixture(self) -> MergedRows:
-        """Returns the rows of the m' symbols as mixtures of the rows of tokens."""
-        symbol_of_token = self.array
+        """Returns the rows of the symbols as mixtures of the rows of tokens."""
+        symbol_of_token = self.symbol_of_token
         order = np.argsort(symbol_of_token, kind="stable").astype(np.int64)
         counts = np.bincount(symbol_of_token)
-        weights = self.row_weights / np.bincount(symbol_of_token, self.row_weights)[symbol_of_token]
+        weights = self.token_weights / np.bincount(symbol_of_token, self.token_weights)[symbol_of_token]
         starts = np.concatenate([[0], np.cumsum(counts)])
         return MergedRows(starts.astype(np.int64), order, weights[order].astype(np.float32), counts.astype(np.int64))
 

@@ -1,7 +1,7 @@
-"""One format of all errors, OpenAI's: `{"error": {"message", "type", "code", "hint"}}`.
+"""One format of all errors, OpenAI's with a hint of ours: `{"error": {"message", "type", "code", "hint"}}`.
 
-No answer repeats the request. The messages of a validation library quote what was sent; these name the place and the
-rule instead.
+No answer repeats the request, except for values that a `name_of` names. The messages of a validation library quote what
+was sent; these name the place and the rule instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Models in memory: they are loaded when first requested, and the longest unused one makes room for the next."""
+"""Models in memory: they are loaded when first requested.
+
+The least recently requested one that is not in use makes room for the next.
+"""
 
 from __future__ import annotations
 
@@ -58,21 +61,23 @@ class Entry:
 
 
 class ModelCache:
-    """The models in memory. `acquire` and `release` come in pairs, and a model in use is never removed.
+    """The models in memory. `acquire` and `release` come in pairs. Only `close` removes a model that is in use.
 
-    Each load has its own thread, so that waiting for a model takes none.
+    Each load has a thread of its own; those who wait for the model hold no thread.
     """
 
     def __init__(self, settings: ServerSettings, folder: Callable[[str], Path]) -> None:
         self._settings, self._folder = settings, folder
         self._lock = threading.Lock()
         self._closed = False
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the longest unused first
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the least recently requested first
 
     def acquire(self, model: ModelRecord, task: Task) -> Entry:
-        """Returns an entry at once, whose `engine` is a future. Raises Busy if every loaded model is in use.
+        """Returns an entry at once, whose `engine` is a future, which fails with whatever its load raises.
 
-        The future can fail with ModelError or NotFound.
+        Raises:
+            Busy: every loaded model is in use.
+            UnsupportedModel: the model's kind cannot do the task.
         """
         if task == "generate" and model.kind != "decoder":
             raise UnsupportedModel(
@@ -104,7 +109,7 @@ class ModelCache:
             entry.user_count -= 1
 
     def forget(self, model_id: str) -> None:
-        """Removes a model for good. Raises Conflict while it is in use."""
+        """Removes a deleted model from memory. Raises Conflict while it is in use."""
         with self._lock:
             removed = [entry for entry in self._entries.values() if entry.model.id == model_id]
             if any(entry.user_count or not entry.engine.done() for entry in removed):
@@ -143,7 +148,14 @@ class ModelCache:
 
 
 def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings) -> Engine[Any]:
-    """Loads the weights. Raises CorruptCheckpoint, or UnsupportedModel if a tensor is missing."""
+    """Loads the weights.
+
+    Raises:
+        NotFound: the model was deleted meanwhile.
+        CorruptCheckpoint: the weights are gone or do not fit the config.
+        UnsupportedModel: a tensor is missing.
+        MemoryError: there is too little memory.
+    """
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Event
 
 EVENTS_FILE = "events.jsonl"
-TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # what a job writes only to go on from
+TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # files that only a resumed job needs
 PROGRESS_FIELDS = ("step", "total_steps", "loss")
-TAIL_BYTES = 1 << 16  # bytes
+TAIL_BYTES = 1 << 16  # of the event file, in which the newest progress is looked for
 _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
@@ -76,8 +76,8 @@ def read_progress(job: Path) -> dict[str, float]:
     for line in reversed(lines):
         event = _parse(line)
         metrics = event.data if event else {}
-        newer = {name: metrics[name] for name in PROGRESS_FIELDS if type(metrics.get(name)) in (int, float)}
-        progress = newer | progress
+        older = {name: metrics[name] for name in PROGRESS_FIELDS if type(metrics.get(name)) in (int, float)}
+        progress = older | progress
         if len(progress) == len(PROGRESS_FIELDS):
             break
     return progress
