@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from frame.result import show
+from scipy import stats
 
 from milkglass.attacks.embeddings.matching import ClusterBatch, log_likelihood
 from milkglass.client.special_tokens import reserved_ids
@@ -34,7 +35,7 @@ BATCH = 400  # clusters at a time
 
 
 def measured(model: str, k: int, beta: float, keys: int) -> dict[str, dict[str, float]]:
-    """The figures by name: percent, or cosines. "+-" is twice the standard deviation over keys of their mean."""
+    """The figures by name: percent, or cosines. "+-" is half of the 95-percent interval (Student) of the mean over keys."""
     base = Checkpoint.open(resolve(model))
     table = base.read(architecture_of(base).table).float()
     rows = np.setdiff1d(np.arange(len(table)), reserved_ids(base, len(table)))
@@ -91,7 +92,7 @@ def alike(table: torch.Tensor, clusters: list[np.ndarray], beta: float) -> dict[
 def spread(values: list[float]) -> dict[str, float]:
     result = {"measured": round(float(np.mean(values)), 3)}
     if len(values) > 1:
-        result["+-"] = round(2 * float(np.std(values, ddof=1)) / math.sqrt(len(values)), 3)
+        result["+-"] = round(float(stats.t.ppf(0.975, len(values) - 1)) * float(stats.sem(values)), 3)
     return result
 
 
