@@ -35,7 +35,7 @@ BATCH = 400  # clusters at a time
 
 
 def measured(model: str, k: int, beta: float, keys: int) -> dict[str, dict[str, float]]:
-    """The figures by name: percent, or cosines. "+-" is half of the 95-percent interval (Student) of the mean over keys."""
+    """The figures by name: percent, or cosines. "+-" is half of Student's 95-percent interval of the mean over keys."""
     base = Checkpoint.open(resolve(model))
     table = base.read(architecture_of(base).table).float()
     rows = np.setdiff1d(np.arange(len(table)), reserved_ids(base, len(table)))
