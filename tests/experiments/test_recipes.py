@@ -80,7 +80,7 @@ OF_BENCHES = {  # what is measured of the product, not of a training
     "span_membership": "bench/span_membership.py",
     "span_membership_minilm": "bench/span_membership.py",
     "sizes": "bench/sizes.py",
-    "theorem1": "bench/theorem1.py",
+    **dict.fromkeys(("theorem1", "theorem1_smollm2"), "bench/theorem1.py"),
 }
 OF_GHOST = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] in SHARED]
 
