@@ -37,7 +37,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
 def overlay_tensors(
     base: Mapping[str, torch.Tensor], changed: Mapping[str, torch.Tensor]
 ) -> Mapping[str, torch.Tensor]:
-    """Returns a model's tensors with some of them replaced. None is read before it is requested."""
+    """Returns a model's tensors with some of them replaced. A tensor is read when it is requested."""
     return ChainMap(cast("dict[str, torch.Tensor]", changed), cast("dict[str, torch.Tensor]", base))
 
 

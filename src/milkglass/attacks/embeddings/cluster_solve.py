@@ -290,7 +290,10 @@ class ClusterSearch:
         return pool[is_member[0].numpy()]
 
     def _claim(self, rows: Ids, tokens: Ids) -> bool:
-        """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out."""
+        """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out.
+
+        Returns False, and records nothing, if the table is exact and a weight would be negative.
+        """
         basis = self.public[torch.from_numpy(tokens)].double()
         solved = torch.linalg.lstsq(basis.T, self.scrambled[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.is_exact and solved.min() < -1e-3:
@@ -348,7 +351,10 @@ class ClusterSolve(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns a group with weights for each cluster, its order equally likely. Noise may make a weight negative."""
+        """Returns a group for each solved cluster, its order equally likely, and groups by cosine of the rest.
+
+        A group has weights unless its rows equal public ones or were not solved. Noise may make a weight negative.
+        """
         features = _features(transcript.model, required(knowledge.public_model), self.head)
         search = ClusterSearch(*features, self, knowledge.alias_count, rng)
         search.take_out_equal_rows()

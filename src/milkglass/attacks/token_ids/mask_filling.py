@@ -157,16 +157,16 @@ class MaskFilling(Attack):
             text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
             text_numbers = text_numbers[np.argsort(texts.lengths[text_numbers], kind="stable")]
             for batch in reader.reads(Sequences(reading, texts.lengths), text_numbers):
-                in_masks = np.isin(batch.places, list(mask_at))
-                for row in np.flatnonzero(in_masks).tolist():
+                starts_mask = np.isin(batch.places, list(mask_at))
+                for row in np.flatnonzero(starts_mask).tolist():
                     mask = mask_at[int(batch.places[row])]
                     options = spans_of_kind[mask.kind]
-                    is_row = np.zeros(len(in_masks), np.bool_)
+                    is_row = np.zeros(len(starts_mask), np.bool_)
                     is_row[row] = True
                     first_tokens = np.array([[ids[0] for ids, _ in options]])
-                    logits = reader.log_likelihood_ratio(batch.select(is_row), first_tokens, no_mean)[0]
+                    log_likelihood = reader.log_likelihood_ratio(batch.select(is_row), first_tokens, no_mean)[0]
                     prior = np.log(np.array([count for _, count in options], np.float64))
-                    yield mask, np.argsort(-(self.weight * logits + prior), kind="stable")
+                    yield mask, np.argsort(-(self.weight * log_likelihood + prior), kind="stable")
             texts_done += len(text_numbers)
             budget.progress(texts_done / max(1, texts_done + len(queue)))
 

@@ -1,7 +1,7 @@
 """One cell of a comparison: a defence on one data set with one seed, split, trained, and graded on the held-out rows.
 
-A cell's folder is named by its digest, and contains its settings (about.json) and the code that began it. Recipes with
-the same cell share it, and a stopped one resumes.
+A cell's folder is named by its digest, and contains its settings (about.json) and the commit that began it. Recipes
+with the same cell share it, and a stopped one resumes.
 """
 
 from __future__ import annotations
