@@ -85,7 +85,7 @@ def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> Non
         _require_special_apart(tokenizer, folder)
     if getattr(backend.model, "dropout", None):
         raise ModelError(
-            f"the tokenizer in {folder} text_parts words at random (dropout {backend.model.dropout})",
+            f"the tokenizer in {folder} cuts words at random (dropout {backend.model.dropout})",
             'set "dropout" to null in its tokenizer.json',
         )
     _require_readable(tokenizer, backend, folder)
