@@ -339,6 +339,14 @@ def test_parts_that_multiply_a_text_or_change_what_is_read_are_refused(
         load_tokenizer(rewritten(folder, tmp_path / "hostile", **parts), from_provider=provider)
 
 
+@pytest.mark.parametrize("provider", [True, False])
+def test_a_tokenizer_that_cuts_words_at_random_is_refused(folder: Path, tmp_path: Path, provider: bool) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]
+    hostile = rewritten(folder, tmp_path / "hostile", model={**model, "dropout": 0.1})
+    with pytest.raises(ModelError, match=r"cuts words at random \(dropout 0\.1"):
+        load_tokenizer(hostile, from_provider=provider)
+
+
 @pytest.mark.parametrize("content", [" fever", "  fever", "fever", "   "])
 def test_white_space_of_a_text_moves_nothing_in_the_templates_place(tokenizer: Any, content: str) -> None:
     tokenizer.chat_template = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}<s>a: "
