@@ -196,14 +196,14 @@ def test_the_four_accuracies() -> None:
     assert found.measures["prompt loose"].value == pytest.approx(2 / 3)
     assert found.measures["instruction strict"].value == pytest.approx(4 / 6)
     assert found.measures["instruction loose"].value == pytest.approx(5 / 6)
-    assert (found.prompts, found.instructions, found.unchecked_prompts) == (3, 6, 1)
+    assert (found.checked_prompts, found.checked_instructions, found.unchecked_prompts) == (3, 6, 1)
     assert found.unchecked == {"language:response_language": 1}
     assert found.by_rule == {comma: (1.0, 3), quote: (0.5, 2), lower: (0.0, 1)}
 
 
 def test_what_cannot_be_checked_is_never_passed() -> None:
     found = score([prompt("language:response_language")], ["any answer"])
-    assert (found.prompts, found.instructions, found.unchecked_prompts) == (0, 0, 1)
+    assert (found.checked_prompts, found.checked_instructions, found.unchecked_prompts) == (0, 0, 1)
     assert all(np.isnan(one.value) for one in found.measures.values())
 
 
@@ -227,7 +227,7 @@ def test_a_row_of_the_data_set() -> None:
     }
     found = score([Prompt.of(row)], ["very brief"])
     assert found.measures["prompt strict"].value == 1
-    assert found.instructions == 2
+    assert found.checked_instructions == 2
 
 
 def test_what_is_refused() -> None:
