@@ -77,10 +77,8 @@ class Measurements:
         if not REQUEST_BYTES + SIGNATURE_BYTES < len(raw) <= MAX_EVIDENCE_BYTES:
             raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes of at most {MAX_EVIDENCE_BYTES:,}")
         answer = raw[REQUEST_BYTES:]
-        if (raw[0], raw[1]) != (SPDM_VERSION, GET_MEASUREMENTS) or (answer[0], answer[1]) != (
-            SPDM_VERSION,
-            MEASUREMENTS,
-        ):
+        codes = (raw[0], raw[1], answer[0], answer[1])
+        if codes != (SPDM_VERSION, GET_MEASUREMENTS, SPDM_VERSION, MEASUREMENTS):
             raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
         try:
             count, length = answer[4], int.from_bytes(answer[5:8], "little")

@@ -62,13 +62,13 @@ EvalDataNumber = Annotated[int, Field(ge=1)]
 
 
 class _PolicyPart(BaseModel):
-    """Is the base of all parts of a policy, in which an unknown name is an error."""
+    """Refuses unknown names. All parts of a policy are subclasses."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class _Image(_PolicyPart):
-    """Is the base of images. A machine runs an image if all measurements that the image states, in hex, are equal.
+    """Names an image. A machine runs it if all measurements that the subclasses state, in hex, are equal.
 
     Attributes:
         name: the image's name in verdicts.

@@ -301,7 +301,7 @@ def _note_resumption(key: Path, demands_new_key: bool) -> Iterator[None]:
 
     Args:
         key: the key file, which may have been written.
-        is_new_demanded: whether the command has options that refuse an existing key.
+        demands_new_key: whether the command has options that refuse an existing key.
     """
     try:
         yield
@@ -420,7 +420,7 @@ def _require_same_scheme(
     Args:
         unlocked: the key.
         scheme: the name of the chosen scheme. None: any.
-        chosen: the chosen parameters by name.
+        chosen_parameters: by their names.
         out: the folder to write, whose unfinished part the hint names.
     """
     from milkglass.client.key.scheme import scheme_of

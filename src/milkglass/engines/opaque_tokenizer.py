@@ -16,6 +16,7 @@ from milkglass.engines.engine import MAX_NAMES, NAME_PATTERN, opaque_name
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import architecture_of
+from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX
 from milkglass.models.staging import link_or_copy
 
 
@@ -53,7 +54,7 @@ def copy_with_tokenizer(folder: Path, target: Path) -> None:
     weights, model = require_scrambled(folder), Checkpoint.open(folder)
     document, settings = tokenizer_document(architecture_of(model).vocab_size), settings_document(model)
     with files.new_dir(target, private=False) as partial:
-        configs = [folder / name for name in ("config.json", "generation_config.json", "model.safetensors.index.json")]
+        configs = [folder / name for name in (CONFIG, GENERATION_CONFIG, INDEX)]
         for path in (*weights, *(config for config in configs if config.is_file())):
             link_or_copy(path, partial / path.name)
         (partial / "tokenizer.json").write_text(json.dumps(document), "utf-8")

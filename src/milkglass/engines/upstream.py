@@ -119,7 +119,7 @@ class Admission(Protocol):
         """Returns whether a request that failed so may be sent again. Raises AttestationError for a refused peer.
 
         Args:
-            earlier: how often this was so for the same request.
+            earlier_count: how often this was so for the same request.
         """
 
 

@@ -65,7 +65,8 @@ class RecipeNeeds:
             return requested
         count = max(1, min(requested, int(free_memory / (self.memory * GB))))
         if count < requested:
-            progress(f"trains {count} at a time in place of {requested}: {free_memory / GB:.1f} GB of memory are free")
+            memory_text = f"each needs {self.memory:g} GB of memory, {free_memory / GB:.1f} GB are free"
+            progress(f"trains {count} at a time in place of {requested}: {memory_text}")
         return count
 
     def _needs_text(self, on_gpu: bool) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.file_names import INDEX, WEIGHTS
+from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
 from milkglass.models.safetensors_header import READABLE_DTYPES, TensorRef, read_header
 from milkglass.progress import Progress, no_progress
 from milkglass.system import in_threads
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
 MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
-CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+CONFIGS = (CONFIG, GENERATION_CONFIG, "tokenizer_config.json", "special_tokens_map.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 MAX_BYTES = {
     INDEX: 64 * MIB,
@@ -62,7 +62,7 @@ class Checkpoint:
         if folder.is_dir():
             require_readable(folder)
         require_no_adapter(folder)
-        if not (folder / "config.json").is_file():
+        if not (folder / CONFIG).is_file():
             raise ModelNotFound(f"{folder} has no config.json", _hint(folder))
         tensors: dict[str, TensorRef] = {}
         for name in shard_names(folder):
@@ -70,7 +70,7 @@ class Checkpoint:
             if repeated := sorted(refs.keys() & tensors.keys()):  # one of the two would be read, the other shipped
                 raise CorruptCheckpoint(f"{repeated[0]!r} is in two files of {folder.name}", "fetch the model again")
             tensors.update(refs)
-        return cls(folder, read_model_json(folder / "config.json"), read_generation(folder), tensors)
+        return cls(folder, read_model_json(folder / CONFIG), read_generation(folder), tensors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -150,7 +150,7 @@ def require_no_adapter(folder: Path) -> None:
             f"{folder} is {noun} of {base}, which changes no weights",
             "give that model; its prompts cannot be scrambled",
         )
-    if (folder / "config.json").is_file() and ((folder / INDEX).is_file() or (folder / WEIGHTS).is_file()):
+    if (folder / CONFIG).is_file() and ((folder / INDEX).is_file() or (folder / WEIGHTS).is_file()):
         if any(folder.glob("adapter_model.*")):
             raise CorruptCheckpoint(
                 f"{folder} holds a model and {noun} beside it ({ADAPTER_CONFIG})",
@@ -235,13 +235,13 @@ def read_json(path: Path, must_be_finite: bool = False) -> dict[str, Any]:
 
 def read_generation(folder: Path) -> dict[str, Any] | None:
     """Returns a folder's generation_config.json, or None."""
-    path = folder / "generation_config.json"
+    path = folder / GENERATION_CONFIG
     return read_model_json(path) if path.is_file() else None
 
 
 def end_ids(folder: Path) -> frozenset[int]:
     """Returns the ids that end an answer, from generation_config.json or else config.json."""
-    for name in ("generation_config.json", "config.json"):
+    for name in (GENERATION_CONFIG, CONFIG):
         if (folder / name).is_file():
             ids = read_model_json(folder / name).get("eos_token_id")
             if ids is not None:

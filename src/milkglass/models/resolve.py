@@ -38,6 +38,7 @@ from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
 from milkglass.files import new_dir, sha256, write_json
+from milkglass.models.file_names import CONFIG
 
 HUB_PREFIX = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
@@ -149,7 +150,7 @@ def resolve(ref: str, uses_weights: bool = True) -> Path:
 def _snapshot(folder: Path) -> Path:
     """Returns the model in a folder of the hub's cache (models--owner--name, one folder a commit), or the folder."""
     folder_of_model = folder.parent if folder.name == SNAPSHOTS else folder
-    if (folder / "config.json").is_file() or not folder_of_model.name.startswith("models--"):
+    if (folder / CONFIG).is_file() or not folder_of_model.name.startswith("models--"):
         return folder
     snapshots = sorted(path for path in (folder_of_model / SNAPSHOTS).glob("*") if path.is_dir())
     if len(snapshots) == 1:

@@ -19,7 +19,7 @@ import torch
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
 from milkglass.models.checkpoint import Checkpoint, read_generation, read_json, read_model_json, write_json
-from milkglass.models.file_names import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, INDEX
+from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
 from milkglass.models.safetensors_header import DTYPE_BYTES, TensorRef, has_notes, read_header
 from milkglass.progress import Progress, no_progress
@@ -104,9 +104,9 @@ class Configs:
     generation: Mapping[str, Any] | None
 
     def write(self, folder: Path) -> None:
-        write_json(folder / "config.json", self.config)
+        write_json(folder / CONFIG, self.config)
         if self.generation is not None:
-            write_json(folder / "generation_config.json", self.generation)
+            write_json(folder / GENERATION_CONFIG, self.generation)
 
 
 def with_row_count(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
@@ -214,7 +214,7 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
             "put the right base model among the server's base models",
         )
     changed = read_header(delta / DELTA_WEIGHTS)
-    configs = Configs(read_model_json(delta / "config.json"), read_generation(delta))
+    configs = Configs(read_model_json(delta / CONFIG), read_generation(delta))
     size = configs.config.get("vocab_size")
     for name, ref in changed.items():
         base_ref = base.tensors.get(name)

@@ -20,6 +20,7 @@ from tokenizers import AddedToken
 from milkglass.errors import CodecError, CorruptCheckpoint, ModelError
 from milkglass.models.checkpoint import read_json, read_model_json, require_readable
 from milkglass.models.families import family_of
+from milkglass.models.file_names import CONFIG
 from milkglass.models.tokenizer_kinds import KINDS, NAMED_TOKENS, kind_name
 from milkglass.models.tokenizer_parts import require_known_parts
 from milkglass.sequences import Ids
@@ -299,7 +300,7 @@ def _read(folder: Path) -> Tokenizer:
     if not path.is_file() or "auto_map" in settings or "fast_tokenizer_files" in settings:
         return _by_transformers(folder)
     text = path.read_text("utf-8")
-    kind = KINDS.get(kind_name(_optional(folder / "config.json"), settings, text))
+    kind = KINDS.get(kind_name(_optional(folder / CONFIG), settings, text))
     if kind is None:
         return _by_transformers(folder)
     tokens, more_named, added = _special_tokens(folder, settings)
@@ -482,7 +483,7 @@ def decodes_by_byte(tokenizer: Tokenizer) -> bool:
 
 def token_limit(folder: Path, tokenizer: Tokenizer) -> int:
     """Returns the most tokens of a text. A family that counts positions from an id (RoBERTa's padding) has fewer."""
-    config = read_model_json(folder / "config.json")
+    config = read_model_json(folder / CONFIG)
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     limit = tokenizer.model_max_length
     if not isinstance(limit, int | float) or limit < 1:

@@ -34,6 +34,7 @@ from transformers import (
 from milkglass import device, files
 from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, SaveFailed, missing_words
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.file_names import GENERATION_CONFIG
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_of
@@ -204,8 +205,8 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
     partial = job / "result.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.to(Checkpoint.open(base).dtype).save_pretrained(partial)
-    if (base / "generation_config.json").is_file():
-        shutil.copyfile(base / "generation_config.json", partial / "generation_config.json")
+    if (base / GENERATION_CONFIG).is_file():
+        shutil.copyfile(base / GENERATION_CONFIG, partial / GENERATION_CONFIG)
     shutil.rmtree(job / "result", ignore_errors=True)  # left by a run that was killed before it said that it was done
     files.rename_into_place(partial, job / "result")
 

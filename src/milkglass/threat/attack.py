@@ -104,7 +104,7 @@ class Attack(abc.ABC):
 
 
 class Preprocessor(Attack):
-    """Is the base of attacks that first undo a part of the scheme, so that any other attack can go on from there."""
+    """Undoes a part of the scheme first, so that any other attack can go on from there."""
 
     @abc.abstractmethod
     def undo(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:

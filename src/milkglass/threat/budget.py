@@ -23,7 +23,7 @@ DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some
 
 
 class WorkClock:
-    """Is a clock that moves on when attacks report work, and not with time.
+    """Counts the work that attacks report, as a clock that moves on with work and not with time.
 
     Attributes:
         seconds: the seconds of work that were reported.

@@ -16,10 +16,10 @@ from milkglass.client import layout
 from milkglass.client.layout import MARKER, TOKENIZER_NAMES
 from milkglass.client.model_config import LABELS, NAMES, WORD, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
-from milkglass.models.file_names import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, INDEX
+from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
 from milkglass.models.safetensors_header import has_notes, read_header
 
-CONFIGS = ("config.json", "generation_config.json")
+CONFIGS = (CONFIG, GENERATION_CONFIG)
 SIZE_ENTRIES = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
 TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
 NUMBERED_LABEL = re.compile(r"LABEL_[0-9]{1,5}")
@@ -52,8 +52,8 @@ class OutgoingModel:
             outgoing_name = {file.name: name for name, file in self.weights.items()}
             index["weight_map"] = {tensor: outgoing_name[file] for tensor, file in index["weight_map"].items()}
         return {
-            "config": json_file(self.folder / "config.json"),
-            "generation_config": json_file(self.folder / "generation_config.json"),
+            "config": json_file(self.folder / CONFIG),
+            "generation_config": json_file(self.folder / GENERATION_CONFIG),
             "index": index,
             "delta": json_file(self.folder / DELTA_CONFIG),
         }
@@ -69,7 +69,7 @@ def require_scrambled(folder: Path) -> list[Path]:
         UsageError: the folder may not leave.
         CorruptCheckpoint: the weights are not sound safetensors.
     """
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG).is_file():
         raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
     strays = sorted(p.name for p in folder.iterdir() if TOKENIZER_NAMES.fullmatch(p.name))
     if strays:
@@ -105,10 +105,10 @@ def require_sound(folder: Path) -> None:
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.soundness import facts_of, require_sound_tables
 
-    config = json_file(folder / "config.json") or {}
+    config = json_file(folder / CONFIG) or {}
     if (folder / DELTA_CONFIG).is_file():
         tables = read_header(folder / DELTA_WEIGHTS)
-        require_sound_tables(config, json_file(folder / "generation_config.json"), tables)
+        require_sound_tables(config, json_file(folder / GENERATION_CONFIG), tables)
         return
     facts_of(Checkpoint.open(folder))
 

@@ -14,7 +14,7 @@ from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.families import architecture_of
-from milkglass.models.file_names import DELTA_CONFIG, DELTA_WEIGHTS, INDEX
+from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
 from milkglass.models.safetensors_file import RowBlocks, read_bytes
 from milkglass.models.safetensors_header import TensorRef, has_notes, read_header
 from milkglass.models.staging import Configs, index_of
@@ -75,8 +75,8 @@ def _check(name: str, differing: list[str], verdict: str) -> Check:
 
 def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None) -> list[str]:
     documents = {
-        "config.json": configs.config,
-        "generation_config.json": configs.generation,
+        CONFIG: configs.config,
+        GENERATION_CONFIG: configs.generation,
         MARKER: MARKER_CONTENT,
         INDEX: index,
     }
@@ -86,7 +86,7 @@ def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None)
 
 def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
     weights = {DELTA_WEIGHTS, DELTA_CONFIG} if delta else {file.name for file in base.files} | {INDEX}
-    expected = weights | {"config.json", "generation_config.json", MARKER}
+    expected = weights | {CONFIG, GENERATION_CONFIG, MARKER}
     names = {path.name for path in out.iterdir()} - expected
     return sorted(names, key=lambda name: (not TOKENIZER_NAMES.fullmatch(name), name))
 

@@ -17,7 +17,7 @@ from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
 from milkglass.models.checkpoint import Checkpoint, read_generation, read_json, write_json
 from milkglass.models.config_entries import check_configs
-from milkglass.models.file_names import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, INDEX
+from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
 from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.models.soundness import facts_of
 from milkglass.models.staging import assemble, fits, link_or_copy
@@ -54,10 +54,10 @@ class BaseModels:
 
     def _candidates(self) -> Iterator[Path]:
         for folder in self._folders:
-            if (folder / "config.json").is_file():
+            if (folder / CONFIG).is_file():
                 yield folder
             elif folder.is_dir():
-                yield from sorted(sub for sub in folder.iterdir() if (sub / "config.json").is_file())
+                yield from sorted(sub for sub in folder.iterdir() if (sub / CONFIG).is_file())
 
 
 def files_stamp(base: Checkpoint) -> str:
@@ -136,7 +136,7 @@ class Registry:
         digests, folder = self._file_digests(registration), self.folder(model.id)
         return (
             (model.delta == _delta_record(registration, digests) if registration.delta else model.sha256 == digests)
-            and read_json(folder / "config.json") == registration.config
+            and read_json(folder / CONFIG) == registration.config
             and read_generation(folder) == registration.generation_config
         )
 
@@ -192,9 +192,9 @@ class Registry:
                 link_or_copy(self._uploads.path(file_id), folder / name)
             except FileNotFoundError:
                 raise NotFound(f"the file {file_id} was deleted a moment ago", "upload it again") from None
-        write_json(folder / "config.json", registration.config)
+        write_json(folder / CONFIG, registration.config)
         if registration.generation_config is not None:
-            write_json(folder / "generation_config.json", registration.generation_config)
+            write_json(folder / GENERATION_CONFIG, registration.generation_config)
 
     def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
         """Makes a job's result a model. It can be called again after a kill."""
