@@ -26,9 +26,8 @@ from milkglass.errors import EnclaveError
 KINDS = ("process", "gramine-direct", "gramine-sgx")
 ATTESTED_KIND = "gramine-sgx"
 DEVICE_FOLDER = Path("/dev/attestation")
-SGX_KEY_FILE = Path(
-    "/dev/attestation/keys/_sgx_mrenclave"
-)  # Gramine's key, which is bound to the CPU and the measurement
+# Gramine's key, which is bound to the CPU and the measurement
+SGX_KEY_FILE = Path("/dev/attestation/keys/_sgx_mrenclave")
 NONCE_BYTES = 12
 ATTESTED_BY_QUOTE = (
     "attested: a quote of SGX, checked up to Intel's root, proves this measurement; its keys are not revoked, and the "

@@ -39,13 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DESCRIPTION_FILE, VERSION = "enclave.json", 1
-SEALED_FILE, SECRET_FILE, STATE_FILE, COUNTS_FILE, TOKENIZER_FOLDER = (
-    "sealed.bin",
-    "seal.key",
-    "state.bin",
-    "counts.json",
-    "tokenizer",
-)
+SEALED_FILE, SECRET_FILE, STATE_FILE, COUNTS_FILE = "sealed.bin", "seal.key", "state.bin", "counts.json"
+TOKENIZER_FOLDER = "tokenizer"
 CORPUS, WORDS = "corpus", "word list"  # values of `EnclaveDescription.counted`
 FetchPackage = Callable[[Enclave], bytes]  # returns the provider's package for this enclave
 
