@@ -102,7 +102,7 @@ def what_crosses(scene: Scene) -> str:
 
 
 def percent_text(share: float, is_lower_bound: bool = False) -> str:
-    """Formats `0.824` as `82`. What is not all is never written as 100, and a final figure above 0 never as 0.
+    """Formats `0.824` as `82`. Below PRINTED_AS_ALL no share is written as 100, and no final one above 0 as 0.
 
     Args:
         is_lower_bound: whether more may be read.
