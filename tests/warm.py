@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import pytest
 
+from milkglass.cli.commands import COMMANDS
 from milkglass.enclave import enclave
 from milkglass.experiments import runs
 from milkglass.server.jobs import worker as jobs
@@ -36,7 +37,11 @@ from milkglass.server.spec import ATTACHED
 
 WORKER = "milkglass.server.training"
 PRELOADED = [WORKER, "milkglass.cli.main", "milkglass.sanitizers.files", "milkglass.server.app", "milkglass.proxy.run"]
-PRELOADED += ["milkglass.enclave.inside", "tests.warm"]
+PRELOADED += [
+    "milkglass.enclave.inside",
+    "tests.warm",
+    *sorted({f"milkglass.cli.{one.module}" for one in COMMANDS.values()}),
+]
 CONTEXT = multiprocessing.get_context
 STARTED = runs.start_worker  # as the product starts a worker
 COMMAND = str(Path(sys.executable).with_name("milkglass"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milkglass.cli.main import app
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
 from tests.experiments.running import figures as figures_of
@@ -284,11 +282,3 @@ def test_words_that_make_no_sense(words: tuple[str, ...], message: str, tmp_path
     monkeypatch.chdir(tmp_path)
     refused(call("data", *words), 2, message)
     assert not list(tmp_path.iterdir())
-
-
-def test_help_imports_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "pyarrow", "jinja2", "scipy", "milkglass.experiments", "milkglass.rows.sets")
-    code = f"import sys, milkglass.cli.main; print([one for one in {heavy} if one in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.strip() == "[]"
-    assert {"reproduce", "data"} <= {one.callback.__name__ for one in app.registered_commands if one.callback}

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.main import get_group
+from typer.main import get_command
 
 from milkglass.cli.main import app
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, SplitOptions, changed_options
@@ -25,17 +24,18 @@ from tests.client.stub import Stub
 SOURCE = Path(__file__).parents[2] / "src" / "milkglass" / "cli"
 
 
-def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., Any]]]:
-    for one in group.registered_commands:
-        function: Any = one.callback
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from commands(one, (*path, name))
+            continue
+        function = one.callback
         while hasattr(function, "__wrapped__"):
             function = function.__wrapped__
-        yield " ".join((*path, one.name or function.__name__)), function
-    for inner in group.registered_groups:
-        yield from commands(inner.typer_instance, (*path, inner.name or ""))  # type: ignore[arg-type]
+        yield " ".join((*path, name)), function
 
 
-COMMANDS = dict(commands(app))
+COMMANDS = dict(commands(get_command(app)))
 
 
 def parsed(function: Callable[..., Any]) -> ast.FunctionDef:
@@ -154,7 +154,7 @@ def used_with_attested() -> set[str]:
     return {one.id for one in ast.walk(branch) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
 
 
-SERVE: Any = get_group(app).commands["serve"]
+SERVE: Any = get_command(app).commands["serve"]
 
 
 @pytest.mark.parametrize("option", SERVE.params, ids=lambda one: str(one.name))

@@ -3,49 +3,29 @@
 Exit codes: 0 done, 2 used wrongly, 3 the model, 4 the key, 5 the text or data, 6 the server or the way to it, 7 the
 server's own trouble (`serve`), 8 an enclave or attested hardware, 130 interrupted, 1 anything else.
 
-Heavy libraries are imported inside the commands: `milkglass --help` answers at once.
+A command and its libraries are imported when the command is used (`cli/commands.py`).
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from milkglass.cli.attest import attest_commands
-from milkglass.cli.audit import audit
-from milkglass.cli.codec import decode, encode
-from milkglass.cli.compare import compare
-from milkglass.cli.conformance import conformance
-from milkglass.cli.data import data
-from milkglass.cli.federated import federated_commands
-from milkglass.cli.finetune import finetune
-from milkglass.cli.inference import chat, classify, generate
-from milkglass.cli.jobs import job, jobs
-from milkglass.cli.key import key_commands
-from milkglass.cli.models import models, upload, uploads
-from milkglass.cli.obfuscate import obfuscate
-from milkglass.cli.proxy import proxy, ui
-from milkglass.cli.reproduce import reproduce
-from milkglass.cli.sanitize import sanitize
-from milkglass.cli.scrambled import export, train_config, verify
-from milkglass.cli.serve import serve
-from milkglass.cli.split import split_commands
+from milkglass.cli.commands import LazyGroup
 from milkglass.cli.ui.terminal import INTERRUPT_EXIT_CODE, MAX_CELL_CHARACTERS, note_after_interrupt, report_error
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing_extra_error
 from milkglass.system import keep_private
 
 HELP = (
-    "Fine-tune and run language models on machines that you don't trust: in the main job only scrambled token ids "
-    "cross the wire."
+    "Measure what a machine that you don't trust reads of the text that you send it, and what each protection costs. "
+    "Then use the model in the way that you choose."
 )
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(LazyGroup):
     """Turns errors into words (or JSON) on stderr and an exit code. Only a bug has a traceback, without variables."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -94,10 +74,12 @@ def option_value_error(error: Exception) -> UsageError | None:
 
     The message names the value, which typer's message, in pydantic's words, leaves out.
     """
+    param, cause = getattr(error, "param", None), error.__cause__
+    if param is None or cause is None:
+        return None
     from pydantic import ValidationError
 
-    param, cause = getattr(error, "param", None), error.__cause__
-    if param is None or not isinstance(cause, ValidationError):
+    if not isinstance(cause, ValidationError):
         return None
     from milkglass.server.spec import requirement_of
 
@@ -135,29 +117,6 @@ def root(
     ] = False,
 ) -> None:
     """Takes the options of `milkglass` itself."""
-
-
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="The folder to write the page and the results to.")] = Path(
-        "milkglass-demo"
-    ),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: shows the process, not the quality.")] = False,
-) -> None:
-    """Compare ways, then obfuscate, serve, fine-tune and use two models, and show who saw what. Takes some minutes."""
-    from milkglass.demo.run import run_demo
-
-    run_demo(out, quick=quick)
-
-
-for command in (
-    *(models, obfuscate, verify, export, encode, decode, sanitize, serve, upload, uploads, finetune, compare, jobs),
-    *(job, train_config, classify, generate, chat, proxy, ui, audit, reproduce, data, conformance, demo),
-):
-    app.command()(command)
-for name, group in {
-    "split": split_commands, "federated": federated_commands, "key": key_commands, "attest": attest_commands,
-}.items():  # fmt: skip
-    app.add_typer(group, name=name)
 
 
 def main() -> None:
