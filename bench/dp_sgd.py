@@ -13,8 +13,8 @@ import sys
 import time
 
 import torch
-from opacus.accountants import PRVAccountant, RDPAccountant
-from opacus.grad_sample import GradSampleModule
+from opacus.accountants import PRVAccountant, RDPAccountant  # type: ignore[import-not-found]
+from opacus.grad_sample import GradSampleModule  # type: ignore[import-not-found]
 
 from milkglass.gradient_defences.dp_sgd import epsilon
 from milkglass.models.resolve import resolve

@@ -160,18 +160,18 @@ def main() -> None:
         multiprocessing.Process(target=engine, args=(listeners[0], ids), daemon=True),
         multiprocessing.Process(target=proxy, args=(listeners[1], f"http://127.0.0.1:{ports[0]}", key), daemon=True),
     ]
-    for one in work:
-        one.start()
+    for process in work:
+        process.start()
     try:
         prompt = codec.encode_chat(QUESTION).tolist()
         body = {"model": "m", "token_ids": prompt, "sampling_params": {"max_tokens": asked.tokens, "temperature": 0}}
         chat = {"model": "m", "messages": QUESTION, "max_tokens": asked.tokens, "temperature": 0, "stream": True}
         bare, behind = (ports[0], "/inference/v1/generate", body), (ports[1], "/v1/chat/completions", chat)
-        result = asyncio.run(measured(asked, bare, behind, [work[1].pid]))
+        result = asyncio.run(measured(asked, bare, behind, [pid for pid in (work[1].pid,) if pid is not None]))
     finally:
-        for one in work:
-            one.terminate()
-            one.join()
+        for process in work:
+            process.terminate()
+            process.join()
     if asked.json:
         from milkglass.experiments.runs import current_code
 

@@ -118,13 +118,13 @@ def main() -> None:
     for width in (384, 576, 768, 4096):
         for tokens in lengths:
             measure(f"simulated, {tokens} tokens, width {width}", lambda seed: simulated(width, tokens, seed))  # noqa: B023
-    about = {
+    settings = {
         "paper": "DAGER under random pruning (GHOST, Table 3)",
         "pruned": PRUNED,
         "others": OTHERS,
         "texts": options.texts,
     }
-    show("pruned_spans", about, figures, started, options.json)
+    show("pruned_spans", settings, figures, started, options.json)
 
 
 if __name__ == "__main__":

@@ -105,9 +105,9 @@ def generated(folder: Path) -> list[dict[str, Any]]:
     model = AutoModelForCausalLM.from_pretrained(resolve("demo:smollm2"))
     tokenizer = AutoTokenizer.from_pretrained(resolve("demo:smollm2"), padding_side="left")
     torch.manual_seed(0)
-    found = []
-    for number, (topic, question) in enumerate(TOPICS.items()):
-        asked = [question.format(thing) for thing in THINGS[topic]]
+    found = list[dict[str, Any]]()
+    for number, (topic, template) in enumerate(TOPICS.items()):
+        asked = [template.format(thing) for thing in THINGS[topic]]
         turns = [[{"role": "user", "content": one}] for one in asked]
         chats = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in turns]
         batch = tokenizer(chats * (EACH // len(chats)), return_tensors="pt", padding=True)
@@ -328,8 +328,11 @@ def main(folder: Path) -> None:
         for note, shuffled in (("", False), ("control", True)):
             for measure, one in answered.read_by_sizes(0, Budget(600), shuffled).items():
                 half = 50 * (one.high - one.low)
-                parts = {"attack": "sizes", "variant": name, "note": note}
-                figures.append(ResultRecord(measure=measure, value=100 * one.value, half_width=half, **parts))
+                figures.append(
+                    ResultRecord(
+                        measure=measure, value=100 * one.value, attack="sizes", variant=name, note=note, half_width=half
+                    )
+                )
         size = float(records.sizes.ids.sum()) / len(answers)
         figures.append(ResultRecord(measure="seconds an answer", value=took / len(answers), variant=name))
         figures.append(ResultRecord(measure="kB an answer", value=size / 1000, variant=name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,16 @@ FAST = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512_f", "avx2"
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")  # what the work is done with
 
 
+def capabilities() -> dict[str, Any]:
+    """Returns the instructions of this processor that torch names; none where this torch names none."""
+    ask: Callable[[], dict[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)
+    return ask()
+
+
 def described() -> dict[str, Any]:
     return {
         "machine": f"{platform.machine()}, {processor()}",
-        "instructions": [name for name in FAST if getattr(torch.cpu, "get_capabilities", dict)().get(name)],
+        "instructions": [name for name in FAST if capabilities().get(name)],
         "cores": cores(),
         "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "waiting threads": os.environ.get("OMP_WAIT_POLICY", "the library's choice").lower(),

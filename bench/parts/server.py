@@ -98,8 +98,8 @@ def _decoder(scratch: Path, rounds: int, threads: int) -> Figure:
     ours, other = tuple[float, ...](), tuple[float, ...]()
     for order in (["ours", "plain"], ["plain", "ours"]):  # the pages that a model gets move its speed as a whole
         models = {side: _in_own_memory(folders[side]) for side in order}
-        sides = [partial(answered, models[side], prompts[side], NEW) for side in ("ours", "plain")]
-        mine, theirs = interleaved(*sides, rounds)
+        answer_ours, answer_plain = (partial(answered, models[side], prompts[side], NEW) for side in ("ours", "plain"))
+        mine, theirs = interleaved(answer_ours, answer_plain, rounds)
         ours, other = ours + mine, other + theirs
     speed = len(ids) * NEW / statistics.median(ours)
     note = f"SmolLM2, {len(ids)} prompts at once, {speed:.0f} tokens/s"
