@@ -105,5 +105,5 @@ if __name__ == "__main__":
             value = float(np.mean(found))
             figures.append(ResultRecord(measure="accuracy", value=value, data=title, variant=variant, more=more))
         print(title, {one.variant: round(one.value, 1) for one in figures[-3:]}, flush=True)
-    document = {"made": made, "figures": [one.round_to(2).to_json() for one in figures]}
+    document = {"recipe": "alone", "made": made, "figures": [one.round_to(2).to_json() for one in figures]}
     files.write(OUT, json.dumps(document, indent=1) + "\n")

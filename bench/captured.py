@@ -1,6 +1,6 @@
 """Judges recorded traffic without the key, and compares the figures with an audit that has the client itself.
 
-    python -m bench.captured rows.csv --rows 400 --work 120 --out captured.json
+    python -m bench.captured rows.csv --rows 400 --work 60        writes recipes/results/captured.json
 
 For each defence the real client half sends the rows once. What crossed goes into a captured file, which is attacked as
 `milkglass audit --captured` does it, and as `audit_defence` does it with both halves and the same private half.
@@ -13,8 +13,9 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +29,8 @@ from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskingClient
+from milkglass.experiments.record import ResultRecord
+from milkglass.experiments.runs import current_code
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
@@ -41,6 +44,7 @@ from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Observation, Tokens, Weights
 from tests.plugin.milkglass_example.shifted import Shifted
 
+OUT = Path(__file__).parents[1] / "recipes" / "results" / "captured.json"
 SECRET = bytes(range(32))
 HOUSE: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -118,34 +122,36 @@ def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
     return path
 
 
-def attacked(scene: Scene, names: Sequence[str], work: float, seed: int) -> dict[str, dict[str, float]]:
-    """Returns the share of tokens that each attack reads, by attacker."""
-    result: dict[str, dict[str, float]] = {}
+def attacked(scene: Scene, names: Sequence[str], work: float, seed: int) -> Iterator[ResultRecord]:
+    """Yields the share of tokens that each attack reads, in percent."""
     chosen = {name: ATTACKS[name] for name in names}
-    for one in run(scene, chosen, None, Budget.of_work(work), seed).cells:
-        if one.state == "done" and "tokens top-1" in one.measures:
-            result.setdefault(one.attack, {})[one.adversary] = round(100 * one.measures["tokens top-1"].value, 1)
-    return result
+    for cell in run(scene, chosen, None, Budget.of_work(work), seed).cells:
+        if cell.state == "done" and (share := cell.measures.get("tokens top-1")) is not None:
+            half_width = 50 * (share.high - share.low)
+            yield ResultRecord(
+                measure="tokens top-1", value=100 * share.value, attack=cell.attack, attacker=cell.adversary,
+                half_width=half_width,
+            )  # fmt: skip
 
 
-def compared(
+def audits(
     base: Checkpoint, defence: Defence, texts: Sequence[str], names: Sequence[str], work: float, seed: int
-) -> dict[str, Any]:
-    """Returns the figures of the three audits of one defence."""
+) -> Iterator[ResultRecord]:
+    """Yields the figures of the two or three audits of one defence; `when` says what the auditor had."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         client, server = defence.split(base, LabelledTexts(texts, [0, 1] * (len(texts) // 2)), SECRET, home / "server")
         rows = captured.read(recorded(client, texts, home / "captured.jsonl"))
         order = np.random.default_rng(seed).permutation(len(texts))
         private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
-        found = {"captured": attacked(captured.scene_of(base, rows, seed), names, work, seed)}
+        scenes = {"captured": captured.scene_of(base, rows, seed)}
         if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.rest()):
             served = Checkpoint.open(server.folder)
-            found["captured, with the server's model"] = attacked(
-                captured.scene_of(base, rows, seed, served=served), names, work, seed
-            )
-        found["with the client"] = attacked(scene_of(base, client, server, private, {ALIKE: others}), names, work, seed)
-    return found
+            scenes["captured, with the server's model"] = captured.scene_of(base, rows, seed, served=served)
+        scenes["with the client"] = scene_of(base, client, server, private, {ALIKE: others})
+        for what_auditor_had, scene in scenes.items():
+            for record in attacked(scene, names, work, seed):
+                yield replace(record, when=what_auditor_had)
 
 
 def main(words: Sequence[str]) -> None:
@@ -157,16 +163,20 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="names with commas between")
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="names with commas between")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(words)
     base = Checkpoint.open(resolve(given.model))
     texts = [one.text for one in read_texts(DataFile(given.rows))][: given.count]
     chosen = [one for one in defences() if not given.only or one in given.only.split(",")]
-    result = {
-        name: compared(base, defences()[name], texts, given.attacks.split(","), given.work, given.seed)
-        for name in chosen
-    }
-    files.write(given.out, json.dumps({"texts": len(texts), "work": given.work, "results": result}, indent=1) + "\n")
+    made, started, figures = current_code(), time.monotonic(), list[ResultRecord]()
+    for name in chosen:
+        for record in audits(base, defences()[name], texts, given.attacks.split(","), given.work, given.seed):
+            figures.append(replace(record, variant=name))
+            print(f"{name}, {record.attack}, {record.attacker}, {record.when}: {record.value:.1f} %", flush=True)
+    settings = {"model": given.model, "texts": len(texts), "work": given.work, "seed": given.seed}
+    document = {"recipe": "captured", **settings, "made": made, "seconds": round(time.monotonic() - started)}
+    document["figures"] = [record.round_to(1).to_json() for record in figures]
+    files.write(given.out, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
