@@ -11,8 +11,18 @@ OPTIONAL = (
     MASKING
     | ATTESTED
     | {
-        *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "python_multipart"),
-        *("rouge_score", "scipy", "simplemma", "sklearn", "threadpoolctl", "torch", "transformers", "websockets"),
+        *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "psutil"),
+        *(
+            "python_multipart",
+            "rouge_score",
+            "scipy",
+            "simplemma",
+            "sklearn",
+            "threadpoolctl",
+            "torch",
+            "transformers",
+            "websockets",
+        ),
         "wordfreq",
     }
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from milkglass import device, system
 from milkglass.errors import UsageError
+from milkglass.experiments import needs
 from milkglass.experiments.needs import GB, USED, RecipeNeeds, note_usage
 from milkglass.experiments.recipe import settings
 from milkglass.experiments.reproduce import reproduce
@@ -113,3 +116,51 @@ def test_what_was_used_is_noted_for_each_start(tmp_path: Path) -> None:
     used = json.loads((tmp_path / USED).read_text())
     assert len(used) == 2
     assert all(one["memory"] > 0.01 and one["minutes"] >= 0 for one in used)
+
+
+HOLD = "import sys; held = b'x' * (int(sys.argv[1]) << 20); print('ready', flush=True); sys.stdin.read()"
+
+
+def holding(megabytes: int) -> subprocess.Popen[bytes]:
+    """A child that holds so much memory until its input ends."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(megabytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    return child
+
+
+def let_go(child: subprocess.Popen[bytes]) -> None:
+    child.communicate(timeout=300)
+
+
+def measured_with(megabytes: list[int], together: bool) -> int:
+    """The peak over children that hold memory side by side, or one after the other."""
+    sampler = needs.MemorySampler()
+    children = list[subprocess.Popen[bytes]]()
+    for size in megabytes:
+        children.append(holding(size))
+        if not together or len(children) == len(megabytes):
+            sampler.sample()
+            for child in children:
+                let_go(child)
+            children.clear()
+    return sampler.peak_bytes
+
+
+def test_memory_is_that_of_the_whole_tree_at_one_time() -> None:
+    one = measured_with([200], together=True)
+    in_turn, together = measured_with([200, 200], together=False), measured_with([200, 200], together=True)
+        measured_with([200], True),
+        measured_with([200, 200], False),
+        measured_with([200] * 2, True),
+    )
+    assert abs(in_turn - one) < 100 << 20 < 150 << 20 < together - one
+
+
+def test_a_sampler_stops_with_its_run_and_sees_what_was_held_at_the_end() -> None:
+    sampler = needs.MemorySampler()
+    sampler.start()
+    sampler.stop()
+    assert not sampler.is_alive() and sampler.peak_bytes > 1 << 20

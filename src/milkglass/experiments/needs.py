@@ -12,12 +12,14 @@
 from __future__ import annotations
 
 import json
-import resource
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from milkglass import device, files, system
 from milkglass.errors import UsageError
@@ -26,6 +28,7 @@ from milkglass.progress import Log, duration
 
 GB = 10**9
 USED = "used.json"
+SAMPLE_SECONDS = 1.0  # between two samples of the memory
 
 
 @dataclass(frozen=True)
@@ -79,23 +82,64 @@ class RecipeNeeds:
         return ", ".join(needs)
 
 
+class MemorySampler(threading.Thread):
+    """Notes the most memory that this process and its children hold together, once a second.
+
+    Pages that several processes share count once (proportional set size). A peak between two samples is not seen.
+
+    Attributes:
+        peak_bytes: the largest sum so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak_bytes = 0
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        """Samples until `stop`."""
+        while not self._is_over.wait(SAMPLE_SECONDS):
+            self.sample()
+
+    def stop(self) -> None:
+        """Takes the last sample."""
+        self._is_over.set()
+        self.join()
+        self.sample()
+
+    def sample(self) -> None:
+        """Takes one sample."""
+        process = psutil.Process()
+        total = sum(map(_memory_bytes, (process, *process.children(recursive=True))))
+        self.peak_bytes = max(self.peak_bytes, total)
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    """Returns a process's share of the memory; 0 if it has ended."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0
+
+
 @contextmanager
 def note_usage(out: Path) -> Iterator[None]:
     """Notes in the run folder, when the run ends in any way, what it used."""
-    started = time.monotonic()
+    started, sampler = time.monotonic(), MemorySampler()
+    sampler.start()
     try:
         yield
     finally:
+        sampler.stop()
         if (out / "run.json").is_file():  # else nothing was begun
             path = out / USED
             earlier = json.loads(path.read_text("utf-8")) if path.is_file() else []
-            files.write(path, json.dumps([*earlier, _usage(started)], indent=1) + "\n")
+            files.write(path, json.dumps([*earlier, _usage(started, sampler.peak_bytes)], indent=1) + "\n")
 
 
-def _usage(started: float) -> dict[str, float]:
-    """Returns the minutes since `started`, and the gigabytes of this process and of the largest of its children."""
-    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    usage = {"minutes": (time.monotonic() - started) / 60, "memory": 1024 * sum(peaks) / GB}
+def _usage(started: float, peak_bytes: int) -> dict[str, float]:
+    """Returns the minutes since `started`, and the gigabytes of memory, and of the GPU's, that were used at most."""
+    usage = {"minutes": (time.monotonic() - started) / 60, "memory": peak_bytes / GB}
     if device.on_gpu():
         import torch
 
