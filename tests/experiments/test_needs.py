@@ -152,10 +152,6 @@ def measured_with(megabytes: list[int], together: bool) -> int:
 def test_memory_is_that_of_the_whole_tree_at_one_time() -> None:
     one = measured_with([200], together=True)
     in_turn, together = measured_with([200, 200], together=False), measured_with([200, 200], together=True)
-        measured_with([200], True),
-        measured_with([200, 200], False),
-        measured_with([200] * 2, True),
-    )
     assert abs(in_turn - one) < 100 << 20 < 150 << 20 < together - one
 
 
