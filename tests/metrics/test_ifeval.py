@@ -196,15 +196,16 @@ def test_the_four_accuracies() -> None:
     assert found.measures["prompt loose"].value == pytest.approx(2 / 3)
     assert found.measures["instruction strict"].value == pytest.approx(4 / 6)
     assert found.measures["instruction loose"].value == pytest.approx(5 / 6)
-    assert (found.checked_prompts, found.checked_instructions, found.unchecked_prompts) == (3, 6, 1)
-    assert found.unchecked == {"language:response_language": 1}
-    assert found.by_rule == {comma: (1.0, 3), quote: (0.5, 2), lower: (0.0, 1)}
+    assert {name: one.units for name, one in found.measures.items()} == {
+        "prompt strict": 3, "prompt loose": 3, "instruction strict": 4, "instruction loose": 4,
+    }  # fmt: skip
+    assert found.strict.tolist() == [2, 1, 0, 1]
 
 
 def test_what_cannot_be_checked_is_never_passed() -> None:
     found = score([prompt("language:response_language")], ["any answer"])
-    assert (found.checked_prompts, found.checked_instructions, found.unchecked_prompts) == (0, 0, 1)
-    assert all(np.isnan(one.value) for one in found.measures.values())
+    assert all(np.isnan(one.value) and one.units == 0 for one in found.measures.values())
+    assert found.strict.tolist() == [0]
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -227,7 +228,7 @@ def test_a_row_of_the_data_set() -> None:
     }
     found = score([Prompt.of(row)], ["very brief"])
     assert found.measures["prompt strict"].value == 1
-    assert found.checked_instructions == 2
+    assert found.strict.tolist() == [2]
 
 
 def test_what_is_refused() -> None:

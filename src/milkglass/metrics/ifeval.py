@@ -4,13 +4,12 @@ Strict: the answer as it stands keeps the rule. Loose: one of eight forms of it 
 here it is:" or write in bold: without the first line, the last one, or both, each with and without every *. An empty
 answer keeps no rule.
 
-A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is never taken as kept: it is left out and counted. A prompt
-with such a rule is left out of the accuracies by prompt, and counted too.
+A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is never taken as kept: it is left out. A prompt with such a
+rule is left out of the accuracies by prompt.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,15 @@ from milkglass.metrics.interval import Interval, ratio, share
 
 @dataclass(frozen=True)
 class Instruction:
-    """A rule's id and its arguments. Raises UsageError if IFEval has no such rule, or an argument is missing."""
+    """One rule that an answer must keep.
+
+    Attributes:
+        rule: the rule's id.
+        arguments: the values that the rule takes, by name.
+
+    Raises:
+        UsageError: IFEval has no such rule, or an argument is missing.
+    """
 
     rule: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -46,6 +53,7 @@ class Instruction:
         return bool(answer.strip()) and RULES[self.rule][0](answer, self.arguments)
 
     def is_kept_loosely(self, answer: str) -> bool | None:
+        """Returns whether one of the answer's `forms` keeps the rule; None if that cannot be checked."""
         if self.rule in UNSUPPORTED:
             return None
         return any(self.is_kept(form) for form in forms(answer))
@@ -60,7 +68,7 @@ class Prompt:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Prompt:
-        """Returns the prompt of a line of IFEval's input_data.jsonl."""
+        """Returns the prompt of a line of IFEval's input_data.jsonl. Raises UsageError if the line is not one."""
         text, rules, arguments = row.get("prompt"), row.get("instruction_id_list"), row.get("kwargs")
         if not isinstance(text, str) or not isinstance(rules, list) or not isinstance(arguments, list):
             raise UsageError("a row lacks prompt, instruction_id_list or kwargs", "give IFEval's input_data.jsonl")
@@ -70,26 +78,16 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Figures:
+class Accuracies:
     """The accuracies of a set of answers.
 
     Attributes:
         measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
-            interval's units are prompts.
-        checked_prompts: the number of prompts whose rules can all be checked.
-        checked_instructions: the number of instructions that can be checked.
-        unchecked: the rules that cannot be checked, each with how often it was given.
-        unchecked_prompts: the number of prompts with such a rule, which count by instruction only.
-        by_rule: for each rule checked, the strict share and how often it was given.
+            interval's units are the prompts that count.
         strict: (prompts,) how many instructions of each prompt are kept strictly.
     """
 
     measures: Mapping[str, Interval]
-    checked_prompts: int
-    checked_instructions: int
-    unchecked: Mapping[str, int]
-    unchecked_prompts: int
-    by_rule: Mapping[str, tuple[float, int]]
     strict: NDArray[np.int64]
 
 
@@ -100,8 +98,11 @@ def forms(answer: str) -> list[str]:
     return [variant for form in (answer, *cut) for variant in (form, form.replace("*", ""))]
 
 
-def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Generator | None = None) -> Figures:
-    """Returns the accuracies of answers, one for each prompt. The bootstrap over prompts has seed 0 by default."""
+def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Generator | None = None) -> Accuracies:
+    """Returns the accuracies of answers, one for each prompt. The bootstrap over prompts has seed 0 by default.
+
+    Raises UsageError if there is not one answer for each prompt.
+    """
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng
@@ -117,19 +118,5 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
         measures[f"prompt {name}"] = share(keeps_all[is_checkable], rng)
         kept_count = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_rules], np.float64)
         measures[f"instruction {name}"] = ratio(kept_count, checkable_count, rng)
-    times = Counter(rule for row in rules for rule in row)
-    times_kept = Counter(
-        rule
-        for row, kept_row in zip(rules, kept_strictly, strict=True)
-        for rule, is_kept in zip(row, kept_row, strict=True)
-        if is_kept
-    )
-    return Figures(
-        measures,
-        int(is_checkable.sum()),
-        int(checkable_count.sum()),
-        {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
-        int((~is_checkable).sum()),
-        {rule: (times_kept[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
-        np.array([sum(bool(is_kept) for is_kept in row) for row in kept_strictly], np.int64),
-    )
+    strict = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_strictly], np.int64)
+    return Accuracies(measures, strict)

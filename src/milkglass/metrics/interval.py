@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 BOOTSTRAP_DRAWS = 1000
 CONFIDENCE_LEVEL = 0.95
+INTERVAL_ENDS = ((1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2)  # quantiles of the draws
 MAX_WEIGHTS = 4_000_000  # resampling weights held at a time
 MAX_UNITS = 2000  # more units are dealt into so many heaps, which changes an interval less than the draws do
 
@@ -56,7 +57,7 @@ def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[st
     return scaled | {f"{name} +-": scale * interval.half_width for name, interval in measures.items()}
 
 
-UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)
+UNDEFINED = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
@@ -88,10 +89,8 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     if len(weights) > MAX_UNITS:
         heap = rng.permutation(len(weights)) % MAX_UNITS
         hits, weights = (np.bincount(heap, values).astype(np.float64) for values in (hits, weights))
-    drawn: list[NDArray[np.float64]] = []
-    for counts in _draws(len(weights), rng):
-        drawn.append(quotients(counts @ hits, counts @ weights))
-    low, high = np.nanquantile(np.concatenate(drawn), [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
+    drawn = [quotients(counts @ hits, counts @ weights) for counts in _draws(len(weights), rng)]
+    low, high = np.nanquantile(np.concatenate(drawn), INTERVAL_ENDS)
     return _widen(Interval(value, float(low), float(high), units))
 
 
@@ -101,7 +100,7 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
         return UNDEFINED
     mean = float(hits.mean())
     drawn = rng.binomial(len(hits), mean, size=BOOTSTRAP_DRAWS) / len(hits)
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
+    low, high = np.quantile(drawn, INTERVAL_ENDS)
     return _widen(Interval(mean, float(low), float(high), len(hits)))
 
 
@@ -111,7 +110,7 @@ def _widen(interval: Interval) -> Interval:
     Resampling equal units gives an interval without width, which would promise certainty. There the exact binomial
     bound over the units is taken (Clopper and Pearson 1934).
     """
-    reach = 1 - ((1 - CONFIDENCE_LEVEL) / 2) ** (1 / interval.units)
+    reach = 1 - INTERVAL_ENDS[0] ** (1 / interval.units)
     if interval.value <= 0:
         return Interval(interval.value, interval.low, max(interval.high, reach), interval.units)
     if interval.value >= 1:
@@ -136,6 +135,6 @@ def resample(statistic: Statistic, units: int, rng: np.random.Generator) -> Inte
     drawn = np.concatenate([statistic(counts) for counts in _draws(units, rng)])
     drawn = drawn[~np.isnan(drawn)]
     if not len(drawn):
-        return Interval(value, float("nan"), float("nan"), units)
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
+        return Interval(value, math.nan, math.nan, units)
+    low, high = np.quantile(drawn, INTERVAL_ENDS)
     return Interval(value, float(low), float(high), units)
