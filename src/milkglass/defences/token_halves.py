@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from milkglass import device
@@ -29,6 +30,7 @@ from milkglass.noise import root
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
 from milkglass.threat.observations import Observation, Tokens, Weights
+from milkglass.threat.training_step import batch
 
 SECRET, ABOUT = "secret", "defence.json"
 TEXTS_AT_A_TIME = 32  # texts answered at a time
@@ -110,19 +112,12 @@ class TokenServer(Server):
 
 def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float32]:
     """Returns (rows, classes) for the ids and types of each row, padded to the longest."""
-    import torch
-
-    width = max(len(ids) for ids, _ in rows)
-    inputs = {"input_ids": np.full((len(rows), width), int(model.config.pad_token_id or 0), np.int64)}
-    inputs["attention_mask"] = np.zeros((len(rows), width), np.int64)
-    if all(types is not None for _, types in rows):
-        inputs["token_type_ids"] = np.zeros((len(rows), width), np.int64)
-    for row, (ids, types) in enumerate(rows):
-        inputs["input_ids"][row, : len(ids)], inputs["attention_mask"][row, : len(ids)] = ids, 1
-        if types is not None and "token_type_ids" in inputs:
-            inputs["token_type_ids"][row, : len(ids)] = types
+    ids, mask = batch([ids for ids, _ in rows], int(model.config.pad_token_id or 0))
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if (types := [types for _, types in rows if types is not None]) and len(types) == len(rows):
+        inputs["token_type_ids"], _ = batch(types, 0)
     with torch.inference_mode():
-        return device.array(model(**{name: device.tensor(array) for name, array in inputs.items()}).logits.float())
+        return device.array(model(**{name: device.move(tensor) for name, tensor in inputs.items()}).logits.float())
 
 
 def _load_classifier(folder: Path) -> Any:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from milkglass import files
-from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, naming
+from milkglass.errors import CodecError, UsageError, naming
 from milkglass.federated.ghost_stage import pass_through_ghost, remove_finished, require_no_parts
 from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, is_of_texts, load, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.tokenizer import token_limit
+from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import (
@@ -27,11 +27,10 @@ from milkglass.rows.examples import (
     sort_labels,
     summarise,
 )
-from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.ghost import Ghost, encode
 from milkglass.sanitizers.ghost.selection import SelectionMethod
 from milkglass.sanitizers.ghost.tally import report_document
-from milkglass.sanitizers.table import open_table
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Sequences
 
 GHOST = "ghost"
 SUFFIXES, SUFFIXES_SHOWN = (".jsonl", ".json", ".csv", ".tsv", ".parquet"), ".jsonl, .json, .csv, .tsv or .parquet"
@@ -60,7 +59,10 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def require_name(name: str) -> str:
-    """Returns the name if it can name a site. It becomes a file's name, and may come from another machine."""
+    """Returns the name of a site. It becomes a file's name, and may come from another machine.
+
+    Raises UsageError if it cannot name a site.
+    """
     if not SITE_NAME.fullmatch(name):
         raise UsageError(f"a site's name is not {NAME_RULE}", "rename it")
     return name
@@ -118,8 +120,10 @@ def prepare(
         require_no_parts(folder)
     with naming(lambda place: str(examples[place].place(source))):
         ghost_rows = None if ghost is None else pass_through_ghost(ghost, texts, folder, seed, progress)
-        ids = [*original_ids(model, texts, progress)] if ghost_rows is None else ghost_rows.ids
-    rows = SiteRows(Sequences.of(ids), np.array([labels[str(example.label)] for example in examples], np.int64))
+        ids = original_ids(model, texts) if ghost_rows is None else Sequences.of(ghost_rows.ids)
+    if ghost_rows is None:
+        progress(len(texts))
+    rows = SiteRows(ids, np.array([labels[str(example.label)] for example in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
     report = None if ghost is None or ghost_rows is None else report_document(ghost, ghost_rows.tally, seed is not None)
     seed_secret = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
@@ -151,8 +155,8 @@ def require_match(
     is_same = is_same and (selection is None) == (stamp is None)
     if is_same and stamp is None:
         with naming(lambda place: str(examples[place].place(source))):
-            own_ids = [*original_ids(model, [example.text for example in examples])]
-        is_same = [ids.tolist() for ids in own_ids] == [ids.tolist() for ids in rows.ids]
+            own_ids = original_ids(model, [example.text for example in examples])
+        is_same = np.array_equal(own_ids.lengths, rows.ids.lengths) and np.array_equal(own_ids.ids, rows.ids.ids)
     if not is_same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):
         raise UsageError(
             f"{folder} was prepared from other rows than {source.name} has, for another model, or with another choice "
@@ -171,18 +175,10 @@ def require_match(
         )
 
 
-def original_ids(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
-    """Yields each text's ids with special tokens, as GHOST takes them. Raises EmptyText, TooLong."""
-    tokenizer, _ = open_table(model)
-    limit = token_limit(model, tokenizer)
-    encoded = tokenizer(list(texts), truncation=False, split_special_tokens=True)
-    for number, ids in enumerate(encoded["input_ids"]):
-        if len(ids) <= tokenizer.num_special_tokens_to_add(pair=False):
-            raise EmptyText.of(number, "has no token", "leave empty texts out")
-        if len(ids) > limit:
-            raise TooLong.of(number, f"is {len(ids)} tokens long, at most {limit} fit", "split it into shorter texts")
-        yield np.array(ids, np.int64)
-        progress(1)
+def original_ids(model: Path, texts: Sequence[str]) -> Sequences:
+    """Returns each text's ids with special tokens, as GHOST takes them. Raises EmptyText, TooLong."""
+    tokenizer = load_tokenizer(model)
+    return encode(tokenizer, texts, token_limit(model, tokenizer))
 
 
 def require_free(folder: Path) -> None:

@@ -37,6 +37,9 @@ class FederatedTraining:
         minimum: the fewest sites with which a round is done.
         most_texts: how many texts a site may say that it has in FedAvg, as its weight. None: any number. In
             FedSGD the batch bounds it.
+
+    Raises:
+        UsageError: a value is out of its range.
     """
 
     method: Method = "fedsgd"
@@ -103,7 +106,7 @@ class Site:
         """
         rows, secret = load(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
-        if fault := misfit(weights, _trained_parameters(step)):
+        if fault := misfit(weights, step.parameters):
             raise RefusedTask(f"the server sent {fault}", "the server must train the model that this site has")
         load_weights(step, weights)
         order = order_of(secret, round, len(rows))
@@ -141,19 +144,13 @@ def load_weights(step: SharedStep, weights: Tensors) -> None:
     elsewhere is checked before (`misfit`).
     """
     with torch.no_grad():
-        for name, parameter in _trained_parameters(step).items():
+        for name, parameter in step.parameters.items():
             parameter.copy_(weights[name])
 
 
 def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
     """Returns a copy of the trained parameters on the CPU, to be stored or sent."""
-    return {name: parameter.detach().cpu().clone() for name, parameter in _trained_parameters(step).items()}
-
-
-def _trained_parameters(step: SharedStep) -> dict[str, torch.Tensor]:
-    """Returns the trained parameters themselves, not copies."""
-    parameters = dict(step.module.named_parameters())
-    return {name: parameters[name] for name in step.names}
+    return {name: parameter.detach().cpu().clone() for name, parameter in step.parameters.items()}
 
 
 def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
@@ -162,6 +159,7 @@ def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tenso
 
 
 def _require_fit(rows: SiteRows, step: SharedStep, name: str) -> None:
+    """Raises CorruptCheckpoint if rows have ids or classes that the model lacks."""
     size, classes = len(step.table), int(step.module.config.num_labels)
     if rows.ids.ids.min() < 0 or rows.ids.ids.max() >= size:
         raise CorruptCheckpoint(f"site {name} has ids outside a vocabulary of {size}", "prepare it for this model")

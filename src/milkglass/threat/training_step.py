@@ -25,18 +25,22 @@ from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
 from milkglass.models.torch_model import classifier, language_model
+from milkglass.sequences import Ids
 
 Task = Literal["classification", "next-token"]
 
 
 @dataclass(frozen=True, eq=False)
 class SharedStep:
-    """Computes the gradients of a model's loss as a client shares them.
+    """A model and its loss, whose gradients a client shares.
 
     Attributes:
         module: a Hugging Face model with its head. The gradients of frozen parameters are not shared.
         task: whether the loss is that of each text's class, or that of each next token.
         dropout: whether the step applies the dropout of the model's config.
+
+    Raises:
+        UsageError: there is no such task, or the model trains no parameter.
     """
 
     module: Any
@@ -88,9 +92,14 @@ class SharedStep:
         return self.module.get_input_embeddings().weight.device
 
     @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Returns the parameters whose gradients are shared, by name. A tied parameter is named once."""
+        return {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """Returns the names of the parameters whose gradients are shared. A tied parameter is named once."""
-        return tuple(name for name, parameter in self.module.named_parameters() if parameter.requires_grad)
+        """Returns the names of `parameters`."""
+        return tuple(self.parameters)
 
     @property
     def table(self) -> torch.Tensor:
@@ -100,8 +109,8 @@ class SharedStep:
     @property
     def table_name(self) -> str | None:
         """Returns the name of the input embeddings among `names`, or None if they are not trained."""
-        table, parameters = self.module.get_input_embeddings().weight, self.module.named_parameters()
-        return next((name for name, weights in parameters if weights is table and weights.requires_grad), None)
+        table = self.module.get_input_embeddings().weight
+        return next((name for name, parameter in self.parameters.items() if parameter is table), None)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (b, t, d) the input embeddings of ids (b, t)."""
@@ -163,11 +172,11 @@ class SharedStep:
             if self.task == "classification":
                 raise UsageError("a class is needed for each text", "give targets")
             targets = ids
-        parameters = self._parameters(self.names)
+        parameters = self.parameters
         with torch.enable_grad():
             loss = self.loss(self.embed(ids), mask, targets)
-            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        return {name: gradient.detach() for name, gradient in zip(self.names, gradients, strict=True)}
+            gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        return {name: gradient.detach() for name, gradient in zip(parameters, gradients, strict=True)}
 
     def dummy_gradients(
         self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor, names: Sequence[str]
@@ -177,12 +186,10 @@ class SharedStep:
         The arguments are those of `loss`. The embedding table must not be named, since nothing says from which rows the
         embeddings come.
         """
-        loss = self.loss(embeds, mask, targets)
-        return torch.autograd.grad(loss, self._parameters(names), create_graph=True, materialize_grads=True)
-
-    def _parameters(self, names: Sequence[str]) -> list[torch.Tensor]:
-        parameters = dict(self.module.named_parameters())
-        return [parameters[name] for name in names]
+        loss, parameters = self.loss(embeds, mask, targets), self.parameters
+        return torch.autograd.grad(
+            loss, [parameters[name] for name in names], create_graph=True, materialize_grads=True
+        )
 
 
 def adapt(module: Any, rank: int) -> None:
@@ -202,7 +209,7 @@ def adapt(module: Any, rank: int) -> None:
             getattr(module, head).requires_grad_(True)
 
 
-def batch(ids: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(ids: Sequence[Sequence[int] | Ids], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (b, t) the ids of texts, padded at their ends with `pad`, and (b, t) the mask of the texts' places."""
     rows = [torch.tensor(text, dtype=torch.long) for text in ids]
     masks = [torch.ones_like(row) for row in rows]

@@ -31,7 +31,7 @@ from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, read_examples
 from milkglass.sanitizers.ghost.search import Search
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Ids
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
@@ -69,10 +69,8 @@ class SiteTexts:
             raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
         examples = list(read_examples(source))
         _require_same(self.rows, examples, source.name)
-        self.originals, ids = (
-            Sequences.of(original_ids(model_folder, [example.text for example in examples])),
-            self.rows.ids,
-        )
+        self.originals = original_ids(model_folder, [example.text for example in examples])
+        ids = self.rows.ids
         self.uses_ghost = stamp is not None and stamp.method == GHOST
         has_same_texts = self.uses_ghost or np.array_equal(self.originals.ids, ids.ids)
         if (self.originals.lengths != ids.lengths).any() or not has_same_texts:

@@ -170,7 +170,7 @@ class TrainingSite:
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         fit(step, rows, defence.shield, self.training, self.recipe.seed, self.pad, info)
-        tensors = {n: weight.detach().cpu().clone() for n, weight in step.module.named_parameters() if n in step.names}
+        tensors = {name: weight.detach().cpu().clone() for name, weight in step.parameters.items()}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
             self.cache.record_writer(path)

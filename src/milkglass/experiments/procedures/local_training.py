@@ -63,8 +63,8 @@ def fit(
 ) -> None:  # fmt: skip
     """Trains the step's model in place. The order of the rows and a shield's noise come from the seed."""
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
-    parameters = dict(step.module.named_parameters())
-    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=training.learning_rate, fused=True)
+    parameters = step.parameters
+    optimizer = torch.optim.AdamW(parameters.values(), lr=training.learning_rate, fused=True)
     step_count = 0
     for epoch in range(training.epochs):
         order = rng.permutation(len(rows))

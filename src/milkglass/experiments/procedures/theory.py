@@ -130,8 +130,11 @@ def _why_constant(epsilon_kind: str, local: Floats, max_drift: float) -> str:
 
 def drift(initial: SharedStep, trained: SharedStep) -> float:
     """Returns |t' - t| over all trained parameters."""
-    initial_weights, trained_weights = (dict(step.module.named_parameters()) for step in (initial, trained))
-    squares = [float((trained_weights[n] - initial_weights[n]).detach().double().square().sum()) for n in initial.names]
+    trained_weights = trained.parameters
+    squares = [
+        float((trained_weights[name] - weight).detach().double().square().sum())
+        for name, weight in initial.parameters.items()
+    ]
     return math.sqrt(sum(squares))
 
 

@@ -104,10 +104,14 @@ class Ghost:
         return Sequences.of(choice.ids for choice in self.choices(ids))
 
     def choices(self, ids: Sequences) -> list[Choice]:
-        """Returns each sequence's shadow and how it was selected. Raises IdOutOfRange, TooLong."""
+        """Returns each sequence's shadow and how it was selected.
+
+        Raises IdOutOfRange, TooLong; if shadows are selected by hidden states also EmptyText, and UsageError without a
+        network.
+        """
         if ids.ids.size and not 0 <= ids.ids.min() <= ids.ids.max() < len(self.candidates):
             raise IdOutOfRange(f"an id is outside 0 to {len(self.candidates) - 1}", "give ids of this model")
-        self._require_short(ids)
+        _require_short(ids, self.limit)
         originals = [*ids]
         if self.selection.way == "nearest":
             return [Choice(nearest(original, self.candidates)) for original in originals]
@@ -127,17 +131,11 @@ class Ghost:
         return [Shadow(ids, self.read(choice.ids), choice) for ids, choice in zip(originals, choices, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> Sequences:
-        """Returns token ids, special ones included. What looks like a special token in a text is treated as text."""
-        if not texts:
-            return Sequences.of([])
-        truncation = {"truncation": True, "max_length": self.limit} if self.cuts_texts else {"truncation": False}
-        ids = self.tokenizer(list(texts), split_special_tokens=True, **truncation)["input_ids"]
-        sequences = Sequences.of(ids)
-        specials = self.tokenizer.num_special_tokens_to_add(pair=False)
-        if (sequences.lengths <= specials).any():
-            raise EmptyText.of(int((sequences.lengths <= specials).argmax()), "has no token", "leave empty texts out")
-        self._require_short(sequences)
-        return sequences
+        """Returns token ids, special ones included. What looks like a special token in a text is treated as text.
+
+        Raises EmptyText, TooLong with the text's number, from 1.
+        """
+        return encode(self.tokenizer, texts, self.limit, self.cuts_texts)
 
     def read(self, ids: Ids) -> str:
         """Returns ids as text, without special tokens."""
@@ -154,11 +152,34 @@ class Ghost:
         identity = [*parts, base.digest(), base.config, self.digest, self.document(), seed]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
-    def _require_short(self, ids: Sequences) -> None:
-        if (ids.lengths > self.limit).any():
-            first = int((ids.lengths > self.limit).argmax())
-            fault = f"is {ids.lengths[first]} tokens long, at most {self.limit} fit"
-            raise TooLong.of(first, fault, "split it into shorter texts")
-
     def _stream(self, ids: Ids) -> Stream:
         return Stream.of_seed("ghost", self.seed, ids.astype("<i8").tobytes())
+
+
+def encode(tokenizer: Any, texts: Sequence[str], limit: int, cuts_texts: bool = False) -> Sequences:
+    """Returns the ids of texts, special ones included. What looks like a special token in a text is treated as text.
+
+    Args:
+        limit: the most tokens of a text.
+        cuts_texts: whether a text of more tokens loses its end. Otherwise it is refused.
+
+    Raises:
+        EmptyText, TooLong: a text has no token, or too many. The message has its number, from 1.
+    """
+    if not texts:
+        return Sequences.of([])
+    truncation = {"truncation": True, "max_length": limit} if cuts_texts else {"truncation": False}
+    ids = Sequences.of(tokenizer(list(texts), split_special_tokens=True, **truncation)["input_ids"])
+    is_empty = ids.lengths <= tokenizer.num_special_tokens_to_add(pair=False)
+    if is_empty.any():
+        raise EmptyText.of(int(is_empty.argmax()), "has no token", "leave empty texts out")
+    _require_short(ids, limit)
+    return ids
+
+
+def _require_short(ids: Sequences, limit: int) -> None:
+    """Raises TooLong for the first text of more than `limit` tokens."""
+    if (ids.lengths > limit).any():
+        first = int((ids.lengths > limit).argmax())
+        fault = f"is {ids.lengths[first]} tokens long, at most {limit} fit"
+        raise TooLong.of(first, fault, "split it into shorter texts")

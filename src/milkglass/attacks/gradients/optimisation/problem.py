@@ -168,7 +168,6 @@ class Problem:
         self.layers = linear_layers(step.module, self.names)
         layered = {name for layer in self.layers for name in (layer.weight, layer.bias)}
         self._unlayered = [name for name in self.names if name not in layered]
-        self._parameters = dict(step.module.named_parameters())
         self.mask = batch.mask()
         self.labels = None if step.task == "next-token" or batch.labels is None else self._to_device(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
@@ -233,7 +232,8 @@ class Problem:
             return self._written_out_distance(x, targets)
         with self._run(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
-        variables = [run.outputs for run in runs] + [self._parameters[name] for name in self._unlayered]
+        parameters = self.step.parameters
+        variables = [run.outputs for run in runs] + [parameters[name] for name in self._unlayered]
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
         inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.shared, 1)
         for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
@@ -300,9 +300,8 @@ def comparable_names(step: SharedStep, tensors: Any) -> tuple[str, ...]:
 
 def why_incomparable(step: SharedStep, tensors: Any) -> str | None:
     """Returns why the gradients cannot be compared with this model's, or None."""
-    expected = dict(step.module.named_parameters())
-    for name in step.names:
-        if name in tensors and tuple(tensors[name].shape) != tuple(expected[name].shape):
+    for name, parameter in step.parameters.items():
+        if name in tensors and tensors[name].shape != parameter.shape:
             return f"the shared gradient of {name} is of another shape than in the attacker's model"
         if name in tensors and not bool(torch.isfinite(tensors[name]).all()):
             return f"the shared gradient of {name} is not finite"
