@@ -15,9 +15,9 @@ from pathlib import Path
 
 from milkglass import files
 from milkglass.experiments.kinds.comparison import trial_data
-from milkglass.experiments.procedures.trials import client_alone_figures, fit_own_model
+from milkglass.experiments.procedures.trials import LINEAR, client_alone_figures, fit_own_model
 from milkglass.experiments.recipe import settings
-from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.record import ALONE, ResultRecord, records
 from milkglass.experiments.runs import current_code
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -37,7 +37,7 @@ def main(data: Path) -> None:
         seed = raw["seeds"][0]
         trial = trial_data(name, raw["data"][name], data, seed)
         for values in client_alone_figures(trial, fit_own_model(trial), seed).values():
-            found = records(values, data=name, variant=f"rows of {recipe}")
+            found = records(values, data=name, variant=ALONE, note=LINEAR)
             figures += [record.round_to(2) for record in found]
             print(*(f"{record.name}: {record.value:.1f}" for record in found), sep="\n", flush=True)
     document = {"recipe": "client_alone", "made": made, "seconds": round(time.monotonic() - started)}
