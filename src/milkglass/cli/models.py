@@ -20,7 +20,7 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.terminal import bars, cell_text, confirm, delete_object, emit, local_time, megabytes, note, table
-from milkglass.errors import KeyForOtherModel, RemoteError, UsageError
+from milkglass.errors import KeyForOtherModel, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -153,7 +153,7 @@ def _model_facts(ref: str) -> tuple[dict[str, Any], str]:
         "dimensions": base.tensors[architecture.table].shape[1],
         "dtype": base.tensors[architecture.table].dtype,
         "touched": list(architecture.token_tensor_names),
-        "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
+        "bytes": base.total_bytes,
         "bytes_scrambled": scrambled_bytes,
     }
     return facts, table(
@@ -194,7 +194,7 @@ def upload(
         if path.is_dir():
             for other in unsent_names(path):
                 note(f"not sent: {other}, which is not a file of the model")
-            is_repeated = name is not None and is_plain(name) and _has_model(remote, name)
+            is_repeated = name is not None and is_plain(name) and remote.find_model(name) is not None
             model = remote.upload_model(path, name, stage)
             if unlocked is not None:
                 unlocked.remember(None, model=model)
@@ -204,17 +204,6 @@ def upload(
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
-
-
-def _has_model(remote: Remote, name: str) -> bool:
-    """Returns whether the server has a model of this name. The server refuses to replace it by other weights."""
-    try:
-        remote.model(name)
-    except RemoteError as error:
-        if error.status != 404:
-            raise
-        return False
-    return True
 
 
 def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> UnlockedKey | None:
@@ -230,9 +219,9 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
         raise UsageError("--key is of a model, and this is a file of rows", "leave --key out")
     unlocked = KeyOptions(key, None, passphrase_file).open()
     from milkglass.models.checkpoint import read_json
-    from milkglass.models.file_names import KEY_ID
+    from milkglass.models.file_names import CONFIG, KEY_ID
 
-    if read_json(path / "config.json").get(KEY_ID) not in (None, unlocked.key.identifier):
+    if read_json(path / CONFIG).get(KEY_ID) not in (None, unlocked.key.identifier):
         raise KeyForOtherModel(
             f"{path} was scrambled with another key than {key}; nothing was sent", "give the key that made it"
         )
@@ -243,12 +232,7 @@ def _next_commands(remote: Remote, model: str, server: ServerOptions, key: str) 
     """Returns the commands that are suggested after an upload.
 
     The server does not say whether a decoder's scheme needs fine-tuning. So two commands are suggested for a decoder.
-
-    Args:
-        remote: the server.
-        model: the model's name at the server.
-        server: the options of the server.
-        key: the options of the key, as they are typed.
+    `key` has the options of the key, as they are typed.
     """
     tune = f"next: milkglass finetune {model} YOUR.jsonl {key} {server}"
     if remote.model(model).get("kind") != "decoder":

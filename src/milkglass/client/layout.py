@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from milkglass.errors import UnsupportedModel
+from milkglass.models.file_names import TOKENIZER
 
 MARKER = "milkglass.json"  # says that a folder may leave this machine
 MARKER_CONTENT = {"format": "milkglass-scrambled/1"}
@@ -16,7 +17,7 @@ TOKENIZER_NAMES = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
 )
 # The files that decide how text becomes ids. If tokenizer.json exists, it decides alone
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
+TOKENIZER_FILES = (TOKENIZER, "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -27,7 +28,7 @@ def tokenizer_digest(folder: Path) -> str:
     present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not present:
         raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
-    digested = present[:1] if present[0] == "tokenizer.json" else present
+    digested = present[:1] if present[0] == TOKENIZER else present
     hasher = hashlib.sha256()
     for name in digested:
         hasher.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())

@@ -8,16 +8,17 @@ from numpy.typing import NDArray
 from milkglass.client.model_config import special_ids
 from milkglass.models.checkpoint import Checkpoint, read_model_json
 from milkglass.models.families import Architecture
+from milkglass.models.file_names import TOKENIZER, TOKENIZER_CONFIG
 
 
 def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
     """Returns the ids of special tokens: those that the tokenizer marks as special, and those that the configs name."""
     ids = set(special_ids(base.config)) | set(special_ids(base.generation_config or {}))
-    if (base.folder / "tokenizer.json").is_file():
-        added = read_model_json(base.folder / "tokenizer.json").get("added_tokens", [])
+    if (base.folder / TOKENIZER).is_file():
+        added = read_model_json(base.folder / TOKENIZER).get("added_tokens", [])
         ids |= {int(token["id"]) for token in added if token.get("special")}
-    elif (base.folder / "tokenizer_config.json").is_file():
-        decoder = read_model_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+    elif (base.folder / TOKENIZER_CONFIG).is_file():
+        decoder = read_model_json(base.folder / TOKENIZER_CONFIG).get("added_tokens_decoder", {})
         ids |= {int(number) for number, token in decoder.items() if token.get("special")}
     return np.array(sorted(token for token in ids if 0 <= token < vocab_size), np.int64)
 

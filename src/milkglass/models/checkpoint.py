@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
+from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER_CONFIG, WEIGHTS
 from milkglass.models.safetensors_header import READABLE_DTYPES, TensorRef, read_header
 from milkglass.progress import Progress, no_progress
 from milkglass.system import in_threads
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
 MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
-CONFIGS = (CONFIG, GENERATION_CONFIG, "tokenizer_config.json", "special_tokens_map.json")
+CONFIGS = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, "special_tokens_map.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 MAX_BYTES = {
     INDEX: 64 * MIB,
@@ -81,6 +81,11 @@ class Checkpoint:
         for ref in self.tensors.values():
             sizes[ref.dtype] = sizes.get(ref.dtype, 0) + ref.bytes
         return DTYPES[max((name for name in sizes if name in DTYPES), key=lambda name: sizes[name], default="F32")]
+
+    @property
+    def total_bytes(self) -> int:
+        """Returns the bytes of all tensors."""
+        return sum(ref.bytes for ref in self.tensors.values())
 
     @property
     def files(self) -> list[Path]:

@@ -15,6 +15,7 @@ from milkglass.models.file_names import CONFIG, GENERATION_CONFIG
 HINT = "take the config that was saved with these weights"
 # Each makes from_pretrained fetch, run or decode what is not in the folder
 FORBIDDEN_ENTRIES = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
+DEPTH_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of layers
 IMPLEMENTATION_ENTRIES = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
 LABELS = ("id2label", "label2id")
 MAX_NUMBER = 2**40  # the largest integer in a config

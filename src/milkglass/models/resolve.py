@@ -38,14 +38,13 @@ from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
 from milkglass.files import new_dir, sha256, write_json
-from milkglass.models.file_names import CONFIG
+from milkglass.models.file_names import CONFIG, TOKENIZER_CONFIG
 
 HUB_PREFIX = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SNAPSHOTS = "snapshots"
 SUMS_FILE = ".sha256.json"  # has the SHA-256 of each file of a cached model
-TOKENIZER_CONFIG = "tokenizer_config.json"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 

@@ -6,10 +6,8 @@ memory. safetensors_header.py reads the header.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from typing import IO, Any, Protocol
 import torch
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models.safetensors_header import METADATA, PLAIN_NOTES, READABLE_DTYPES, TensorRef
+from milkglass.models.safetensors_header import METADATA, PLAIN_NOTES, READABLE_DTYPES, TensorRef, packed_header
 from milkglass.progress import Progress, no_progress
 
 DTYPES: dict[str, torch.dtype] = dict(zip(READABLE_DTYPES, (torch.float32, torch.float16, torch.bfloat16), strict=True))
@@ -134,9 +132,7 @@ def _head(refs: list[TensorRef]) -> bytes:
     for ref in refs:
         header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [offset, offset + ref.bytes]}
         offset += ref.bytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
+    return packed_header(header)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -105,6 +106,13 @@ def parse_table(header: bytes, name: str) -> dict[str, Any]:
             f"the header of {name} is not JSON as safetensors has it", "save or fetch it again"
         ) from error
     return entries
+
+
+def packed_header(entries: Mapping[str, Any]) -> bytes:
+    """Returns the beginning of a file: the header's length, and its JSON, padded to a multiple of 8 bytes."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def _require_bounded(header: bytes, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models import families
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.config_entries import HINT, ID_ENDINGS, check_configs, check_ids, entries
+from milkglass.models.config_entries import DEPTH_ENTRIES, HINT, ID_ENDINGS, check_configs, check_ids, entries
 from milkglass.models.families import Architecture
 from milkglass.models.families.family import Kind
 from milkglass.models.families.layers import ends
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-DEPTH_NAMES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KEY_ID_FORM = re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
 CLASS_HEADS = ("score.weight", "score.bias")  # the only heads of a decoder that classifies
 MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
@@ -138,7 +137,7 @@ def _require_layers(checkpoint: Checkpoint) -> None:
     """Checks the number of layers before the config is resolved: some make a list of the stated length."""
     count = len(checkpoint.tensors)
     for key, depth in entries(checkpoint.config):
-        if key in DEPTH_NAMES and not (type(depth) is int and 0 < depth <= count):
+        if key in DEPTH_ENTRIES and not (type(depth) is int and 0 < depth <= count):
             raise CorruptCheckpoint(
                 f"{CONFIG} says {_number_words(depth)} for {key}, and the weights have {count} tensors", HINT
             )

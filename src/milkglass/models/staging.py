@@ -162,9 +162,8 @@ def index_of(base: Checkpoint) -> dict[str, Any] | None:
     """Returns the index of a rewritten folder, or None if the base has none."""
     if not (base.folder / INDEX).is_file():
         return None
-    total = sum(ref.bytes for ref in base.tensors.values())
     return {
-        "metadata": {"total_size": total},
+        "metadata": {"total_size": base.total_bytes},
         "weight_map": {name: ref.file.name for name, ref in base.tensors.items()},
     }
 

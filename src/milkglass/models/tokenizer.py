@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from tokenizers import AddedToken
 from milkglass.errors import CodecError, CorruptCheckpoint, ModelError
 from milkglass.models.checkpoint import read_json, read_model_json, require_readable
 from milkglass.models.families import family_of
-from milkglass.models.file_names import CONFIG
+from milkglass.models.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
 from milkglass.models.tokenizer_kinds import KINDS, NAMED_TOKENS, kind_name
-from milkglass.models.tokenizer_parts import require_known_parts
+from milkglass.models.tokenizer_parts import byte_letters, require_known_parts
 from milkglass.sequences import Ids
 
 UNLIMITED_LENGTH = int(1e30)  # transformers' model_max_length of a folder that states none
@@ -205,6 +206,13 @@ class Tokenizer:
             return self.backend_tokenizer.id_to_token(int(ids))
         return [self.backend_tokenizer.id_to_token(int(token_id)) for token_id in ids]
 
+    @cached_property
+    def byte_of_letter(self) -> dict[str, int] | None:
+        """Returns the byte of each letter of a byte-level vocabulary. None: the vocabulary is of another kind."""
+        if "ByteLevel" not in repr(self.backend_tokenizer.decoder):
+            return None
+        return {letter: byte for byte, letter in byte_letters().items()}
+
     @property
     def all_special_ids(self) -> list[int]:
         return list(self.convert_tokens_to_ids(self.all_special_tokens))
@@ -295,8 +303,8 @@ class _SharedUse:
 # --- files ------------------------------------------------------------------------------------------------------------
 def _read(folder: Path) -> Tokenizer:
     """Builds a folder's tokenizer as transformers would, or lets transformers build it. Raises what either raises."""
-    settings = _optional(folder / "tokenizer_config.json")
-    path = folder / "tokenizer.json"
+    settings = _optional(folder / TOKENIZER_CONFIG)
+    path = folder / TOKENIZER
     if not path.is_file() or "auto_map" in settings or "fast_tokenizer_files" in settings:
         return _by_transformers(folder)
     text = path.read_text("utf-8")
@@ -379,7 +387,7 @@ def _special_tokens(
             token_id: AddedToken(token, normalized=token not in special, special=token in special)
             for token, token_id in _optional(folder / "added_tokens.json").items()
         }
-        for added_token in read_json(folder / "tokenizer.json")["added_tokens"]:
+        for added_token in read_json(folder / TOKENIZER)["added_tokens"]:
             token_id = added_token.pop("id")
             added[token_id] = AddedToken(**added_token)
     if "additional_special_tokens" in tokens:

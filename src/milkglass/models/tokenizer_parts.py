@@ -54,6 +54,7 @@ READING_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallba
 REPEATABLE_KINDS = frozenset(
     {"Replace", "Split", "Punctuation", "Digits", "Strip"}
 )  # others stand once: each may lengthen
+SEQUENCE_FIELDS = ("normalizers", "pretokenizers", "processors", "decoders")  # names of the field of a sequence's parts
 MAX_PARTS = 16
 MAX_ADDED_TOKENS = 16  # tokens that a post-processor puts around a text
 REGEX_ONLY = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: as plain strings they would be other texts
@@ -92,21 +93,25 @@ def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> Non
 
 
 def _faults(backend: Any, from_provider: bool) -> Iterator[tuple[str, Part, str]]:
-    """Yields the kind of each part that is not accepted, the part, and why. A fault is "" where there is none."""
-    for part in _parts(backend.normalizer, "normalizers"):
+    """Yields the kind of each part that is not accepted, the part, and why.
+
+    The functions `_normalizer_fault` and alike return "" for a part that is accepted.
+    """
+    normalizers, pre_tokenizers = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
+    post_processors, decoders = _parts(backend.post_processor), _parts(backend.decoder)
+    for part in normalizers:
         if fault := _normalizer_fault(part, from_provider):
             yield "normalizer", part, fault
-    for part in _parts(backend.pre_tokenizer, "pretokenizers"):
+    for part in pre_tokenizers:
         if fault := _pre_tokenizer_fault(part, from_provider):
             yield "pre-tokenizer", part, fault
-    for part in _parts(backend.post_processor, "processors"):
+    for part in post_processors:
         if fault := _post_processor_fault(part):
             yield "post-processor", part, fault
-    for part in _parts(backend.decoder, "decoders"):
+    for part in decoders:
         if fault := _decoder_fault(part):
             yield "decoder", part, fault
-    text_parts = [*_parts(backend.normalizer, "normalizers"), *_parts(backend.pre_tokenizer, "pretokenizers")]
-    for parts in (text_parts, [*_parts(backend.decoder, "decoders")], [*_parts(backend.post_processor, "processors")]):
+    for parts in ([*normalizers, *pre_tokenizers], decoders, post_processors):
         kinds = Counter(part["type"] for part in parts)
         for part in parts:
             if len(parts) > MAX_PARTS or (kinds[part["type"]] > 1 and part["type"] not in REPEATABLE_KINDS):
@@ -146,7 +151,7 @@ def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
         )
 
 
-def _byte_letters() -> dict[int, str]:
+def byte_letters() -> dict[int, str]:
     """Returns the letter that byte-level BPE writes for each byte (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
@@ -162,10 +167,9 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
     """
     backend = tokenizer.backend_tokenizer
     vocabulary = backend.get_vocab(with_added_tokens=False)
-    kind, parts = type(backend.model).__name__, [*_parts(backend.pre_tokenizer, "pretokenizers")]
-    parts += _parts(backend.normalizer, "normalizers")
+    kind, parts = type(backend.model).__name__, [*_parts(backend.pre_tokenizer), *_parts(backend.normalizer)]
     is_byte_level = any(part["type"] == "ByteLevel" for part in parts)
-    letters = _byte_letters() if is_byte_level else {byte: f"<0x{byte:02X}>" for byte in range(256)}
+    letters = byte_letters() if is_byte_level else {byte: f"<0x{byte:02X}>" for byte in range(256)}
     falls_back_to_bytes = is_byte_level or getattr(backend.model, "byte_fallback", False)
     missing_bytes = {byte for byte, letter in letters.items() if letter not in vocabulary}
     replaces_bytes = bool(missing_bytes) and backend.model.unk_token is not None
@@ -194,18 +198,18 @@ def _special_token_ids(tokenizer: Any) -> list[int]:
     return [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
-def _parts(component: Any, name: str) -> Iterator[Part]:
-    """Yields a component's parts, and the parts of nested sequences."""
-    if component is not None:
-        yield from _flatten(json.loads(component.__getstate__()), name)
+def _parts(component: Any) -> list[Part]:
+    """Returns a component's parts, and those of nested sequences. A component that is None has none."""
+    return [] if component is None else [*_flatten(json.loads(component.__getstate__()))]
 
 
-def _flatten(part: Part, name: str) -> Iterator[Part]:
+def _flatten(part: Part) -> Iterator[Part]:
     if part["type"] != "Sequence":
         yield part
         return
-    for inner in part[name]:
-        yield from _flatten(inner, name)
+    (inner_parts,) = (part[name] for name in SEQUENCE_FIELDS if name in part)
+    for inner in inner_parts:
+        yield from _flatten(inner)
 
 
 def _normalizer_fault(part: Part, from_provider: bool) -> str:

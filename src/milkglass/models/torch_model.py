@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.config_entries import DEPTH_ENTRIES
 from milkglass.models.resolve import hide_progress_bars
 from milkglass.models.view import Model
 
@@ -28,7 +29,6 @@ hide_progress_bars()  # what loads a model imports this module first
 # models answer with untied weights.
 ONE_LOAD = threading.RLock()
 DRAWING_METHODS = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn.init, whose others call these
-DEPTH_NAMES = ("num_hidden_layers", "n_layers", "n_layer")
 
 
 class SkipInitialisation(TorchFunctionMode):
@@ -68,7 +68,7 @@ def body(base: Checkpoint | Model, attention: str | None = None, layers: int | N
 
     config = dict(base.config)
     if layers is not None:
-        config |= {name: min(layers, int(config[name])) for name in DEPTH_NAMES if name in config}
+        config |= {name: min(layers, int(config[name])) for name in DEPTH_ENTRIES if name in config}
         if isinstance(config.get("layer_types"), list):
             config["layer_types"] = config["layer_types"][:layers]
     return _build(AutoModel, base, config, attention)

@@ -42,6 +42,7 @@ ROWS_METADATA = {"format": "rows/1"}
 LABEL_TENSORS = ("labels", "scores", "token_labels")  # a class or a number for each row, an id for each token
 ROWS_TENSORS = {"lengths": "I32", "input_ids": "I32", "labels": "I32", "scores": "F32", "token_labels": "I32",
                 "token_type_ids": "I8"}  # dtypes, in the order of writing  # fmt: skip
+NUMPY_DTYPES = {"I32": "<i4", "F32": "<f4", "I8": "i1"}  # of these tensors in NumPy
 ATTACHED = "attached"  # argument of a worker that must not outlive the process that started it
 INTERRUPTED = 143  # the exit code of a worker that SIGTERM stopped
 IGNORED = -100  # the label that takes no part in the loss

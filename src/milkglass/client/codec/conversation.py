@@ -118,34 +118,18 @@ def render(
             kept_ids.mark_message(message, ids) if ids else message
             for message, ids in zip(visible, answer_ids, strict=True)
         ]
-        if kept_ids.kept_by_mark:
-            try:
-                return _render_kept(tokenizer, visible, list(tools), marks, kept_ids, add_generation_prompt, options)
-            except RewrittenText:  # it takes kept texts apart
-                return render(tokenizer, messages, add_generation_prompt, tools, options)
-    marked, marked_tools = _mark_special(tokenizer, visible, marks), _mark_special(tokenizer, list(tools), marks)
+        kept_ids = kept_ids if kept_ids.kept_by_mark else None
+    marked = _mark_special(tokenizer, visible, marks, None if kept_ids is None else kept_ids.pattern)
+    marked_tools = _mark_special(tokenizer, list(tools), marks)
     text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
+    if kept_ids is not None:
+        try:
+            return split_marked(kept_ids, text, lambda part: _pieces(part, marks))
+        except RewrittenText:  # the template takes kept texts apart
+            return render(tokenizer, messages, add_generation_prompt, tools, options)
     if marked == visible and marked_tools == list(tools):
         return RenderedChat((TextPiece(text, False),))
     return RenderedChat(tuple(_pieces(text, marks)))
-
-
-def _render_kept(
-    tokenizer: Any,
-    visible: list[dict[str, Any]],
-    tools: list[Mapping[str, Any]],
-    marks: tuple[str, str],
-    kept_ids: KeptIds,
-    add_generation_prompt: bool,
-    options: Mapping[str, Any],
-) -> RenderedChat:
-    """Renders a conversation with its kept answers. Raises RewrittenText if the template changes one."""
-    marked, marked_tools = (
-        _mark_special(tokenizer, visible, marks, kept_ids.pattern),
-        _mark_special(tokenizer, tools, marks),
-    )
-    text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
-    return split_marked(kept_ids, text, lambda part: _pieces(part, marks))
 
 
 def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> RenderedChat:

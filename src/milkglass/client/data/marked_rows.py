@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,21 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.errors import UsageError
-from milkglass.server.spec import ROWS_METADATA, ROWS_TENSORS
+from milkglass.models.safetensors_header import DTYPE_BYTES, METADATA, packed_header
+from milkglass.server.spec import NUMPY_DTYPES, ROWS_METADATA, ROWS_TENSORS
 
 FORMAT = "milkglass-rows/1"
 SUFFIX = ".milkglass.json"
 SHA256, IDENTIFIER = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 HINT = "scramble a dataset with `milkglass encode --in DATA --out FILE.parquet`, or let `milkglass finetune` do it all"
 BATCH_ROWS = 4096  # rows read at a time
-NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4"), "I8": np.dtype("i1")}
 
 INT32_LIST, INT8_LIST = pa.list_(pa.int32()), pa.list_(pa.int8())
 COLUMNS = {"input_ids": (INT32_LIST,), "attention_mask": (INT8_LIST,), "token_type_ids": (INT8_LIST,),
@@ -145,17 +143,15 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
                 if name not in file_by_tensor:
                     file_by_tensor[name] = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
                 file_by_tensor[name].write(part[name].astype(NUMPY_DTYPES[ROWS_TENSORS[name]]).tobytes())
-        header, offset = dict[str, Any](__metadata__=ROWS_METADATA), 0
+        header, offset = dict[str, Any]({METADATA: ROWS_METADATA}), 0
         names = [name for name in ROWS_TENSORS if name in file_by_tensor]
         for name in names:
             size, dtype = file_by_tensor[name].tell(), ROWS_TENSORS[name]
-            shape = [size // NUMPY_DTYPES[dtype].itemsize]
+            shape = [size // DTYPE_BYTES[dtype]]
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
             offset += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
         file = stack.enter_context(files.atomic_write(out, "wb"))
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(packed_header(header))
         for name in names:
             file_by_tensor[name].seek(0)
             shutil.copyfileobj(file_by_tensor[name], file)

@@ -95,7 +95,7 @@ def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     """Estimates the bytes of the scrambled tensors."""
     architecture = architecture_of(base)
     table_bytes = sum(base.tensors[name].bytes for name in architecture.token_tensor_names)
-    other_bytes = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - table_bytes
+    other_bytes = 0 if delta else base.total_bytes - table_bytes
     adds_head = scheme.needs_whole_layers and not architecture.heads
     unwidened_bytes = other_bytes + table_bytes * scheme.ids_per_token * (2 if adds_head else 1)
     return unwidened_bytes * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]

@@ -220,6 +220,6 @@ def scramble(
         total = sum(replacement.base.tensors[name].bytes for name in replacement.tensors)
         write_delta(replacement.base, key.model_digest, replacement.tensors, configs, staging, stage("write", total))
     else:
-        total = sum(ref.bytes for ref in replacement.base.tensors.values())
-        rewrite(replacement.base, replacement.tensors, configs, staging, stage("write", total))
+        advance = stage("write", replacement.base.total_bytes)
+        rewrite(replacement.base, replacement.tensors, configs, staging, advance)
     return replace(replacement.mixture.promise(scheme_of(key).k), condition=replacement.condition)

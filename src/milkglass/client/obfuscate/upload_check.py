@@ -16,7 +16,15 @@ from milkglass.client import layout
 from milkglass.client.layout import MARKER, TOKENIZER_NAMES
 from milkglass.client.model_config import LABELS, NAMES, WORD, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
-from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
+from milkglass.models.file_names import (
+    CONFIG,
+    DELTA_CONFIG,
+    DELTA_FORMAT,
+    DELTA_WEIGHTS,
+    GENERATION_CONFIG,
+    INDEX,
+    WEIGHTS,
+)
 from milkglass.models.safetensors_header import has_notes, read_header
 
 CONFIGS = (CONFIG, GENERATION_CONFIG)
@@ -125,7 +133,7 @@ def _tensors_by_file(folder: Path) -> dict[str, set[str] | None]:
         return {DELTA_WEIGHTS: None}
     index = json_file(folder / INDEX)
     if index is None:
-        return {"model.safetensors": None}
+        return {WEIGHTS: None}
     tensors_of: dict[str, set[str] | None] = {}
     for tensor, file in index["weight_map"].items():
         tensors = tensors_of.setdefault(file, set())

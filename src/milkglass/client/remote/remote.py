@@ -146,12 +146,7 @@ class Remote(AbstractContextManager["Remote"]):
 
         A model of the same key may be this very model, whose answer was lost: the server decides.
         """
-        try:
-            existing_id = self.model(name).get("key_id")
-        except RemoteError as error:
-            if error.status != 404:
-                raise
-            return
+        existing_id = (self.find_model(name) or {}).get("key_id")
         if existing_id is not None and existing_id != key_id:
             raise UsageError(
                 f"the server has a model {name} already, made with another key",
@@ -175,6 +170,15 @@ class Remote(AbstractContextManager["Remote"]):
             if error.message.endswith(NO_MODEL):  # it does not repeat what it was asked
                 error.message = f"{error.message}: {model}"
             raise
+
+    def find_model(self, name: str) -> dict[str, Any] | None:
+        """Returns the server's description of a model, or None if the server has none of this name."""
+        try:
+            return self.model(name)
+        except RemoteError as error:
+            if error.status != 404:
+                raise
+            return None
 
     def require(self, route: str, name: str) -> None:
         """Raises RemoteError for an object that does not exist.

@@ -26,6 +26,7 @@ from milkglass.client.remote.responses import FILE, is_count, is_text, response_
 from milkglass.client.remote.strict_json import HINT
 from milkglass.errors import ModelError, RemoteError, Unreachable, UsageError
 from milkglass.files import rename_into_place
+from milkglass.models.file_names import CONFIG
 from milkglass.models.resolve import cache_folder
 from milkglass.progress import Progress, Stage, no_progress
 
@@ -272,7 +273,7 @@ def read_offered_files(answer: Mapping[str, Any]) -> list[OfferedFile]:
     names = {file.name for file in offered}
     if len(names) < len(offered) or len(offered) > MAX_FILES:
         raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST_HINT)
-    if "config.json" not in names:
+    if CONFIG not in names:
         raise RemoteError("the server's list of the model's files lacks config.json", "try again later")
     return offered
 

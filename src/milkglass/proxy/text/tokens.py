@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,25 +38,14 @@ class TokenNames:
 
     codec: Codec
 
-    @cached_property
-    def _letters(self) -> dict[str, int] | None:
-        """The byte of each letter of a byte-level vocabulary; None for other vocabularies."""
-        if "ByteLevel" not in repr(self.codec.tokenizer.backend_tokenizer.decoder):
-            return None
-        printable = [byte for byte in range(256) if chr(byte).isprintable() and byte not in (0x20, 0xA0, 0xAD)]
-        unprintable = [byte for byte in range(256) if byte not in printable]
-        return {chr(byte): byte for byte in printable} | {
-            chr(256 + index): byte for index, byte in enumerate(unprintable)
-        }
-
     def token_bytes(self, original: int) -> bytes:
         """Returns the bytes that a token adds to a text, or its name if it has no text."""
         token: str = self.codec.tokenizer.convert_ids_to_tokens(original) or ""
         if token in self.codec.tokenizer.added_tokens_encoder:
             return token.encode()
-        letters = self._letters
-        if letters is not None and all(letter in letters for letter in token):
-            return bytes(letters[letter] for letter in token)
+        byte_of_letter = self.codec.tokenizer.byte_of_letter
+        if byte_of_letter is not None and all(letter in byte_of_letter for letter in token):
+            return bytes(byte_of_letter[letter] for letter in token)
         if byte := BYTE.fullmatch(token):
             return bytes([int(byte[1], 16)])
         if SPACE in token:
