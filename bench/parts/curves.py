@@ -10,7 +10,7 @@ from frame.clustered import clustered
 from frame.figure import Curve
 from frame.rounds import seconds
 
-from milkglass.nearest.top_k import top_k
+from milkglass.nearest.top_k import ExactIndex
 from milkglass.schemes.obfuslm import ObfusLM
 from parts.obfuscate import bare_products
 
@@ -43,7 +43,7 @@ def _obfuscation(n: int, d: int, k: int) -> tuple[float, float]:
 def _top_k(n: int, d: int, k: int) -> tuple[float, float]:
     """The k nearest of every row, and the product of all rows with all."""
     table = clustered(n, d)
-    return _least(lambda: top_k(table, table, k)), _product(table, n)
+    return _least(lambda: ExactIndex.of(table, k=k).top_k(table, k)), _product(table, n)
 
 
 def _product(table: torch.Tensor, rows: int) -> float:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from milkglass.models.resolve import resolve
 from milkglass.nearest.all_rows import groups, nearest
-from milkglass.nearest.top_k import top_k
+from milkglass.nearest.top_k import ExactIndex
 from milkglass.sanitizers.table import open_table
 from parts.obfuscate import bare_products
 
@@ -39,7 +39,7 @@ def measure(quick: bool) -> Iterator[Figure]:
     table = torch.from_numpy(vectors)
     require_nearest(table, TOP)
     for library, product in bare_products(table, n):
-        ours, bare = interleaved(lambda: top_k(table, table, TOP), product, rounds)
+        ours, bare = interleaved(lambda: ExactIndex.of(table, k=TOP).top_k(table, TOP), product, rounds)
         yield Figure(f"top-k of all rows, cost beside {library}", ours, bare, f"product {n:,} x {n:,} x {d}", "at most",
                      1.5, threads=threads, note=f"{note}{TOP}")  # fmt: skip
 
@@ -49,7 +49,7 @@ def require_nearest(table: torch.Tensor, k: int) -> None:
     some = table[:: max(1, len(table) // SAMPLE)]
     unit, queries = (torch.nn.functional.normalize(one.double(), dim=1) for one in (table, some))
     expected = (queries @ unit.T).topk(k, dim=1).values
-    worst = float((top_k(some, table, k).values - expected).abs().max())
+    worst = float((ExactIndex.of(table, k=k).top_k(some, k).values - expected).abs().max())
     if worst > 1e-5:
         raise RuntimeError(f"the cosines of the nearest rows are off by {worst:.1e}")
 

@@ -89,7 +89,7 @@ def test_sorted_rows_read_products_in_which_any_matrix_cancels() -> None:
     knowledge = Knowledge(public_model=known)
     assert why_not(SortedRows(), seen(model), knowledge) is None
     assert right(SortedRows(), model, knowledge, sigma) > 0.99
-    used = sorted_rows.best(seen(model), knowledge, 128, 0.08)
+    used = sorted_rows.best_product(seen(model), knowledge, 128, 0.08)
     assert used.name.endswith("proj.weight")
     assert right(KNN(), model, knowledge, sigma) < 0.05
 
@@ -119,7 +119,7 @@ def test_the_product_is_chosen_by_its_fingerprints_and_the_gain_that_was_folded_
     knowledge = Knowledge(public_model=known)
     assert why_not(SortedRows(), seen(model), knowledge) is None
     assert right(SortedRows(), model, knowledge, sigma) == 1
-    used = sorted_rows.best(seen(model), knowledge, 128, 0.08).name
+    used = sorted_rows.best_product(seen(model), knowledge, 128, 0.08).name
     assert " x " in used if fold else used.endswith("proj.weight")
 
 

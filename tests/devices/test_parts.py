@@ -39,7 +39,7 @@ from milkglass.gradient_defences.defence import share
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.models.view import Model
 from milkglass.nearest import all_rows
-from milkglass.nearest.top_k import top_k
+from milkglass.nearest.top_k import ExactIndex
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost.selection import Selection, select
@@ -343,9 +343,12 @@ def _table(rows: int = 600, width: int = 16) -> torch.Tensor:
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_nearest_rows_of_some(metric: Any, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are the same, and values differ by less than 1e-6 of the largest."""
+    from milkglass import device
+
     table = _table()
-    here, there = both(lambda: top_k(table[:50] + 0.1, table, 5, metric), other, monkeypatch)
-    assert torch.equal(here.rows, there.rows)
+    index = lambda: ExactIndex.of(device.move(table), metric, 5)  # noqa: E731
+    here, there = both(lambda: index().top_k(table[:50] + 0.1, 5), other, monkeypatch)
+    assert torch.equal(here.rows, there.rows.cpu())
     near(there.values, here.values, 1e-6)
 
 

@@ -39,7 +39,7 @@ def test_draws_follow_their_laws() -> None:
     gaussian = draws.gaussian(200, 500).flatten().numpy()
     assert kstest(gaussian, "norm").pvalue > 1e-3
     assert abs(np.corrcoef(gaussian[:-1], gaussian[1:])[0, 1]) < 0.02
-    counts = np.bincount(draws.below(7, 70_000), minlength=7)
+    counts = np.bincount(draws.stream.integers(7, 70_000), minlength=7)
     assert len(counts) == 7
     assert (abs(counts - 10_000) < 5 * 93).all()
     assert sorted(draws.order(50).tolist()) == list(range(50))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from milkglass.nearest import products, top_k
 from milkglass.nearest.products import Cosines, exact_cosines, limit_threads, product
 from milkglass.nearest.select import Metric
-from milkglass.nearest.top_k import ExactIndex
+from milkglass.nearest.top_k import ExactIndex, TopK
 
 
 @pytest.fixture(autouse=True, params=[products.SMALL_BYTES, 0], ids=["small", "large"])
@@ -39,6 +39,10 @@ def literal(queries: torch.Tensor, table: torch.Tensor, metric: Metric) -> np.nd
     return np.where(lengths > 0, (q * t).sum(2) / np.maximum(lengths, 1e-300), 0)
 
 
+def search(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "cosine") -> TopK:
+    return ExactIndex.of(table, metric, k).top_k(queries, k)
+
+
 def rows_of(n: int, d: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(5, d))
@@ -61,7 +65,7 @@ def test_the_nearest_are_those_of_a_literal_search(
     table, queries = rows_of(n, 12, seed, scale).to(dtype), rows_of(q, 12, seed + 1, scale).to(dtype)
     table[::7] = table[0].clone()
     table[n // 2] = 0
-    found = top_k.top_k(queries, table, k, metric).rows.numpy()
+    found = search(queries, table, k, metric).rows.numpy()
     expected = literal(queries, table, metric)
     assert found.shape == (q, min(k, n)) and all(len({*row}) == len(row) for row in found.tolist())
     best = -np.sort(-expected, axis=1)[:, : min(k, n)]
@@ -71,7 +75,7 @@ def test_the_nearest_are_those_of_a_literal_search(
 
 def test_equal_rows_come_in_their_order() -> None:
     table = torch.eye(4)[torch.arange(400) % 4]
-    found = top_k.top_k(table[:2], table, 130)
+    found = search(table[:2], table, 130)
     assert found.rows[0].tolist() == [*range(0, 400, 4), *[i for i in range(400) if i % 4][:30]]
     assert found.values[1].tolist() == [1.0] * 100 + [0.0] * 30
 
@@ -80,7 +84,7 @@ def test_equal_rows_come_in_their_order() -> None:
 def test_distances_do_not_depend_on_the_origin(offset: float, noise: float) -> None:
     table = (rows_of(600, 48, 8) * noise + offset).float()
     table[300:] *= -1  # so that a mean does not help
-    found = top_k.top_k(table, table, 3, "euclidean")
+    found = search(table, table, 3, "euclidean")
     expected = literal(table, table, "euclidean")
     assert found.rows[:, 0].tolist() == [*range(600)]
     best = -np.sort(-expected, axis=1)[:, :3]
@@ -90,11 +94,11 @@ def test_distances_do_not_depend_on_the_origin(offset: float, noise: float) -> N
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_the_answer_does_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch, metric: Metric) -> None:
     table, queries = rows_of(2000, 24, 1), rows_of(90, 24, 2)
-    whole = top_k.top_k(queries, table, 9, metric)
+    whole = search(queries, table, 9, metric)
     monkeypatch.setattr(products, "BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(top_k, "BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(top_k, "COSINE_BYTES", 1 << 12)
-    parts = top_k.top_k(queries, table, 9, metric)
+    parts = search(queries, table, 9, metric)
     assert torch.equal(parts.rows, whole.rows) and torch.equal(parts.values, whole.values)
 
 
@@ -182,16 +186,16 @@ def test_a_product_is_that_of_torch() -> None:
 def test_tiny_rows_are_found_among_others() -> None:
     table = rows_of(300, 16, 5)
     table[::9] *= 1e-23
-    assert top_k.top_k(table, table, 1).rows[:, 0].tolist() == list(range(300))
+    assert search(table, table, 1).rows[:, 0].tolist() == list(range(300))
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_rows_without_numbers_are_near_nothing(metric: Metric) -> None:
     table, queries = rows_of(200, 8, 6), rows_of(5, 8, 7)
-    expected = top_k.top_k(queries, table, 4, metric).rows
+    expected = search(queries, table, 4, metric).rows
     table = torch.cat([table, torch.full((1, 8), torch.nan)])
     queries[2] = torch.nan
-    found = top_k.top_k(queries, table, 4, metric)
+    found = search(queries, table, 4, metric)
     assert torch.equal(found.rows[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
     assert found.rows.shape == (5, 4) and (found.values[2] == -torch.inf).all()
 

@@ -107,6 +107,9 @@ class CAPE(HiddenStateDefence):
         words: how many words the adversary names.
         calibration: "strict" if epsilon is to hold for a text, "paper" if for one coordinate.
         pooling: the mean of a text's states, or the first of them.
+
+    Raises:
+        UsageError: a layer is given: the method sends the last one's states.
     """
 
     layer: int | None = None

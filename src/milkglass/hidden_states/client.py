@@ -106,6 +106,7 @@ class EncoderClient(Client):
         return torch.cat([rows.cpu() for rows in rows_of_texts]) if rows_of_texts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:
+        """See `Client.save`. Raises UsageError if the folder exists."""
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
         description = {

@@ -79,6 +79,10 @@ class HiddenStateDefence(Mechanism):
         return client, self.server(folder, served, description)
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Client, Server]:
+        """Returns the halves in these folders.
+
+        Raises UsageError if a half is of another method or other parameters, and what `load_client` raises.
+        """
         description = halves.read_description(server_folder)
         if description.get("defence") != self.name or description.get("layer") != self.cut(base):
             raise UsageError(

@@ -36,6 +36,7 @@ def encode(sent: Activations) -> bytes:
 
 
 def _require_small(frame: bytes) -> None:
+    """Raises BadUpload for a frame of more than MAX_BYTES."""
     if len(frame) > MAX_BYTES:
         raise BadUpload(f"a frame of {len(frame)} bytes, at most {MAX_BYTES} are allowed", "send fewer texts at a time")
 

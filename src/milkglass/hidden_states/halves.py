@@ -42,6 +42,7 @@ def refusal(base: Checkpoint, layer: int) -> str | None:
 
 
 def layers_of(config: Mapping[str, Any]) -> int:
+    """Returns how many layers a model of this config has."""
     return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layers"])
 
 
@@ -119,11 +120,11 @@ def pool(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
 class Head(torch.nn.Module):
     """Maps (b, 1, d) to (b, classes), for vectors that lie around `centre`."""
 
-    def __init__(self, width: int, classes: int, centre: float = 0.0, dropout: float = 0.1) -> None:
+    def __init__(self, width: int, classes: int, centre: float = 0.0) -> None:
         super().__init__()
         self.centre = centre
         self.dense = torch.nn.Linear(width, width)
-        self.drop = torch.nn.Dropout(dropout)
+        self.drop = torch.nn.Dropout(0.1)
         self.out = torch.nn.Linear(width, classes)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -100,8 +100,8 @@ class MixingClient(EncoderClient):
         mixtures, self._pending = [], np.empty(len(states), np.int64)
         for number, (own_states, ids) in enumerate(zip(states, encoded.ids, strict=True)):
             draws = root.of_text(ids, "send", first + number)
-            selected = [other_states[j] for j in draws.below(len(other_states), self.defence.inputs)]
-            self._pending[number] = own_place = int(draws.below(self.defence.inputs, 1)[0])
+            selected = [other_states[j] for j in draws.stream.integers(len(other_states), self.defence.inputs)]
+            self._pending[number] = own_place = int(draws.stream.integers(self.defence.inputs, 1)[0])
             selected[own_place] = own_states
             mixtures.append(mixture(selected, keys, len(own_states)))
         return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
@@ -161,15 +161,15 @@ class TextMixer(HiddenStateDefence):
 
     def _partners(self, own_number: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
         """Returns (N,) texts of the batch, the own one at a random place."""
-        selected = draws.below(count, self.inputs)
-        selected[draws.below(self.inputs, 1)[0]] = own_number
+        selected = draws.stream.integers(count, self.inputs)
+        selected[draws.stream.integers(self.inputs, 1)[0]] = own_number
         return selected
 
     def extra_tensors(
         self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
     ) -> dict[str, torch.Tensor]:
         """Returns KEPT_TEXTS texts, repeated if there are fewer, padded to the greatest length."""
-        selected = encoded.ids.select(root.draws("others").below(len(encoded), KEPT_TEXTS))
+        selected = encoded.ids.select(root.draws("others").stream.integers(len(encoded), KEPT_TEXTS))
         ids = torch.zeros(KEPT_TEXTS, self.training.max_length, dtype=torch.int64)
         for row, text_ids in enumerate(selected):
             ids[row, : len(text_ids)] = torch.from_numpy(text_ids)

@@ -112,7 +112,8 @@ class PublicTokenizer:
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
         """Returns the ids of texts, and of their second texts `pairs`. With `cut`, long texts are cut.
 
-        Raises EmptyText or TooLong with the text's number, from 1.
+        Raises EmptyText or TooLong with the text's number, from 1; ModelError if the tokenizer gives an id without a
+        row; UsageError if there is not a second text for each text.
         """
         if pairs is not None and len(pairs) != len(texts):
             raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")

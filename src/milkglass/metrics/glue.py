@@ -1,8 +1,8 @@
 """The measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1, with bootstrap intervals.
 
 All take guesses and truth (u,), one label or score for each of u examples, and return a value between -1 and 1 with its
-interval. A measure that does not exist (a correlation with a constant) is nan, except Matthews', which is then 0 as in
-GLUE's own program.
+interval. All raise UsageError for guesses and truth of different shapes. A measure that does not exist (a correlation
+with a constant) is nan, except Matthews', which is then 0 as in GLUE's own program.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ def _correlation(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArra
 
 
 def _require_same_shape(guess: Values, truth: Values) -> None:
+    """Raises UsageError unless both are (u,)."""
     if guess.shape != truth.shape or guess.ndim != 1:
         raise UsageError(f"guesses of shape {guess.shape} for truth of shape {truth.shape}", "give one an example")
 

@@ -85,7 +85,10 @@ def texts(
 
 
 def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> dict[str, Interval]:
-    """Returns micro-averaged precision, recall and F1 of each text's set of tokens."""
+    """Returns micro-averaged precision, recall and F1 of each text's set of tokens.
+
+    Raises ValueError if there is not one set for each text.
+    """
     if len(guess) != len(truth):
         raise ValueError(f"{len(guess)} bags for {len(truth)} texts")
     sets = [
@@ -112,6 +115,8 @@ def whole_texts(
     "token recall" is the share of a text's tokens that its guess has, as often as the guess has them, at any place.
     "tokens top-1" is the share at their own place. "tokens named" is the share of a batch's different tokens that any
     of its guesses has: what is known of the batch without knowing which text a token is from.
+
+    Raises ValueError if there is not one guess for each text, or the batches do not add up to the texts.
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")

@@ -75,6 +75,9 @@ def mean_loss(losses: NDArray[np.float64], token_counts: NDArray[np.float64], rn
     Args:
         losses: (texts,) the summed loss of each text.
         token_counts: (texts,) its tokens.
+
+    Raises:
+        UsageError: there is not one number of tokens for each text.
     """
     return _per_token(losses, token_counts, rng, lambda mean: mean)
 
@@ -101,7 +104,10 @@ def _per_token(
 
 
 def scores_by_text(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Returns (texts,) the score of each text, from 0 to 1, for each of MEASURES."""
+    """Returns (texts,) the score of each text, from 0 to 1, for each of MEASURES.
+
+    Raises UsageError if there is not one reference for each text.
+    """
     if len(texts) != len(references):
         raise UsageError(f"{len(texts)} texts for {len(references)} references", "give one each")
     rows = [similarity_scores(reference, text) for text, reference in zip(texts, references, strict=True)]

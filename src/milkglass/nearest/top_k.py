@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from milkglass import device
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
 from milkglass.nearest.select import HEAP_COLUMNS, Metric
 
@@ -29,15 +28,6 @@ class TopK:
 
     rows: torch.Tensor = field(repr=False)
     values: torch.Tensor = field(repr=False)
-
-
-def top_k(queries: torch.Tensor, table: torch.Tensor, k: int, metric: Metric = "cosine") -> TopK:
-    """Returns for each of queries (q, d) the k nearest rows of a table (n, d), or all rows if it has fewer.
-
-    Computed on the device, and returned on the CPU.
-    """
-    device_top = ExactIndex.of(device.move(table), metric, k).top_k(queries, k)
-    return TopK(device_top.rows.cpu(), device_top.values.cpu())
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,7 @@ class ExactIndex:
         return cls(table, metric, cosines, shift, cosines.scale.reciprocal().square_() / 2)
 
     def top_k(self, queries: torch.Tensor, k: int) -> TopK:
-        """Returns the k nearest rows for queries (q, d)."""
+        """Returns the k nearest rows for queries (q, d), or all rows of a table that has fewer, on its device."""
         k = min(k, len(self.table))
         step = max(16, COSINE_BYTES // (4 * len(self.table)))
         blocks_of_queries = [block for block in queries.to(self.table.device).split(step) if len(block)]

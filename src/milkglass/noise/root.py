@@ -49,10 +49,6 @@ class NoiseStream:
         """Returns a uniform order of 0 to count - 1."""
         return self.stream.order(count)
 
-    def below(self, limit: int, count: int) -> Ids:
-        """Returns `count` integers from 0 to limit - 1."""
-        return self.stream.integers(limit, count)
-
     def seed(self) -> int:
         """Returns a seed for PyTorch's generator, which draws the halves' first weights. These are not secret."""
         return int(self.stream.words(1)[0])

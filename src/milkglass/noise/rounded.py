@@ -46,7 +46,10 @@ def laplace(stream: Stream, count: int, ratio: float) -> Integers:
 def _samples(
     stream: Stream, count: int, ratio: float, inverse: Callable[[Floats], Floats], tail: Callable[[Any], Any]
 ) -> Integers:
-    """Returns (count,) samples of round(ratio Z), by the inverse of Z's tail in fp64 and the tail with 60 digits."""
+    """Returns (count,) samples of round(ratio Z), by the inverse of Z's tail in fp64 and the tail with 60 digits.
+
+    Raises ValueError for a ratio that is not above 0 and below 2^56.
+    """
     if not 0 < ratio < 2.0**56:
         raise ValueError(f"the noise is {ratio} grid steps wide, more than 0 and less than 2^56 is supported")
     samples = np.empty(count, np.int64)

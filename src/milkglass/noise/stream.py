@@ -35,6 +35,9 @@ class Stream:
     """A ChaCha20 key stream: the same key gives the same numbers in the same order.
 
     A key is used for one stream only, so the nonce is fixed, except for `reserve`.
+
+    Raises:
+        ValueError: the key is not of KEY_BYTES bytes.
     """
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
@@ -105,7 +108,8 @@ class Stream:
     def below(self, limits: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns (n,) a uniform whole number from 0 to limit - 1 for each limit (n,) from 1 to 2^63 - 1.
 
-        It is exactly uniform: the first 2^64 mod limit of the words are rejected and drawn again.
+        It is exactly uniform: the first 2^64 mod limit of the words are rejected and drawn again. Raises ValueError for
+        a limit below 1.
         """
         limits = np.asarray(limits, np.int64)
         if limits.size and int(limits.min()) < 1:

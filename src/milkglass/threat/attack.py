@@ -22,7 +22,7 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 
 @dataclass(frozen=True)
 class Cost:
-    """Declares the CPU seconds of an attack that runs to its end and is graded.
+    """The CPU seconds of an attack that runs to its end and is graded.
 
         fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
 
@@ -95,6 +95,10 @@ class Attack(abc.ABC):
         return None
 
     def __call__(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        """Returns the guess of `run`.
+
+        Raises UsageError if `why_not` gives a reason, and ValueError if the guess has not a row for each scrambled id.
+        """
         if reason := why_not(self, transcript, knowledge):
             raise UsageError(f"{self.name} does not apply: {reason}", "choose an attack for which why_not is None")
         guess = self.run(transcript, knowledge, budget, rng)

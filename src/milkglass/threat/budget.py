@@ -23,7 +23,7 @@ DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some
 
 
 class WorkClock:
-    """Counts the work that attacks report, as a clock that moves on with work and not with time.
+    """A clock that moves on with the work that attacks report, and not with time.
 
     Attributes:
         seconds: the seconds of work that were reported.
@@ -39,7 +39,7 @@ class WorkClock:
 
 @dataclass
 class Budget:
-    """Holds the time that an attack may take. An attack that has to stop early returns what it has.
+    """The time that an attack may take. An attack that has to stop early returns what it has.
 
     An attack that asks `left` in a loop also reports by `spend` what the loop did.
 

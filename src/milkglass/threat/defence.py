@@ -23,7 +23,7 @@ from milkglass.threat.observations import Observation
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Holds texts with their labels, for defences that are trained.
+    """Texts with their labels, for defences that are trained.
 
     Attributes:
         texts: the texts, or the first text of each pair.

@@ -14,7 +14,7 @@ NO_BELIEF = -1  # stands for a public id where nothing is guessed
 
 @dataclass(frozen=True)
 class Guess:
-    """Holds what an attack believes. Exactly one of the first five fields is set.
+    """What an attack believes. Exactly one of the first five fields is set.
 
     Attributes:
         table: (n, k) the public ids for which each scrambled id may stand, the likeliest first, and NO_BELIEF where
@@ -28,6 +28,9 @@ class Guess:
         chances: (total, k + 1) the probability of each token in `running`. The last column is the probability of any
             other token, which is to be multiplied by the token's weight.
         weights: (n,) the weight of each public id, for tokens that `running` does not list. None if all weigh 1.
+
+    Raises:
+        ValueError: none or several of the first five fields are set, or `chances` do not fit `running`.
     """
 
     table: Ids | None = None
@@ -50,7 +53,10 @@ class Guess:
                 raise ValueError(f"chances of {self.chances.shape} for {total} places with {k} tokens each")
 
     def at(self, tokens: Sequences) -> Ids:
-        """Returns (total, k) the guess for each token that was sent, from `running` or `table`."""
+        """Returns (total, k) the guess for each token that was sent, from `running` or `table`.
+
+        Raises ValueError if `running` has not a row for each token.
+        """
         if self.running is not None:
             if len(self.running) != len(tokens.ids):
                 raise ValueError(f"{len(self.running)} guesses for {len(tokens.ids)} tokens")

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """Holds scrambled ids, each of which stands for some of the same public ids, in an unknown assignment.
+    """Scrambled ids, each of which stands for some of the same public ids, in an unknown assignment.
 
     Attributes:
         rows: (r,) the scrambled ids.
@@ -37,12 +37,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Says for which public ids each scrambled id can stand, and how likely that is by what was seen so far.
+    """The public ids for which each scrambled id can stand, and how likely that is by what was seen so far.
 
     Attributes:
         groups: the scrambled ids, and the public ids for which they can stand. No scrambled id is in two groups.
         log_likelihoods: for each group (r, m) the log-likelihood that each row stands for each member, up to a constant
             for each row.
+
+    Raises:
+        ValueError: the log-likelihoods have other shapes than the groups.
     """
 
     groups: tuple[Group, ...]
@@ -96,7 +99,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Recordings:
-    """Holds encrypted answers to requests of the attacker's own, whose topics are known.
+    """Encrypted answers to requests of the attacker's own, whose topics are known.
 
     Attributes:
         records: the sizes and times of what crossed.
@@ -118,7 +121,7 @@ def required(value: T | None) -> T:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Holds what an attacker has besides the transcript. A field is None if this attacker lacks it.
+    """What an attacker has besides the transcript. A field is None if this attacker lacks it.
 
     The attacker knows the scheme and not its secret (Kerckhoffs): `simulate`, `observe` and `rehearse` run it with the
     attacker's own draws.

@@ -25,7 +25,7 @@ class Observation(abc.ABC):  # noqa: B024 - a closed family: the six below
 
 @dataclass(frozen=True)
 class Tokens(Observation):
-    """Holds scrambled ids that the client sent.
+    """Scrambled ids that the client sent.
 
     Attributes:
         ids: a sequence for each text.
@@ -40,7 +40,7 @@ class Tokens(Observation):
 
 @dataclass(frozen=True)
 class Weights(Observation):
-    """Holds a model at rest on the server.
+    """A model at rest on the server.
 
     Attributes:
         model: the model, under scrambled ids.
@@ -53,7 +53,7 @@ class Weights(Observation):
 
 @dataclass(frozen=True)
 class Activations(Observation):
-    """Holds hidden states that the client sent.
+    """Hidden states that the client sent.
 
     Attributes:
         hidden: (total, d) a row for each token of each text.
@@ -73,7 +73,7 @@ class Activations(Observation):
 
 @dataclass(frozen=True)
 class Gradients(Observation):
-    """Holds what one client shares of one training step: the gradient of the mean loss of a batch.
+    """What one client shares of one training step: the gradient of the mean loss of a batch.
 
     Attributes:
         tensors: the gradient of each parameter, by the parameter's name.
@@ -88,7 +88,7 @@ class Gradients(Observation):
 
 @dataclass(frozen=True)
 class Outputs(Observation):
-    """Holds scrambled ids that the server generated.
+    """Scrambled ids that the server generated.
 
     Attributes:
         ids: a sequence for each answer.
@@ -101,7 +101,7 @@ class Outputs(Observation):
 
 @dataclass(frozen=True)
 class Records(Observation):
-    """Holds what anybody on the network sees of encrypted answers: the sizes and times of their TLS records.
+    """What anybody on the network sees of encrypted answers: the sizes and times of their TLS records.
 
     Attributes:
         sizes: the bytes of each record, a sequence for each answer.
@@ -117,7 +117,7 @@ Kind = TypeVar("Kind", bound=Observation)
 
 @dataclass(frozen=True)
 class Transcript:
-    """Holds all that one client sent and the server holds.
+    """All that one client sent and the server has.
 
     Attributes:
         observations: in the order in which they were made.
@@ -167,8 +167,13 @@ class Transcript:
         return Sequences.of(answer for outputs in self.all(Outputs) for answer in outputs.ids)
 
     @property
+    def prompts(self) -> Sequences:
+        """Returns all prompts that were recorded, in the order of their answers."""
+        return Sequences.of(prompt for outputs in self.all(Outputs) for prompt in outputs.prompts or ())
+
+    @property
     def table(self) -> torch.Tensor:
-        """Returns (n, d) the embedding table of `model`. Raises UsageError."""
+        """Returns (n, d) the embedding table of `model`. Raises UsageError if there is no model, or it has no table."""
         return self.model.table
 
     @property

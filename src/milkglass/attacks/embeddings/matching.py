@@ -56,6 +56,9 @@ class Matching(Solver):
     Attributes:
         epsilon: the scheme's parameter. If None, it is estimated.
         floor: a smaller weight is taken as this; noise may make a weight zero.
+
+    Raises:
+        UsageError: epsilon is not a number from 0.
     """
 
     epsilon: float | None = None

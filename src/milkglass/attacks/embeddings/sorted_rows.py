@@ -145,7 +145,7 @@ def fitting_products(
     return [product for fit, product in fits if fit <= max(tolerance, best_fit)], best_fit
 
 
-def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> SortableRows:
+def best_product(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> SortableRows:
     """Returns, of the products whose rows keep their norms, the one whose fingerprints lie nearest to public ones."""
     candidates, _ = fitting_products(transcript, knowledge, tolerance)
     return candidates[0] if len(candidates) == 1 else min(candidates, key=lambda product: product.distance(points))
@@ -180,5 +180,5 @@ class SortedRows(NearestRows):
         return f"the rows' lengths differ from the public ones by {fit:.0%}: their columns were not only permuted"
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
-        seen, public = best(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)
+        seen, public = best_product(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)
         return RowFeatures(seen, public, "euclidean")

@@ -212,6 +212,9 @@ class DAGER(Inversion):
         most: the most tokens at one position, and the most prefixes at a time. With more, the span excludes nothing.
         combinations: the most combinations of an encoder's tokens that are tried one by one.
         starts: random texts that are improved for each text to be found, above that many combinations.
+
+    Raises:
+        UsageError: a value is not above 0.
     """
 
     first: float = 1e-4
@@ -265,10 +268,9 @@ class DAGER(Inversion):
         first, second = spans_of(batch, low, total), spans_of(batch, high, total)
         if not first or not second:
             return []
-        has_adapters = any(matrix.second_half is not None for matrix in low.matrices)
-        first_tolerance, second_tolerance = (self.first, self.second)
-        if has_adapters:
-            first_tolerance = second_tolerance = self.adapters
+        first_tolerance, second_tolerance = (
+            (self.adapters, self.adapters) if low.has_adapters else (self.first, self.second)
+        )
         max_length = _max_length(batch, lengths, first, second)
         span_tokens = tokens_in_spans(low, first, max_length, first_tolerance, self.most)
         if span_tokens is None or not span_tokens.at(0):
@@ -290,8 +292,9 @@ def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | Non
         shared_grads = [grad for name in names if (grad := batch.tensor(name)) is not None]
         if not any(bool(grad.any()) for grad in shared_grads):
             return f"no gradient of the queries, keys and values of layer {index + 1} is shared"
-        has_adapters = any(m.second_half is not None for m in attention_input.matrices)
-        if has_adapters and not spans_of(batch, attention_input, None if lengths is None else sum(lengths)):
+        if attention_input.has_adapters and not spans_of(
+            batch, attention_input, None if lengths is None else sum(lengths)
+        ):
             return f"the rank of the adapters of layer {index + 1} is not above the number of tokens"
     return None
 

@@ -72,7 +72,14 @@ class AttentionInput:
             )
         names = {id(parameter): name for name, parameter in step.module.named_parameters()}
         self.step, self.layer, self.module = step, layer, projections[0]
-        self.matrices = tuple(_matrix(step.module, module, names) for module in projections)
+        self.matrices = tuple(
+            Matrix(names[id(module.weight)], isinstance(module, Conv1D), _second_half(step.module, module, names))
+            for module in projections
+        )
+
+    @property
+    def has_adapters(self) -> bool:
+        return any(matrix.second_half is not None for matrix in self.matrices)
 
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
@@ -117,12 +124,6 @@ def layers(module: Any) -> nn.ModuleList:
 def _embed_two(step: SharedStep) -> None:
     """Runs the model on a text of two tokens, for the hooks of the caller."""
     _run(step, step.embed(torch.zeros(1, 2, dtype=torch.long)))
-
-
-def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matrix:
-    weight = module.weight
-    assert isinstance(weight, nn.Parameter)
-    return Matrix(names[id(weight)], isinstance(module, Conv1D), _second_half(model, module, names))
 
 
 def _second_half(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
@@ -297,12 +298,13 @@ def choose_texts(
     directions_of_texts = {
         text: torch.nn.functional.normalize(states(attention_input, [text])[0].double(), dim=1) for text in texts
     }
+    if not directions_of_texts:
+        return []
     remaining_lengths = list(lengths) if lengths is not None else None
-    basis = attention_input.step.table.new_zeros(attention_input.step.table.shape[1], 0, dtype=torch.float64)
+    some_directions = next(iter(directions_of_texts.values()))
+    basis = some_directions.new_zeros(some_directions.shape[1], 0)
     chosen: list[TokenTuple] = []
     while directions_of_texts and len(chosen) < count:
-        if basis.shape[0] != (width := next(iter(directions_of_texts.values())).shape[1]):
-            basis = basis.new_zeros(width, 0)
         added = {text: _new_directions(rows, basis) for text, rows in directions_of_texts.items()}
         best = max(
             directions_of_texts,

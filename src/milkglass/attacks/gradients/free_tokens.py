@@ -31,6 +31,7 @@ from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.spans import row_space
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
+from milkglass.threat.knowledge import required
 
 SAMPLE_ROWS = 512  # rows from which the span of the others is taken
 MAX_SPREAD = 0.5  # largest spread of the squared norms of rows of noise, relative to their median
@@ -64,8 +65,7 @@ class FreeTokens(Inversion):
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        grad = table_gradient(batch)
-        return deal_out(None if grad is None else read_tokens(grad, self.apart), batch)
+        return deal_out(read_tokens(required(table_gradient(batch)), self.apart), batch)
 
 
 def table_gradient(batch: SharedBatch) -> Tensor | None:

@@ -70,9 +70,9 @@ class SurvivingEntries(Inversion):
         return NOT_SHARED if table_gradient(batch) is None else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        grad = table_gradient(batch)
-        tokens = None if grad is None else read_tokens(grad)
-        if grad is None or tokens is None:
+        grad = required(table_gradient(batch))
+        tokens = read_tokens(grad)
+        if tokens is None:
             return [np.empty(0, np.int64)]
         position_grads = position_rows(batch)
         length = max(len(tokens), 0 if position_grads is None else len(position_grads))

@@ -87,9 +87,7 @@ class TruncatedSpans(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         token_count = int(required(batch.lengths)[0]) - (batch.step.task == "next-token")
         first_layer, second_layer = AttentionInput(batch.step, 0), AttentionInput(batch.step, 1)
-        first_span = truncated_span(batch, first_layer, token_count)
-        if first_span is None:
-            return [np.empty(0, np.int64)]
+        first_span = required(truncated_span(batch, first_layer, token_count))
         distances = vocabulary_distances(first_layer, [first_span], token_count)
         if depends_on_position(first_layer):
             return [device.array(distances.argmin(0)).astype(np.int64)]

@@ -32,16 +32,9 @@ from milkglass.threat.observations import Outputs, Transcript, Weights
 PLACES_AT_A_TIME = 512  # places that are read at a time
 
 
-def prompts(transcript: Transcript) -> Sequences:
-    """Returns the prompt of each answer, in the order of the answers."""
-    return Sequences.of(
-        prompt for outputs in transcript.all(Outputs) if outputs.prompts is not None for prompt in outputs.prompts
-    )
-
-
 def why_not_paired(transcript: Transcript) -> str | None:
     """Returns why answers and prompts cannot be paired, in words; None if they can."""
-    prompt_count, answer_count = len(prompts(transcript)), len(transcript.outputs)
+    prompt_count, answer_count = len(transcript.prompts), len(transcript.outputs)
     if prompt_count != answer_count:
         return f"{answer_count} answers to {prompt_count} prompts: they cannot be paired"
     return None
@@ -54,10 +47,10 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     The first id of an answer to an empty prompt has none; its state is zero.
     """
     runner = body(transcript.weights(tuned=True) or transcript.model)
-    prompts_of_answers, answers = prompts(transcript), transcript.outputs
-    texts = Sequences.of(np.concatenate(pair) for pair in zip(prompts_of_answers, answers, strict=True))
+    prompts, answers = transcript.prompts, transcript.outputs
+    texts = Sequences.of(np.concatenate(pair) for pair in zip(prompts, answers, strict=True))
     was_generated = np.concatenate(
-        [np.repeat([False, True], pair) for pair in zip(prompts_of_answers.lengths, answers.lengths, strict=True)]
+        [np.repeat([False, True], pair) for pair in zip(prompts.lengths, answers.lengths, strict=True)]
         or [np.empty(0, np.bool_)]
     )
     rank = np.cumsum(was_generated) - 1  # a generated id's place among the generated ones

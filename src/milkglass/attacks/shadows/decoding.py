@@ -58,27 +58,36 @@ class ShadowDecoding(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        rehearsals = rehearse_corpus(knowledge, self.rehearsals, rng)
-        channel = self.channel(required(knowledge.candidates), corpus, rehearsals, transcript.size)
+        rehearsed_texts = rehearse_corpus(knowledge, self.rehearsals, rng)
+        channel = self.channel(required(knowledge.candidates), corpus, rehearsed_texts, transcript.size)
         neighbours = BigramModel(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(
-        self, candidates: Candidates, corpus: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int
-    ) -> Channel:
-        """Returns p(s | t) for every shadow, by rehearsals of the corpus, and the share of each t.
+        self, originals_of_shadows: Candidates, corpus: Sequences, rehearsed_texts: list[tuple[Sequences, Ids]],
+        size: int,
+    ) -> Channel:  # fmt: skip
+        """Returns p(s | t) for every shadow, and the share of each t in the corpus.
 
         An id that is not a shadow stands for itself.
+
+        Args:
+            originals_of_shadows: T_ori of the module.
+            corpus: the public text.
+            rehearsed_texts: what the defence made of the corpus, see `channel.replacement_counts`.
+            size: the number of ids.
         """
         share = corpus.counts(size) / len(corpus.ids)
-        keys, counts = replacement_counts(corpus, rehearsals, size)
+        keys, counts = replacement_counts(corpus, rehearsed_texts, size)
         token_counts = np.bincount(keys % size, counts, size)
         originals = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
         originals[:, 1:] = NO_BELIEF
         likelihood = np.zeros(originals.shape)
         likelihood[:, 0] = 1.0
-        for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
+        for group, log_likelihood in zip(
+            originals_of_shadows.groups, originals_of_shadows.log_likelihoods, strict=True
+        ):
             for row, of_row in zip(group.rows.tolist(), log_likelihood, strict=True):
                 hits = look_up(keys, counts, row * size + group.members)
                 of_members = (hits + self.prior * np.exp(of_row)) / (token_counts[group.members] + self.prior)

@@ -44,6 +44,9 @@ class ShadowGeneration(Attack):
         base: the folder of a causal model. If it is None, a new one of `width` and `layers` is made.
         rate: the learning rate.
         restricted: whether only candidates are written; if none are known, anything is.
+
+    Raises:
+        UsageError: when it is run, if the defence moves tokens, or the model of `base` has another vocabulary.
     """
 
     base: Path | None = None
@@ -87,7 +90,10 @@ class ShadowGeneration(Attack):
         return Guess(running=guess)
 
     def _model(self, size: int, seed: int) -> Any:
-        """Returns a model with one token more than the vocabulary, the separator."""
+        """Returns a model with one token more than the vocabulary, the separator.
+
+        Raises UsageError if the model of `base` has another vocabulary than the texts.
+        """
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         with torch.random.fork_rng(devices=[]):

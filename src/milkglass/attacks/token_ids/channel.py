@@ -45,20 +45,20 @@ class Channel:
     share: Floats
 
 
-def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
+def replacement_counts(original: Sequences, rehearsed_texts: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
     """Counts how often the rehearsals sent token x as s.
 
     Args:
         original: the text that was rehearsed.
-        rehearsals: for each what was sent, and (total,) the place in it of each token of `original`, NO_BELIEF for one
-            that was not sent.
+        rehearsed_texts: of each rehearsal what was sent, and (total,) the place in it of each token of `original`,
+            NO_BELIEF for one that was not sent.
         size: n, the number of ids.
 
     Returns:
         The pairs as s * n + x, sorted, and their counts.
     """
     keys = [np.empty(0, np.int64)]
-    for seen, origin in rehearsals:
+    for seen, origin in rehearsed_texts:
         was_sent = origin != NO_BELIEF
         keys.append(seen.ids[origin[was_sent]] * size + original.ids[was_sent])
     pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
@@ -66,11 +66,14 @@ def replacement_counts(original: Sequences, rehearsals: list[tuple[Sequences, Id
 
 
 def estimate_channel(
-    original: Sequences, rehearsals: list[tuple[Sequences, Ids]], size: int, candidate_count: int
+    original: Sequences, rehearsed_texts: list[tuple[Sequences, Ids]], size: int, candidate_count: int
 ) -> Channel:
-    """Returns the channel that rehearsals of `original` show, with at most `candidate_count` originals a token."""
+    """Returns the channel that rehearsals of `original` show, with at most `candidate_count` originals a token.
+
+    See `replacement_counts` for the arguments.
+    """
     share = original.counts(size) / max(1, len(original.ids))
-    pairs, counts = replacement_counts(original, rehearsals, size)
+    pairs, counts = replacement_counts(original, rehearsed_texts, size)
     seen_ids, original_ids = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
     seen_ids, original_ids, counts = seen_ids[order], original_ids[order], counts[order].astype(np.float64)

@@ -47,10 +47,10 @@ class ChosenAnswers(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        prompts = [row for outputs in transcript.all(Outputs) if outputs.prompts is not None for row in outputs.prompts]
         sent_texts, index = list(transcript.tokens), 0
         named = np.full(transcript.size, NO_BELIEF, np.int64)
-        for prompt, written, text in zip(prompts, transcript.outputs, required(knowledge.answers), strict=True):
+        answers = zip(transcript.prompts, transcript.outputs, required(knowledge.answers), strict=True)
+        for prompt, written, text in answers:
             index = next((i for i in range(index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt)), index)
             next_prompt = next((row for row in sent_texts[index + 1 :] if _continues(row, prompt)), None)
             if next_prompt is not None:

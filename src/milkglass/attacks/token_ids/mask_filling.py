@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from milkglass import papers
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, tokenizer_of, why_no_reader
+from milkglass.models.file_names import TOKENIZER
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
@@ -117,7 +118,7 @@ class MaskFilling(Attack):
         if reason := why_no_reader(required(knowledge.public_model), self.reader):
             return reason
         folder = required(knowledge.public_model).folder
-        if folder is None or not (folder / "tokenizer.json").is_file():
+        if folder is None or not (folder / TOKENIZER).is_file():
             return "without the public model's tokenizer no mask can be found"
         if not masks(transcript.tokens, tokenizer_of(folder)):
             return "no mask such as <PERSON> is in what was sent"

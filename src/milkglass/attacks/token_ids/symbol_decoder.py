@@ -163,19 +163,19 @@ class SymbolReader(torch.nn.Module):
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields for each symbol with several members its places (p,) among all b * t, and (p, m) log-probabilities."""
         flat = symbols.flatten()
-        places = torch.nonzero(self.has_several[flat])[:, 0]
-        places = places[flat[places].argsort(stable=True)]
-        present, counts = torch.unique_consecutive(flat[places], return_counts=True)
-        states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[places])
-        places_by_symbol, states_by_symbol = places.split(counts.tolist()), states.split(counts.tolist())
-        for symbol, its_places, its_states in zip(present.tolist(), places_by_symbol, states_by_symbol, strict=True):
+        flat_indices = torch.nonzero(self.has_several[flat])[:, 0]
+        flat_indices = flat_indices[flat[flat_indices].argsort(stable=True)]
+        present, counts = torch.unique_consecutive(flat[flat_indices], return_counts=True)
+        states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[flat_indices])
+        indices_by_symbol, states_by_symbol = flat_indices.split(counts.tolist()), states.split(counts.tolist())
+        for symbol, indices, symbol_states in zip(present.tolist(), indices_by_symbol, states_by_symbol, strict=True):
             span = self.spans[symbol]
             bias = self.bias[span]
             if symbol in self.exchanged:
                 own_advantage = torch.zeros_like(self.bias)
                 own_advantage[self.own_spans[symbol]] = self.advantage
                 bias = bias + own_advantage[span]
-            yield its_places, torch.log_softmax(its_states @ self.table[span].T + bias, dim=1)
+            yield indices, torch.log_softmax(symbol_states @ self.table[span].T + bias, dim=1)
 
     def work(self, symbols: torch.Tensor, is_training: bool = False) -> float:
         """Returns the work of reading these symbols, or of a step of training on them."""
@@ -188,7 +188,7 @@ class SymbolReader(torch.nn.Module):
     def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns the mean -log P of the true tokens, for symbols and tokens (b, t); None if no symbol has several."""
         column = self.position[tokens.flatten()] - self.start[symbols.flatten()]
-        log_probabilities = [scores.gather(1, column[there][:, None])[:, 0] for there, scores in self(symbols)]
+        log_probabilities = [scores.gather(1, column[indices][:, None])[:, 0] for indices, scores in self(symbols)]
         return -torch.cat(log_probabilities).mean() if log_probabilities else None
 
 
@@ -207,17 +207,19 @@ class Beliefs:
             inputs = stack(texts, text_numbers)
             self.budget.spend(self.reader.work(inputs) + sum(self.chain.cost(row) for row in device.array(inputs)))
             with torch.inference_mode():
-                by_place = {
+                network_beliefs = {
                     index: row
-                    for there, scores in self.reader(inputs)
-                    for index, row in zip(there.tolist(), device.array(scores.double()), strict=True)
+                    for indices, scores in self.reader(inputs)
+                    for index, row in zip(indices.tolist(), device.array(scores.double()), strict=True)
                 }
-            believed = [belief for row in device.array(inputs) for belief in self.chain.read(row, True)]
-            places_and_beliefs = zip(places(texts, text_numbers), inputs.flatten().tolist(), believed, strict=True)
-            for index, (place, symbol, chain) in enumerate(places_and_beliefs):
+            chain_beliefs = [belief for row in device.array(inputs) for belief in self.chain.read(row, True)]
+            symbols_and_beliefs = zip(
+                places(texts, text_numbers), inputs.flatten().tolist(), chain_beliefs, strict=True
+            )
+            for index, (place, symbol, chain) in enumerate(symbols_and_beliefs):
                 members = self.members[symbol]
                 if len(members) > 1:
-                    yield place, members, by_place[index], np.log(chain / chain.sum() + 1e-30)
+                    yield place, members, network_beliefs[index], np.log(chain / chain.sum() + 1e-30)
                 elif len(members):
                     yield place, members, np.zeros(1), np.zeros(1)
 
@@ -304,15 +306,16 @@ class SymbolDecoder(Attack):
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
             count = min(count, HELD_OUT)
         held_out, corpus = corpus.select(order[:count]), corpus.select(order[count:])
-        reader = SymbolReader(public, symbols, corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT)
+        counts = corpus.counts(public.vocab_size)
+        smoothed_counts = counts.astype(np.float64) + UNSEEN_COUNT
+        reader = SymbolReader(public, symbols, smoothed_counts)
         share = TRAINING_SHARE if self.reader is None else TRAINING_SHARE_BEFORE_READING
         self._train(reader, symbols, corpus, budget.part(share, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members, budget)
         is_counted = np.ones(public.vocab_size, np.bool_)
-        is_counted[np.argsort(-corpus.counts(public.vocab_size), kind="stable")[: self.commonest]] = False
+        is_counted[np.argsort(-counts, kind="stable")[: self.commonest]] = False
         weights = beliefs.best_weights(replace(held_out, ids=symbols.send(held_out.ids, rng)), held_out.ids, is_counted)
         sent_symbols = transcript.tokens.map_ids(symbols.of_id)
-        smoothed_counts = corpus.counts(public.vocab_size).astype(np.float64) + UNSEEN_COUNT
         listed = beliefs.list_options(sent_symbols, weights, self.k, smoothed_counts)
         if self.reader is not None and budget.left() > 0:
             held_out = held_out.select(np.arange(len(held_out))[:HELD_OUT])

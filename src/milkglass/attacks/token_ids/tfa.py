@@ -47,6 +47,9 @@ class TFA(Attack):
             equally near ones the more frequent first.
         places: whether tokens that are known by their place are taken out first.
         match: see the module.
+
+    Raises:
+        UsageError: there is no such `match`.
     """
 
     k: int = 10

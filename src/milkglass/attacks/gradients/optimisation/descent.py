@@ -32,6 +32,9 @@ class AdamSchedule:
         decay, every: the rate is multiplied by `decay` every `every` steps.
         pull: the weight of LAMP's regulariser: the squared difference between the mean norm of the embeddings and that
             of the table's.
+
+    Raises:
+        UsageError: the number of steps is below 0, `every` below 1, or the rate not above 0.
     """
 
     steps: int

@@ -131,6 +131,9 @@ class LAMP(OptimisationAttack):
         decay: what the rate is multiplied by every 50 steps.
         every: the number of steps between reorderings.
         proposals: how many orders are tried for each text.
+
+    Raises:
+        UsageError: there is no such distance, or `starts` or `every` is below 1.
     """
 
     kind: Literal["cosine", "squares"] = "cosine"

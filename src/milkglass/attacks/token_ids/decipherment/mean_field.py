@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 from milkglass import device
 from milkglass.attacks import work
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, sum_by_index
-from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment, Ratios
+from milkglass.attacks.token_ids.decipherment.block_assignment import (
+    SINKHORN_ROUNDS,
+    BigramJoin,
+    BlockAssignment,
+    Ratios,
+)
 from milkglass.sequences import Ids
 
 AnnealedRange = tuple[float, float]  # at the first sweep and at the last, geometric in between
 Soft = NDArray[np.float32]
 Step = Callable[[float, float], bool]  # takes the share that is done and a sweep's work; returns whether to go on
-SINKHORN_ROUNDS = 12  # enough for an approximate balance
 
 
 @dataclass(frozen=True)
@@ -105,15 +109,7 @@ class Message:
 
     @cached_property
     def _device_arrays(self) -> tuple[torch.Tensor, ...]:
-        arrays = (
-            self.slot,
-            self.neighbour,
-            self.strength,
-            self.cell,
-            self.slot_count,
-            self.base,
-            np.asarray(self.floor),
-        )
+        arrays = self.slot, self.neighbour, self.strength, self.cell, self.slot_count, self.base, np.asarray(self.floor)
         return tuple(device.tensor(array) for array in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:

@@ -28,6 +28,7 @@ from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, public_head, stack, why_no_head
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
+from milkglass.models.file_names import TOKENIZER
 from milkglass.models.resolve import EMBEDDED, is_here, resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -41,7 +42,6 @@ WINDOW_TOKENS = 256  # a longer text is read in parts
 MIN_PROBABILITY = 1e-7  # added to each id's mean probability, so that its logarithm is finite
 PLACES_AVERAGED = 512  # places over which the probabilities of ids are averaged
 IDS_AT_A_TIME = 1024  # ids read in one run of the model
-TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
