@@ -18,7 +18,7 @@ from opacus.grad_sample import GradSampleModule  # type: ignore[import-not-found
 
 from milkglass.gradient_defences.dp_sgd import epsilon
 from milkglass.models.resolve import resolve
-from milkglass.threat.training_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, pad_texts
 
 TEXTS = 8
 
@@ -27,7 +27,7 @@ def main(model: str) -> None:
     torch.manual_seed(0)
     step = SharedStep.open(resolve(model))
     given = [torch.randint(1000, len(step.table), (6 + i,)).tolist() for i in range(TEXTS)]
-    ids, mask = batch(given, pad=0)
+    ids, mask = pad_texts(given, pad=0)
     labels = torch.arange(TEXTS) % 2
     started = time.perf_counter()
     alone = [

@@ -68,13 +68,13 @@ def read(step: Any, tokens: int, seed: int, pruned: float, attack: Any) -> float
     from milkglass.attacks.gradients.inversion import SharedBatch
     from milkglass.threat.budget import Budget
     from milkglass.threat.observations import Gradients
-    from milkglass.threat.training_step import batch
+    from milkglass.threat.training_step import pad_texts
 
     rng = np.random.default_rng(seed)
     special = [101, 102] if step.kind == "encoder" else []
     inner = rng.choice(np.arange(1000, len(step.table)), tokens - len(special), replace=False).tolist()
     text = [*special[:1], *inner, *special[1:]]
-    ids, mask = batch([text], 0)
+    ids, mask = pad_texts([text], 0)
     generator = torch.Generator().manual_seed(seed)
     seen = {
         name: one * (torch.rand(one.shape, generator=generator) >= pruned) if pruned else one

@@ -27,7 +27,7 @@ from milkglass.sequences import Sequences
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Transcript
-from milkglass.threat.training_step import SharedStep, Task, adapt, batch
+from milkglass.threat.training_step import SharedStep, Task, adapt, pad_texts
 from milkglass.threat.truth import Truth, score
 from tests.tiny import BERT, LLAMA, VOCAB
 
@@ -83,7 +83,7 @@ def shared(one: SharedStep, batches: Sequence[Sequence[Sequence[int]]], lengths:
     rng = np.random.default_rng(seed)
     seen, labels = [], []
     for number, texts in enumerate(batches):
-        ids, mask = batch(texts, 0)
+        ids, mask = pad_texts(texts, 0)
         classes = rng.integers(0, 2, len(texts))
         targets = torch.from_numpy(classes) if one.task == "classification" else None
         seen.append(Gradients(one.gradient(ids, mask, targets), len(texts), number))

@@ -17,7 +17,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Transcript
-from milkglass.threat.training_step import SharedStep, Task, batch
+from milkglass.threat.training_step import SharedStep, Task, pad_texts
 from tests.attacks.gradient_kit import Shared, shared, step
 
 ONE = [[1, 17, 203, 44, 44, 9, 2]]
@@ -265,6 +265,6 @@ def test_its_gradient_is_the_client_s() -> None:
     one = step("bert")
     scene = shared(one, [ONE])
     assert scene.knowledge.labels is not None
-    ids, mask = batch(ONE, 0)
+    ids, mask = pad_texts(ONE, 0)
     own = one.gradient(ids, mask, torch.from_numpy(scene.knowledge.labels))
     assert all(torch.equal(own[n], g) for n, g in scene.transcript.all(Gradients)[0].tensors.items())

@@ -32,7 +32,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.noise.stream import Stream
 from milkglass.rows.examples import Example
 from milkglass.sequences import Sequences
-from milkglass.threat.training_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, pad_texts
 from tests import tiny
 from tests.experiments.running import figures as figures_of
 
@@ -227,7 +227,7 @@ def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> 
     graded = utility(step, rows, 0, seed=0)
     found, losses, tokens = graded.figures, *(unpack_answers(graded.rows[name]) for name in ("loss", "tokens"))
     assert tokens.tolist() == [2, 0, 4] and losses.sum() / tokens.sum() == pytest.approx(found["loss"], rel=1e-5)
-    ids, mask = batch([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
+    ids, mask = pad_texts([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
     with torch.no_grad():
         whole = float(step.loss(step.embed(ids), mask, ids))
     assert found["loss"] == pytest.approx(whole, rel=1e-5) and found["perplexity"] == pytest.approx(np.exp(whole))

@@ -9,7 +9,7 @@ import torch
 
 from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.noise.stream import Stream
-from milkglass.threat.training_step import SharedStep, Task, batch
+from milkglass.threat.training_step import SharedStep, Task, pad_texts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import gradients as literal  # noqa: E402, F401
@@ -25,7 +25,7 @@ IDS = [[5, 9, 7, 6], [8, 11, 4]]
 
 
 def given(step: SharedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    ids, mask = batch(IDS, pad=1)
+    ids, mask = pad_texts(IDS, pad=1)
     return ids, mask, torch.tensor([0, 1]) if step.task == "classification" else None
 
 

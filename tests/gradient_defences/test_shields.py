@@ -17,7 +17,7 @@ from milkglass.gradient_defences.defence import GradientDefence, NoDefence, shar
 from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.freezing import FrozenEmbeddings, tables
 from milkglass.noise.stream import Stream
-from milkglass.threat.training_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, pad_texts
 from tests.gradient_defences.kit import flat, given, shared
 
 
@@ -124,7 +124,7 @@ def test_a_model_without_such_a_table(step: SharedStep) -> None:
 def test_hidden_states_are_dropped_at_the_rate(bert: SharedStep, rate: float) -> None:
     ready = Dropout(rate).before(bert)
     dropped = kept = 0
-    ids, mask = batch([[*range(4, 34)]] * 8, pad=1)
+    ids, mask = pad_texts([[*range(4, 34)]] * 8, pad=1)
 
     def count(_: object, given: tuple[torch.Tensor], out: torch.Tensor) -> None:
         nonlocal dropped, kept
@@ -144,7 +144,7 @@ def test_a_llama_drops_in_its_attention(home: object) -> None:
     step = SharedStep.open(home / "llama-untied")  # type: ignore[operator]
     ready = Dropout(0.3).before(step)
     ready.module.train()
-    ids, mask = batch([[*range(4, 44)]] * 8, pad=0)
+    ids, mask = pad_texts([[*range(4, 44)]] * 8, pad=0)
     torch.manual_seed(0)
     with torch.no_grad():
         seen = ready.module.model(input_ids=ids, attention_mask=mask, output_attentions=True).attentions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.metrics.ifeval import Instruction, Prompt, forms, score
+from milkglass.metrics.ifeval import Instruction, Prompt, loose_variants, score
 from milkglass.metrics.ifeval_rules import RULES, UNSUPPORTED, sentences
 
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [  # rule, arguments, kept by, broken by
@@ -177,7 +177,7 @@ def test_sentences(text: str, many: int) -> None:
 
 
 def test_the_loose_forms() -> None:
-    assert forms("a\n*b*\nc") == ["a\n*b*\nc", "a\nb\nc", "*b*\nc", "b\nc", "a\n*b*", "a\nb", "*b*", "b"]
+    assert loose_variants("a\n*b*\nc") == ["a\n*b*\nc", "a\nb\nc", "*b*\nc", "b\nc", "a\n*b*", "a\nb", "*b*", "b"]
     json = Instruction("detectable_format:json_format")
     answer = 'Sure, here it is:\n{"a": 1}\nAnything else?'
     assert (json.is_kept(answer), json.is_kept_loosely(answer)) == (False, True)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from milkglass.errors import UsageError
-from milkglass.threat.training_step import SharedStep, Task, batch
+from milkglass.threat.training_step import SharedStep, Task, pad_texts
 from tests import tiny
 
 IDS = [[5, 9, 7, 6], [8, 11, 4]]
@@ -36,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def given(task: Task) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ids, mask = batch(IDS, pad=1)
+    ids, mask = pad_texts(IDS, pad=1)
     return ids, mask, torch.tensor([0, 1]) if task == "classification" else ids
 
 

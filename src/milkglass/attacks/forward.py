@@ -28,13 +28,6 @@ def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     return device.move(built)
 
 
-def is_tied(model: Model) -> bool:
-    """Returns whether the model's table is its head, by its config or else by the default of its kind."""
-    config = dict(model.config)
-    model_type = config.pop("model_type")
-    return bool(AutoConfig.for_model(model_type, **config).tie_word_embeddings)
-
-
 def batches(sequences: Sequences, max_tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
     """Yields the indices of nonempty sequences of one length, the shortest first.
 
@@ -116,9 +109,13 @@ def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor, clip: float | 
 
 def why_no_head(model: Model) -> str | None:
     """Returns why `public_head` cannot be used, or None. It cannot if the head is not the table and was not saved."""
-    if model.head is None and not is_tied(model):
-        return "the public model's head is not its table, and its checkpoint holds no head"
-    return None
+    if model.head is not None:
+        return None
+    entries = dict(model.config)
+    config = AutoConfig.for_model(entries.pop("model_type"), **entries)  # a kind of model may be tied by default
+    if config.tie_word_embeddings:
+        return None
+    return "the public model's head is not its table, and its checkpoint holds no head"
 
 
 def public_head(model: Model) -> torch.Tensor:

@@ -67,6 +67,7 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
 
 
 def _sanitizer(name: str, parameters: dict[str, Any], data: Path | None) -> Defence:
+    """Returns the sanitizer of a recipe's entry. Raises UsageError."""
     words = parameters.pop("words", None)
     path = None if words is None else (data or Path()) / str(words)
     if path is not None and not path.is_file():

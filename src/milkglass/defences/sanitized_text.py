@@ -29,7 +29,7 @@ from milkglass import files
 from milkglass.client.codec.encoded import Encoded
 from milkglass.defences.obfuscated_tables import copy_base, public_codec, why_unsupported
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
-from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
+from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -74,7 +74,7 @@ class ReplacedTextClient(SanitizingClient):
         """Returns, for each text, its parts and their replacements. The joined parts are the text."""
 
     def prepare(self, texts: Sequence[str]) -> list[str]:
-        return ["".join(after) for _, after in self.parts(texts)]
+        return ["".join(replacements) for _, replacements in self.parts(texts)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +118,9 @@ class SanitizerDefence(Defence):
         method: the sanitizer and its parameters.
         words: a GloVe file. None: the model's own table.
         by: what is replaced.
+
+    Raises:
+        UsageError: there is no such `by`, or tokens are to be replaced by a method or a table for words.
     """
 
     method: SanitizerMethod
@@ -161,11 +164,7 @@ class SanitizerDefence(Defence):
         return Sequences.of(ids).counts(len(table))
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[SanitizingClient, TokenServer]:
-        secret, document = read_saved(client_folder)
-        if document != self.document():
-            raise KeyFileError(
-                f"{client_folder} is of another defence than this one", "give the parameters that made it"
-            )
+        secret, _ = read_saved(client_folder, self.document())
         counts = load_file(client_folder / COUNTS_FILE)["counts"] if self.method.needs_counts else None
         return self._client(base, self._table(base), counts, secret), TokenServer(server_folder)
 

@@ -30,7 +30,7 @@ from milkglass.noise import root
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
 from milkglass.threat.observations import Observation, Tokens, Weights
-from milkglass.threat.training_step import batch
+from milkglass.threat.training_step import pad_texts
 
 SECRET, ABOUT = "secret", "defence.json"
 TEXTS_AT_A_TIME = 32  # texts answered at a time
@@ -74,8 +74,11 @@ class TokenClient(Client):
         (folder / SECRET).write_bytes(self.secret)
 
 
-def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
-    """Returns the secret and `TokenClient.document`. Raises KeyFileError."""
+def read_saved(folder: Path, expected: Mapping[str, Any] | None = None) -> tuple[bytes, dict[str, Any]]:
+    """Returns the secret and `TokenClient.document` of a saved client half.
+
+    Raises KeyFileError if the folder has no client half, or one with another document than is expected.
+    """
     if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
     secret = (folder / SECRET).read_bytes()
@@ -83,7 +86,10 @@ def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
         raise KeyFileError(
             f"the secret is {len(secret)} bytes long, {root.SECRET_BYTES} are needed", "give the folder of another copy"
         )
-    return secret, read_json(folder / ABOUT)
+    document = read_json(folder / ABOUT)
+    if expected is not None and document != expected:
+        raise KeyFileError(f"{folder} is of another defence than this one", "give the parameters that made it")
+    return secret, document
 
 
 @dataclass(frozen=True)
@@ -112,10 +118,10 @@ class TokenServer(Server):
 
 def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float32]:
     """Returns (rows, classes) for the ids and types of each row, padded to the longest."""
-    ids, mask = batch([ids for ids, _ in rows], int(model.config.pad_token_id or 0))
+    ids, mask = pad_texts([ids for ids, _ in rows], int(model.config.pad_token_id or 0))
     inputs = {"input_ids": ids, "attention_mask": mask}
     if (types := [types for _, types in rows if types is not None]) and len(types) == len(rows):
-        inputs["token_type_ids"], _ = batch(types, 0)
+        inputs["token_type_ids"], _ = pad_texts(types, 0)
     with torch.inference_mode():
         return device.array(model(**{name: device.move(tensor) for name, tensor in inputs.items()}).logits.float())
 

@@ -36,6 +36,7 @@ class GhostRows:
 
 
 def parts_folder(site: Path) -> Path:
+    """Returns the folder, beside a site's own, of what is done of its preparation."""
     return site.with_name(f".{site.name}.parts")
 
 
@@ -117,7 +118,8 @@ def _make_part(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
 
 
 def _read(finished_parts: FinishedParts, index: int, texts: int) -> tuple[list[Ids], GhostTally]:
+    """Returns the ids and the tally of a finished part. Raises CorruptCheckpoint if it is damaged."""
     match finished_parts.get(index):
-        case {"ids": list(ids), "tally": dict(tally)} if len(ids) == texts and {*tally} == {*asdict(GhostTally())}:
-            return [np.array(row, np.int64) for row in ids], GhostTally(**tally)
+        case {"ids": list(ids), "tally": entries} if len(ids) == texts and (tally := GhostTally.read(entries)):
+            return [np.array(row, np.int64) for row in ids], tally
     raise finished_parts.damage_error(index)

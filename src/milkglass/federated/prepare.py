@@ -69,7 +69,10 @@ def require_name(name: str) -> str:
 
 
 def labels_of(sources: Sequence[Source]) -> dict[str, int]:
-    """Returns a number for each class that occurs at any site; whole numbers by value. Raises CodecError."""
+    """Returns a number for each class that occurs at any site, whole numbers by value.
+
+    Raises CodecError for rows without labels, with fractions or with pairs, and if there are fewer than 2 classes.
+    """
     names: set[str] = set()
     for source in sources:
         summary = summarise(source)

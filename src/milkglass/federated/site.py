@@ -20,7 +20,7 @@ from milkglass.gradient_defences.catalogue import name_and_parameters
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
 from milkglass.parameters import Limit
 from milkglass.sequences import Ids
-from milkglass.threat.training_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, pad_texts
 
 Method = Literal["fedsgd", "fedavg"]
 
@@ -127,7 +127,7 @@ class Site:
 
 
 def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ids, mask = batch([row.tolist() for row in rows.ids.select(chosen)], pad=0)
+    ids, mask = pad_texts(list(rows.ids.select(chosen)), pad=0)
     return ids, mask, torch.from_numpy(rows.labels[chosen])
 
 

@@ -122,7 +122,7 @@ def answer_to_fault(error: Exception) -> str:
 
 
 def _require_type(name: str, value: Any, default: Any) -> Any:
-    """Returns a configuration's value if it is of the default's type: `k="70"` is a mistake, and so is `lemma=0`."""
+    """Returns a configuration's value. Raises UsageError for another type than the default's, as of `k="70"`."""
     if type(value) is not type(default) and not (type(default) is float and type(value) is int):
         type_name = type(default).__name__
         raise UsageError(f"the node's {name} is {value!r}", f"a value such as {default!r} ({type_name}) is needed")

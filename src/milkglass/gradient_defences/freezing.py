@@ -27,6 +27,9 @@ class FrozenEmbeddings(GradientDefence):
 
     Attributes:
         kinds: which tables; one that a model lacks is left out.
+
+    Raises:
+        UsageError: no kind is named.
     """
 
     kinds: tuple[Kind, ...] = ("word", "position", "type")

@@ -46,7 +46,7 @@ from milkglass.threat.budget import Budget, WorkClock
 from milkglass.threat.defence import Defence, LabelledTexts
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Observation, Tokens, Transcript
-from milkglass.threat.training_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, pad_texts
 
 TEXTS = [
     "the nurse called about the results of the test on monday",
@@ -310,7 +310,7 @@ def can_be_attacked(defence: Defence, folder: Path) -> None:
 def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
     """What is shared has the names and shapes of the step, is finite, and is decided by the seed."""
     step = SharedStep.open(_encoder(folder).folder, "classification")
-    ids, mask = batch([[5, 9, 7, 6], [8, 11, 4]], pad=1)
+    ids, mask = pad_texts([[5, 9, 7, 6], [8, 11, 4]], pad=1)
     state_before = {name: tensor.clone() for name, tensor in step.module.state_dict().items()}
     runs = [share(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)]
     shapes = {name: tensor.shape for name, tensor in step.module.named_parameters()}

@@ -53,10 +53,10 @@ class Instruction:
         return bool(answer.strip()) and RULES[self.rule][0](answer, self.arguments)
 
     def is_kept_loosely(self, answer: str) -> bool | None:
-        """Returns whether one of the answer's `forms` keeps the rule; None if that cannot be checked."""
+        """Returns whether one of the answer's `loose_variants` keeps the rule; None if that cannot be checked."""
         if self.rule in UNSUPPORTED:
             return None
-        return any(self.is_kept(form) for form in forms(answer))
+        return any(self.is_kept(variant) for variant in loose_variants(answer))
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Accuracies:
     strict: NDArray[np.int64]
 
 
-def forms(answer: str) -> list[str]:
-    """Returns the eight forms of the loose accuracy."""
+def loose_variants(answer: str) -> list[str]:
+    """Returns the eight forms of an answer that the loose accuracy tries."""
     lines = answer.split("\n")
     cut = ["\n".join(kept_lines).strip() for kept_lines in (lines[1:], lines[:-1], lines[1:-1])]
     return [variant for form in (answer, *cut) for variant in (form, form.replace("*", ""))]

@@ -49,8 +49,8 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     n = len(vectors)
     require_k(k, n - 1, lowest=1)
     vectors = np.asarray(vectors, np.float32)
-    if bad := int((~np.isfinite(vectors).all(1)).sum()):
-        raise UsageError(f"{bad} of {n} rows are not finite in fp32", "repair the table, or leave them out")
+    if nonfinite_count := int((~np.isfinite(vectors).all(1)).sum()):
+        raise UsageError(f"{nonfinite_count} of {n} rows are not finite in fp32", "repair the table, or leave them out")
     unit = directions(vectors)
     lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     if device.on_gpu():

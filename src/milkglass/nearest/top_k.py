@@ -98,10 +98,10 @@ class ExactIndex:
         # products of tiny rows would be zero
         scaled_queries = queries / lengths(queries)[:, None] if is_cosine else queries.double()
         values = list[torch.Tensor]()
-        for mine, theirs in zip(query.split(step), row.split(step), strict=True):
-            queries_of_pairs, rows = scaled_queries[mine], self.table[theirs]
+        for some_queries, some_rows in zip(query.split(step), row.split(step), strict=True):
+            queries_of_pairs, rows = scaled_queries[some_queries], self.table[some_rows]
             if is_cosine:
-                values.append(torch.linalg.vecdot(queries_of_pairs, rows.float()) * self.cosines.scale[theirs])
+                values.append(torch.linalg.vecdot(queries_of_pairs, rows.float()) * self.cosines.scale[some_rows])
             else:
                 values.append((queries_of_pairs - rows).square().sum(1) / -2)
         return torch.cat(values).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -100,6 +100,9 @@ class CusText(Sanitizer):
     Attributes:
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
         given_lists: earlier `lists` of the same table, k, metric and counts.
+
+    Raises:
+        UsageError: epsilon or k does not fit, or there is no such metric.
     """
 
     k: int = 20

@@ -14,7 +14,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -76,21 +75,6 @@ def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progr
     return counts
 
 
-@dataclass
-class FileReport:
-    """What became of the rows of a file.
-
-    Attributes:
-        rows: how many rows were written.
-        tally: what became of their words.
-        unchanged_fields: the names of fields that are written as they were.
-    """
-
-    rows: int = 0
-    tally: WordTally = field(default_factory=WordTally)
-    unchanged_fields: set[str] = field(default_factory=set)
-
-
 def sanitize_file(
     sanitizer: FileSanitizer, source: Path, shape: FileShape, out: Path, seed: int | None, about: dict[str, Any],
     workers: int = 0, progress: Progress = no_progress,
@@ -115,37 +99,36 @@ def sanitize_file(
     require_free(out)
     if workers:
         sanitizer.sanitizer.prepare()  # so that the workers' copies have it
-    sanitize_block = _BlockSanitizer(sanitizer, shape, fresh_seed() if seed is None else seed)
-    totals = FileReport()
+    work = partial(_sanitize_block, sanitizer, shape, fresh_seed() if seed is None else seed)
+    row_count, tally, unchanged_fields = 0, WordTally(), set[str]()
     with new_file(out) as file:
         file.write(shape.head())
-        for block, (text, tally, unchanged_fields) in map_blocks(sanitize_block, blocks_of(source, shape), workers):
+        for block, (text, tally_of_block, fields_of_block) in map_blocks(work, blocks_of(source, shape), workers):
             file.write(text)
-            totals.rows += len(block.raw)
-            totals.tally.add(tally)
-            totals.unchanged_fields |= unchanged_fields
+            row_count += len(block.raw)
+            tally.add(tally_of_block)
+            unchanged_fields |= fields_of_block
             progress(block.size)
-        report = report_document(sanitizer, totals, about, seed is not None)
+        report = about | _report_document(sanitizer, row_count, tally, unchanged_fields, seed is not None)
         with new_file(report_path(out)) as report_file:
             report_file.write(json.dumps(report, indent=2) + "\n")
     return report
 
 
-def report_document(
-    sanitizer: FileSanitizer, totals: FileReport, about: dict[str, Any], seed_given: bool
+def _report_document(
+    sanitizer: FileSanitizer, row_count: int, tally: WordTally, unchanged_fields: set[str], seed_given: bool
 ) -> dict[str, Any]:
-    """Returns the report as JSON. It contains no text and no seed, and says whether the user gave one."""
+    """Returns the report, without what it says of the method. It contains no text and no seed."""
     table = sanitizer.sanitizer.table
     return {
-        **about,
         "guarantee": guarantee_in_words(sanitizer.guarantee, seed_given),
         "table": {"name": table.name, "words": len(table.candidates), "width": int(table.vectors.shape[1])},
         "seed_given": seed_given,
-        "rows": totals.rows,
-        "texts": totals.tally.texts,
+        "rows": row_count,
+        "texts": tally.texts,
         **({"by": "tokens"} if isinstance(sanitizer.reader, TokenReader) else {}),
-        "words": totals.tally.document(),
-        "fields_left_as_they_are": sorted(totals.unchanged_fields),
+        "words": tally.document(),
+        "fields_left_as_they_are": sorted(unchanged_fields),
     }
 
 
@@ -168,30 +151,23 @@ def method_document(method: SanitizerMethod, corpus_given: bool) -> dict[str, An
 
 
 # --- in workers -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _BlockSanitizer:
+def _sanitize_block(
+    sanitizer: FileSanitizer, shape: FileShape, seed: int, block: Block
+) -> tuple[str, WordTally, set[str]]:
     """Returns a block's text after sanitizing, the tally of its words, and the names of unchanged fields."""
-
-    sanitizer: FileSanitizer
-    shape: FileShape
-    seed: int = field(repr=False)
-
-    def __call__(self, block: Block) -> tuple[str, WordTally, set[str]]:
-        rows, slots, unchanged_fields = self.shape.parse(block)
-        tally = WordTally()
-        instructions, private_texts = [], []
-        for container, key in slots:
-            instruction, private_text = self.shape.split_instruction(container[key])
-            instructions.append(instruction)
-            private_texts.append(private_text)
-        stream = stream_of(self.seed, block.number, json.dumps(private_texts))
-        texts = self.sanitizer.texts(private_texts, stream, tally)
-        for (container, key), instruction, text in zip(slots, instructions, texts, strict=True):
-            container[key] = instruction + text
-        return self.shape.write(rows), tally, unchanged_fields
+    rows, slots, unchanged_fields = shape.parse(block)
+    tally = WordTally()
+    pairs = [shape.split_instruction(container[key]) for container, key in slots]
+    private_texts = [private_text for _, private_text in pairs]
+    stream = stream_of(seed, block.number, json.dumps(private_texts))
+    texts = sanitizer.texts(private_texts, stream, tally)
+    for (container, key), (instruction, _), text in zip(slots, pairs, texts, strict=True):
+        container[key] = instruction + text
+    return shape.write(rows), tally, unchanged_fields
 
 
 def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
+    """Returns (n,) how often each row of the reader's table occurs in the texts of a block."""
     _, slots, _ = shape.parse(block)
     return reader.counts(shape.split_instruction(container[key])[1] for container, key in slots)
 
@@ -221,6 +197,8 @@ def map_blocks(
 
     With 0 workers it works in this process. One worker is also a process: all workers compute with equally many
     threads, on which the last bits of a matrix product depend.
+
+    Raises MilkglassError if a worker process was ended.
     """
     if not workers:
         for block in blocks:

@@ -56,6 +56,9 @@ class Rnm(Sanitizer):
         counts: as for CUSTEXT, for strict lists.
         given_lists: earlier `nearest_lists` of the same table and k.
         given_groups: earlier `lists` of the same table, k and counts.
+
+    Raises:
+        UsageError: epsilon, k or the rule of sparing does not fit, or there is no such guarantee.
     """
 
     k: int = 30

@@ -82,7 +82,8 @@ class Sanitizer(abc.ABC):
     def sanitize(self, ids: Ids, stream: Stream) -> Ids:
         """Returns (t,) the row numbers of the substitutes. Special rows are unchanged.
 
-        Raises UnknownWord for an id that is outside the table, and would cross in the clear.
+        Raises UnknownWord for an id that is outside the table, and would cross in the clear, and UsageError for ids
+        that are not one row of whole numbers.
         """
         ids = np.asarray(ids)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -118,7 +119,10 @@ class Sanitizer(abc.ABC):
         return self.table.vectors if self.table.special is None else self.table.vectors[self.table.candidates]
 
     def order(self, counts: NDArray[np.int64] | None) -> Ids:
-        """Returns the places from the most frequent word to the rarest. Ties keep the table's order."""
+        """Returns the places from the most frequent word to the rarest. Ties keep the table's order.
+
+        Raises UsageError if there is not one count for each word.
+        """
         if counts is None:
             return np.arange(len(self.vectors))
         if counts.shape != (len(self.table),):
@@ -128,12 +132,13 @@ class Sanitizer(abc.ABC):
 
 @dataclass(frozen=True)
 class SparingRule:
-    """Says which words are replaced: the sensitive ones (n,) always, all others with probability p."""
+    """The words that are replaced: the sensitive ones (n,) always, all others with probability p."""
 
     sensitive: Mask = field(repr=False)
     p: float
 
     def check(self, table: WordVectors) -> None:
+        """Raises UsageError if the mask is not one of this table's words, or p is not a probability."""
         if self.sensitive.shape != (len(table),) or self.sensitive.dtype != np.bool_:
             raise UsageError(
                 f"sensitive words are given as {self.sensitive.dtype} of shape {self.sensitive.shape}",

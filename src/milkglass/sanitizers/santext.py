@@ -211,6 +211,9 @@ class SanTextPlus(SanText):
 
     Attributes:
         occurring: (n,) the words of the corpus. The sensitive ones among them are the substitutes: V_S of Algorithm 2.
+
+    Raises:
+        UsageError: a value does not fit, or no word of the corpus is sensitive.
     """
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(

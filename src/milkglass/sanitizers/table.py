@@ -45,6 +45,9 @@ class WordVectors:
         vectors: (n, d), fp32.
         special: (n,) rows that are neither drawn nor replaced, such as [CLS] and [unused7].
         name: for reports; without a path or a text.
+
+    Raises:
+        BadTable: vectors or mask do not fit the words, values are not finite, or fewer than 2 rows can be drawn.
     """
 
     words: tuple[str, ...]
@@ -116,6 +119,7 @@ def read_glove(path: Path) -> WordVectors:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
+    """Yields the number of each line, its word and its numbers. Raises BadTable for a line of another form."""
     with path.open(encoding="utf-8", newline="\n") as file:
         number = 0
         while line := file.readline(MAX_LINE):
@@ -131,6 +135,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def _floats(rows: list[str], width: int, path: Path) -> Vectors:
+    """Returns (rows, width) the numbers of rows of text. Raises BadTable for what is no number."""
     try:
         vectors = np.array([row.split(" ") for row in rows], np.float32)
     except ValueError:
@@ -139,7 +144,10 @@ def _floats(rows: list[str], width: int, path: Path) -> Vectors:
 
 
 def words_of_model(folder: Path, name: str) -> WordVectors:
-    """Returns the whole words of a model's vocabulary, in the order of their ids."""
+    """Returns the whole words of a model's vocabulary, in the order of their ids.
+
+    Raises BadTable if there are none, and ModelError.
+    """
     tokenizer, vectors = open_table(folder)
     rows: dict[str, int] = {}
     special = special_rows(tokenizer, len(vectors))

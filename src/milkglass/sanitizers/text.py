@@ -153,6 +153,9 @@ class TextSanitizer:
         keep_stopwords: whether STOPWORDS cross unchanged.
         allow: further words that cross unchanged, in any case.
         splitting: how texts are split into words.
+
+    Raises:
+        UsageError: an allowed word is not a single word.
     """
 
     sanitizer: Sanitizer

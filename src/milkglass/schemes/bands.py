@@ -45,7 +45,10 @@ class Bands:
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.int64], factor: float) -> Bands:
-        """Returns bands for counts (n,) of each token in the text that is to be protected, or in one like it."""
+        """Returns bands for counts (n,) of each token in the text that is to be protected, or in one like it.
+
+        Raises UsageError for a text without tokens, and for a factor that is not above 1.
+        """
         if not counts.any():
             raise UsageError("the text for --bands has no tokens", "give text like the one that will be sent")
         cls(factor, "")  # raises UsageError for a factor that cannot be
@@ -54,7 +57,10 @@ class Bands:
         return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())
 
     def split(self, order: Ids, n: int, k: int) -> list[Ids]:
-        """Returns the rows of `order` in bands of at least MIN_CLUSTERS_A_BAND * k, the most frequent band first."""
+        """Returns the rows of `order` in bands of at least MIN_CLUSTERS_A_BAND * k, the most frequent band first.
+
+        Raises UsageError if the bands are of another number of tokens than n.
+        """
         classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
         if len(classes) != n:
             raise UsageError(f"the bands are of {len(classes)} tokens, the table has {n}", "make a new key")

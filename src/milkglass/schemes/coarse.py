@@ -114,6 +114,7 @@ class Coarse(Scheme):
 
     @property
     def _map(self) -> SymbolMap:
+        """Returns the map. Raises UsageError if it is not found yet."""
         if self.map is None:
             raise UsageError("coarse has no map from tokens to symbols yet", "give --data: it is found from your rows")
         return self.map
@@ -134,6 +135,7 @@ class Coarse(Scheme):
         return np.union1d(exempt_ids, by_frequency).astype(np.int64)
 
     def fit(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
+        """Returns the scheme with its map. Raises UsageError if symbols or epsilon do not fit the vocabulary."""
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
         exempt = self.exempt_ids(evidence.counts, evidence.special, evidence.pinned)
@@ -160,7 +162,7 @@ class Coarse(Scheme):
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> MergedRows:  # fmt: skip
-        """Returns the rows of the new table, numbered by symbols."""
+        """Returns the rows of the new table, numbered by symbols. Raises UsageError without a map for the table."""
         if len(self._map.symbol_of_token) != len(table):
             raise UsageError(f"the map is of {len(self._map.symbol_of_token)} tokens, the table has {len(table)}", HINT)
         progress(len(order))
@@ -173,7 +175,10 @@ def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _with_pinned(symbols: Ids, pinned: tuple[int, ...]) -> Ids:
-    """Returns the tokens' symbols, renumbered so that each pinned token's symbol has the token's id as its number."""
+    """Returns the tokens' symbols, renumbered so that each pinned token's symbol has the token's id as its number.
+
+    Raises UsageError if there are too few symbols for that.
+    """
     exchanged = symbols.copy()
     for token in pinned:
         if token > int(exchanged.max()):

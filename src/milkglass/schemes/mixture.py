@@ -82,13 +82,13 @@ class Mixture:
 
         counts = self.indptr[rows + 1] - self.indptr[rows]
         limit = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
-        mixed = table.new_empty((len(rows), *table.shape[1:]))
+        mixed_rows = table.new_empty((len(rows), *table.shape[1:]))
         for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // limit)) + 1):
             is_long = counts[block] > limit  # a row of a symbol that stands for half of the vocabulary
             for part_rows in (block[~is_long], *np.split(block[is_long], range(1, int(is_long.sum())))):
                 if len(part_rows):
-                    mixed[torch.from_numpy(part_rows)] = self._mix(table, rows[part_rows], limit)
-        return mixed
+                    mixed_rows[torch.from_numpy(part_rows)] = self._mix(table, rows[part_rows], limit)
+        return mixed_rows
 
     def _mix(self, table: torch.Tensor, rows: Ids, limit: int) -> torch.Tensor:
         """Returns one row, or several that mix few rows.
@@ -101,12 +101,12 @@ class Mixture:
         positions += np.arange(len(positions))
         if len(rows) > 1:
             return _sums(table, self.members[positions], self.weights[positions], counts, None).to(table.dtype)
-        mixed = None
+        total = None
         for start in range(0, len(positions), limit):
             part = positions[start : start + limit]
-            mixed = _sums(table, self.members[part], self.weights[part], np.array([len(part)]), mixed)
-        assert mixed is not None
-        return mixed.to(table.dtype)
+            total = _sums(table, self.members[part], self.weights[part], np.array([len(part)]), total)
+        assert total is not None
+        return total.to(table.dtype)
 
     @classmethod
     def means(cls, n: int, clusters: list[Ids]) -> Mixture:
@@ -148,14 +148,14 @@ def _sums(
         vectors[-1] = previous.flatten()
         local, weights = np.append(len(used_ids), local), np.append(np.float32(1), weights)
         counts = counts + 1
-    mixed = torch.nn.functional.embedding_bag(
+    sums = torch.nn.functional.embedding_bag(
         torch.from_numpy(local),
         vectors,
         torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]])),
         mode="sum",
         per_sample_weights=torch.from_numpy(weights),
     )
-    return mixed.reshape(len(counts), *table.shape[1:])
+    return sums.reshape(len(counts), *table.shape[1:])
 
 
 @dataclass(frozen=True)

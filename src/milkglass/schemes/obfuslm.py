@@ -77,6 +77,7 @@ class ObfusLM(Scheme):
             self._require_nothing_against_shared_rows()
 
     def _require_nothing_against_shared_rows(self) -> None:
+        """Raises UsageError if an option is set that cannot be used with shared rows."""
         for option in ("aliases", "plus"):
             if getattr(self, option) is not None:
                 hint = "ids are drawn within a cluster already, and an id does not name a token"
@@ -101,9 +102,9 @@ class ObfusLM(Scheme):
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> ObfusLM:
         return replace(self, bands=Bands.from_counts(counts, factor))
 
-    def mixture(self, table: torch.Tensor, order: Ids, noise: Noise, progress: Progress | None = None) -> Mixture:
+    def mixture(self, table: torch.Tensor, order: Ids, noise: Noise) -> Mixture:
         """Returns the mixture of the rows of `table` (n, d) that `order` lists, clustered in that order."""
-        clusters = self.cluster(table, order, progress)
+        clusters = self.cluster(table, order)
         return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
 
     def document(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def adapt(module: Any, rank: int) -> None:
             getattr(module, head).requires_grad_(True)
 
 
-def batch(ids: Sequence[Sequence[int] | Ids], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_texts(ids: Sequence[Sequence[int] | Ids], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (b, t) the ids of texts, padded at their ends with `pad`, and (b, t) the mask of the texts' places."""
     rows = [torch.tensor(text, dtype=torch.long) for text in ids]
     masks = [torch.ones_like(row) for row in rows]

@@ -53,7 +53,7 @@ class NearestRows(Attack):
         """Returns what is compared of the scrambled and the public rows."""
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return same_width(transcript, knowledge)
+        return why_other_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Compares ids that were sent first, starting with the most frequent, so that a short budget reads those."""
@@ -81,8 +81,8 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
     return torch.cat(nearest_rows) if nearest_rows else torch.empty(0, min(k, len(public)), dtype=torch.long)
 
 
-def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
-    """Returns None if rows can be compared, else why not."""
+def why_other_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
+    """Returns why the rows of both sides cannot be compared, or None if they have one width."""
     seen, public = transcript.model.width, required(knowledge.public_model).width
     return None if seen == public else f"the scrambled embeddings have {seen} dimensions, the public ones {public}"
 

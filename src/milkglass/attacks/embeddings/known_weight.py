@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.embeddings.knn import same_width
+from milkglass.attacks.embeddings.knn import why_other_width
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.attacks.embeddings.layer_fit import Estimate, find_transformations
 from milkglass.errors import UsageError
@@ -140,7 +140,7 @@ class KnownWeight(Preprocessor):
         object.__setattr__(self, "uses", uses)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := same_width(transcript, knowledge):
+        if reason := why_other_width(transcript, knowledge):
             return reason
         if reason := why_not(self.then, transcript, self.prepare_knowledge(knowledge)):
             return f"{self.then.name}, which comes after it: {reason}"

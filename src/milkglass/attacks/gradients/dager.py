@@ -49,7 +49,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
-from milkglass.threat.training_step import batch as padded
+from milkglass.threat.training_step import pad_texts
 
 MIN_SHARE_OF_STATE = 0.5  # a row's token is the last one if at least this share of the state is left in the row
 
@@ -287,14 +287,13 @@ class DAGER(Inversion):
 def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
     """Returns why no text of the batch can be found, or None."""
     lengths = _lengths(batch)
+    total = None if lengths is None else sum(lengths)
     for index, attention_input in enumerate(first_layers):
         names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
         shared_grads = [grad for name in names if (grad := batch.tensor(name)) is not None]
         if not any(bool(grad.any()) for grad in shared_grads):
             return f"no gradient of the queries, keys and values of layer {index + 1} is shared"
-        if attention_input.has_adapters and not spans_of(
-            batch, attention_input, None if lengths is None else sum(lengths)
-        ):
+        if attention_input.has_adapters and not spans_of(batch, attention_input, total):
             return f"the rank of the adapters of layer {index + 1} is not above the number of tokens"
     return None
 
@@ -355,7 +354,7 @@ def _head_gradient(batch: SharedBatch) -> Tensor | None:
 
 def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[TokenTuple]) -> tuple[Tensor, Tensor]:
     """Returns (v, d) what known targets leave of the head's gradient, and (b, d) the states before last tokens."""
-    ids, mask = (tensor.to(batch.step.device) for tensor in padded(texts, 0))
+    ids, mask = (tensor.to(batch.step.device) for tensor in pad_texts(texts, 0))
     module, head_inputs = batch.step.module.eval(), []
     head = module.get_output_embeddings()
     handle = head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach()))
@@ -373,7 +372,7 @@ def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[Toke
 
 def _misfit(batch: SharedBatch, texts: Sequence[TokenTuple]) -> float:
     """Returns the squared distance of these texts' gradient from the shared one."""
-    ids, mask = padded(texts, 0)
+    ids, mask = pad_texts(texts, 0)
     gradient = replace(batch.step, dropout=False).gradient(ids, mask, None)
     shared = batch.tensors.items()
     return sum(float((gradient[name] - grad).square().sum()) for name, grad in shared if name in gradient)

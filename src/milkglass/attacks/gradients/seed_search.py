@@ -158,8 +158,8 @@ class _NoiseModel:
         """Returns the gradient without the noise (most entries give its exact width), 0 where only rounding is."""
         noise, noisy = self.noise(grad.shape, seed).to(grad.device), grad.double()
         width = float((noisy[:, 0] / noise[:, 0]).median())
-        bare = noisy - width * noise
-        return torch.where(bare.abs() > MIN_ENTRY * width, bare, 0.0).float()
+        denoised = noisy - width * noise
+        return torch.where(denoised.abs() > MIN_ENTRY * width, denoised, 0.0).float()
 
 
 def _near_test(bits: int, middle: float, half_width: float) -> Test:
@@ -232,8 +232,8 @@ def _passing_seeds(tests: Sequence[tuple[int, Test]], block: range) -> list[int]
 
 def _twist(word: Words, next_word: Words, far_word: Words) -> Words:
     """Returns the Mersenne Twister's next words from the words at j, j + 1 and j + 397."""
-    mixed = (word & np.uint32(0x80000000)) | (next_word & np.uint32(0x7FFFFFFF))
-    return far_word ^ (mixed >> np.uint32(1)) ^ ((next_word & np.uint32(1)) * np.uint32(0x9908B0DF))
+    joined = (word & np.uint32(0x80000000)) | (next_word & np.uint32(0x7FFFFFFF))
+    return far_word ^ (joined >> np.uint32(1)) ^ ((next_word & np.uint32(1)) * np.uint32(0x9908B0DF))
 
 
 def _temper(y: Words) -> Words:

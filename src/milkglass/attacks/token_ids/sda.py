@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.embeddings.knn import nearest, same_width
+from milkglass.attacks.embeddings.knn import nearest, why_other_width
 from milkglass.attacks.forward import batches, body, descend, stack
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
@@ -97,7 +97,7 @@ class SDA(Attack):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not len(required(knowledge.corpus).ids):
             return "the public text holds no token"
-        return same_width(transcript, knowledge)
+        return why_other_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public_model = required(knowledge.public_model)

@@ -25,7 +25,7 @@ from milkglass.metrics.text import mean_loss, perplexity
 from milkglass.noise.stream import Stream
 from milkglass.progress import Log
 from milkglass.sequences import Ids
-from milkglass.threat.training_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, pad_texts
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> Utili
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
     for row, text_ids in enumerate(rows.ids):
         if len(text_ids) > 1:
-            ids, mask = batch([text_ids.tolist()], 0)
+            ids, mask = pad_texts([text_ids], 0)
             tokens[row] = len(text_ids) - 1
             losses[row] = float(step.loss(step.embed(ids), mask, ids)) * tokens[row]
     predictions = {"loss": pack_answers(losses), "tokens": pack_answers(tokens.astype(np.int64))}

@@ -37,7 +37,7 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.training_step import Task, batch
+from milkglass.threat.training_step import Task, pad_texts
 
 SENTENCES_PER_SAVE = 32
 
@@ -62,7 +62,7 @@ class PrivateRows:
 
     def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns ids and mask (texts, tokens), padded with the id `pad`, and the labels (texts,)."""
-        ids, mask = batch([text_ids.tolist() for text_ids in self.ids], pad)
+        ids, mask = pad_texts(list(self.ids), pad)
         return ids, mask, None if self.labels is None else torch.from_numpy(self.labels)
 
 

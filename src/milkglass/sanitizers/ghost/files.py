@@ -212,8 +212,8 @@ def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
 def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
     """Returns a finished part's rows and tally. Raises CorruptCheckpoint if it is damaged."""
     match finished_parts.get(number):
-        case {"rows": str(rows), "tally": dict(tally)} if tally.keys() == asdict(GhostTally()).keys():
-            return rows, GhostTally(**tally)
+        case {"rows": str(rows), "tally": entries} if tally := GhostTally.read(entries):
+            return rows, tally
     raise finished_parts.damage_error(number)
 
 

@@ -44,7 +44,14 @@ class GhostTally:
     likeness: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEASURES, 0.0))
     unchanged_fields: list[str] = field(default_factory=list)
 
+    @classmethod
+    def read(cls, entries: Any) -> GhostTally | None:
+        """Returns the tally of these entries, which `asdict` made; None for anything else."""
+        is_tally = isinstance(entries, dict) and entries.keys() == asdict(cls()).keys()
+        return cls(**entries) if is_tally else None
+
     def add(self, other: GhostTally) -> None:
+        """Adds the sums of another tally."""
         for name, value in asdict(other).items():
             if name == "likeness":
                 self.likeness = {measure: self.likeness[measure] + value[measure] for measure in MEASURES}

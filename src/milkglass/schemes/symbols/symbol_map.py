@@ -96,6 +96,7 @@ def _pack(array: NDArray[np.generic]) -> str:
 
 
 def _unpack(text: str) -> bytes:
+    """Returns what `_pack` packed. Raises UsageError for anything else."""
     try:
         return zlib.decompress(base64.b64decode(text, validate=True))
     except (ValueError, zlib.error) as error:

@@ -105,7 +105,7 @@ class GRAB(OptimisationAttack):
         for _ in range(self.sweeps):
             previous_best = beam[0].tobytes()
             for row in range(len(ids)):
-                for place in problem.places(row).tolist():
+                for place in problem.free_places(row).tolist():
                     beam = self.extend_beam(problem, beam, (row, place), pool, distances_by_text, budget)
             if beam[0].tobytes() == previous_best or budget.left() <= 0:
                 break
@@ -123,7 +123,7 @@ class GRAB(OptimisationAttack):
         """Returns the beam after trying other tokens at one place, best first."""
         candidates = {text.tobytes(): text for text in beam}
         for text in beam:
-            for neighbour in neighbours(text, row_and_place, problem.places(row_and_place[0]), pool):
+            for neighbour in neighbours(text, row_and_place, problem.free_places(row_and_place[0]), pool):
                 candidates[neighbour.tobytes()] = neighbour
         for keys in batched([key for key in candidates if key not in distances_by_text], problem.guesses_at_once):
             if budget.left() <= 0:
@@ -157,4 +157,4 @@ def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool
 
 
 def _tokens_at_free_places(problem: Problem, ids: Ids) -> list[int]:
-    return [int(ids[row, place]) for row in range(len(ids)) for place in problem.places(row)]
+    return [int(ids[row, place]) for row in range(len(ids)) for place in problem.free_places(row)]

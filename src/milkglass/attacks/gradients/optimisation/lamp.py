@@ -181,11 +181,11 @@ class LAMP(OptimisationAttack):
         """Puts each text into the order with the least cost: its own, or one that was proposed."""
         problem = descent.problem
         for row, length in enumerate(problem.lengths):
-            places, token_ids = problem.places(row), problem.nearest(descent.x)[row]
+            free_places, token_ids = problem.free_places(row), problem.nearest(descent.x)[row]
             orders = [np.arange(len(token_ids))]
-            for free_order in proposals(len(places), self.proposals, rng):
+            for free_order in proposals(len(free_places), self.proposals, rng):
                 orders.append(orders[0].copy())
-                orders[-1][places] = places[free_order]
+                orders[-1][free_places] = free_places[free_order]
             guesses = (_reorder(descent.x.detach(), row, order) for order in orders)
             costs = [distance for _, distance in judge(problem, guesses, budget)]
             if prior is not None:
@@ -206,7 +206,7 @@ def best_start(
 ) -> torch.Tensor:
     """Returns the best of so many draws of all texts together, or the best of so many random orders of its places."""
     best = nearest_guess(problem, (problem.random_embeddings(rng) for _ in range(start_count)), budget.part(0.5))
-    free_places = [problem.places(row) for row in range(len(best))]
+    free_places = [problem.free_places(row) for row in range(len(best))]
     return nearest_guess(problem, [best, *(_shuffle(best, free_places, rng) for _ in range(order_count))], budget)
 
 

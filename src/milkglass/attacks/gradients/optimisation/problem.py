@@ -182,7 +182,7 @@ class Problem:
     def lengths(self) -> list[int]:
         return [int(length) for length in self.mask.sum(1)]
 
-    def places(self, row: int) -> Ids:
+    def free_places(self, row: int) -> Ids:
         """Returns (f,) the places to be found in the text with index `row`."""
         return self.frame.free_places(self.lengths[row])
 

@@ -181,13 +181,13 @@ class Decipherment(Solver):
     ) -> Candidates:
         """Returns a group for each frequent id, with its likeliest readings."""
         known_groups = [Group(pair[:1], pair[1:]) for pair in known_pairs]
+        zeros = [np.zeros((1, 1)) for _ in known_groups]
         final_state = settle_all(counts, seen, public, known_pairs, self.growth, report_sweep, aliases)
         if final_state is None:
-            return Candidates(tuple(known_groups), tuple(np.zeros((1, 1)) for _ in known_groups))
+            return Candidates(tuple(known_groups), tuple(zeros))
         order = np.argsort(-final_state.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
         belief = np.log(np.maximum(np.take_along_axis(final_state.belief, order, axis=1), 1e-30)).astype(np.float64)
         groups = [Group(final_state.rows[[i]], final_state.columns[order[i]]) for i in range(len(final_state.rows))]
-        zeros = [np.zeros((1, 1)) for _ in known_groups]
         return Candidates((*known_groups, *groups), (*zeros, *(row[None] for row in belief)))
 
 
