@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "THREATS.md", "docs/papers/*.md", "docs/*.md")
 SST2 = (
     "coarse_frontier", "coarse_frontier.quick", "mitigations.quick", "obfuslm_table2.quick", "cmif_equal_share.quick",
-    "cmif_table1.quick", "coarse_epsilon.quick",
+    "cmif_table1.quick", "coarse_epsilon.quick", "client_alone",
 )  # fmt: skip
-TASKS = ("coarse_tasks", "coarse_tasks.quick", "obfuslm_tasks")
+TASKS = ("coarse_tasks", "coarse_tasks.quick", "obfuslm_tasks", "client_alone")
 BARS = "Bars: 95 % intervals, where a result has them."
 NAMES = {
     "plain": "sent as it is", "textobfuscator": "TextObfuscator", "obfuslm": "ObfusLM", "bands": "ObfusLM, bands",
