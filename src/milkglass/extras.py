@@ -11,21 +11,11 @@ OPTIONAL = (
     MASKING
     | ATTESTED
     | {
-        *("accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "psutil"),
-        *(
-            "python_multipart",
-            "rouge_score",
-            "scipy",
-            "simplemma",
-            "sklearn",
-            "threadpoolctl",
-            "torch",
-            "transformers",
-            "websockets",
-        ),
+        "accelerate", "dp_accounting", "gguf", "matplotlib", "mpmath", "nltk", "peft", "psutil", "python_multipart",
+        "rouge_score", "scipy", "simplemma", "sklearn", "threadpoolctl", "torch", "transformers", "websockets",
         "wordfreq",
     }
-)
+)  # fmt: skip
 # The extra that a command, or a name of the package, needs. All others need `train`
 EXTRA_OF = {
     "serve": "server", "audit": "audit", "audit_key": "audit", "compare": "audit", "ui": "audit",

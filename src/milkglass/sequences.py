@@ -90,5 +90,5 @@ def look_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number
     """Returns the value of each expected key, and 0 for one that is not among the sorted `keys`."""
     if not len(keys):
         return np.zeros(expected.shape, values.dtype)
-    places = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
-    return np.where(keys[places] == expected, values[places], values.dtype.type(0))
+    positions = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
+    return np.where(keys[positions] == expected, values[positions], values.dtype.type(0))

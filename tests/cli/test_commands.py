@@ -54,8 +54,9 @@ def test_wrong_usage_as_json_too() -> None:
 
 def test_help_says_what_the_commands_do() -> None:
     shown = " ".join(call("--help").stdout.split())
-    assert "in the main job only scrambled token ids cross the wire" in shown
-    assert "Show a key's model and how much of its budget is spent" in shown and "Inspect" not in shown
+    assert "Measure what a machine that you don't trust reads of the text that you send it" in shown
+    assert "Show, back up and rotate keys." in shown
+    assert "how much of its budget is spent" in " ".join(call("key", "--help").stdout.split())
     assert "Scrambling the model before them is not counted" in " ".join(call("audit", "--help").stdout.split())
 
 

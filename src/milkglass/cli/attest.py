@@ -123,7 +123,6 @@ def judge_evidence(
     """Verifies evidence and judges it by a policy. Without a policy, every weakness counts as not accepted.
 
     Args:
-        hardware: the evidence.
         rules: the policy. None: there is none, and the verdict does not hold.
         path: the policy's file, beside which its lock file is read. None: no machine is pinned.
         now: the time by which it is judged.
@@ -154,7 +153,6 @@ async def request_evidence(url: str, authority: Path | None, rules: Policy | Non
     """Asks a server for evidence for a fresh nonce.
 
     Args:
-        url: the server's address.
         authority: a PEM file with the server's certificate or its authority. None: the system's.
         rules: the policy, which names the form of the evidence. None: the form is our own server's.
 

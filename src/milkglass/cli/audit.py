@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,7 @@ from milkglass.cli.ui.options import (
     refuse_unused,
     require_file,
     same_command,
-    with_options,
+    with_optional_key_and_server,
 )
 from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, percent, report_activity, table
 from milkglass.errors import UsageError
@@ -42,7 +41,7 @@ SMALL_SAMPLE_NOTE = (
 )
 
 
-@partial(with_options, needs_key_and_server=False)
+@with_optional_key_and_server
 def audit(
     context: typer.Context,
     options: KeyOptions,
@@ -147,20 +146,10 @@ def _audit_key(
     server_transcript: Path | None, out: Path, budget: str, rows: int | None, seed: int, columns: ColumnOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Audits an opened key, and prints the report.
+    """Audits an opened key, and prints the report. The arguments are the options of `audit`.
 
     Args:
-        context: of the running command.
-        unlocked: the key.
-        model: the original model, if it has moved.
         texts: the files "text", whose texts are attacked, "public" and "known", which an attacker has. None: no file.
-        server_transcript: what a server recorded.
-        out: the folder of the report.
-        budget: the time for the attacks.
-        rows: how many texts are read. None: all.
-        seed: decides which half of the texts is private, and every random draw.
-        columns: the options by which the files are read.
-        as_json: whether the report is printed as JSON.
     """
     text = texts["text"]
     assert text is not None
@@ -189,18 +178,7 @@ def audit_captured(
     context: typer.Context, path: Path, model: str | None, server_model: Path | None, layer: int, out: Path,
     budget: str, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Audits what somebody else's client sent, and prints the report.
-
-    Args:
-        context: of the running command.
-        path: the texts, each with what was sent for it.
-        model: the public model.
-        server_model: the folder of the model that the server runs, if an attacker has it.
-        layer: how many layers the client runs, if it sent vectors.
-        out: the folder of the report.
-        budget: the time for the attacks.
-        seed: decides every random draw.
-        as_json: whether the report is printed as JSON.
+    """Audits what somebody else's client sent, and prints the report. The arguments are the options of `audit`.
 
     Raises UsageError if no model is named or the audit cannot be written, CodecError if a row cannot be read.
     """
@@ -249,11 +227,8 @@ def run_audit(
     """Runs an audit: builds the scene, runs the attacks on it, and writes the report.
 
     Args:
-        build_scene: builds the scene, and reports its progress.
         identity: all that decides the result. A stopped audit is resumed only if this is the same.
-        out: the folder of the report.
-        budget: the time for the attacks.
-        seed: decides every random draw.
+        budget: the time for the attacks, as --budget takes it.
         as_json: whether no progress is printed.
 
     Returns:
@@ -313,12 +288,10 @@ def larger_budget(time_estimate: TimeEstimate, budget: str) -> str:
     """Returns a budget that should suffice for all attacks, or LARGER_BUDGET_FACTOR times this one if none is known."""
     from milkglass.audit.audit import ATTACKING_SHARE
 
-    is_unknown = math.isnan(time_estimate.enough_seconds)
-    return _budget_text(
-        LARGER_BUDGET_FACTOR * Budget.parse(budget).seconds
-        if is_unknown
-        else time_estimate.enough_seconds / ATTACKING_SHARE
-    )
+    seconds = time_estimate.enough_seconds / ATTACKING_SHARE
+    if math.isnan(seconds):
+        seconds = LARGER_BUDGET_FACTOR * Budget.parse(budget).seconds
+    return f"{max(1, math.ceil(seconds / 60))}m"  # --budget takes minutes; at least 1
 
 
 def print_audit(context: typer.Context, finished_audit: tuple[Audit, Path, str], out: Path, as_json: bool) -> None:
@@ -326,11 +299,6 @@ def print_audit(context: typer.Context, finished_audit: tuple[Audit, Path, str],
     audit, page, budget_to_finish = finished_audit
     resume_command = "" if not audit.unfinished else same_command(context, budget=budget_to_finish)
     emit(as_json, {"out": str(out), **audit.to_json()}, lambda: report_text(audit, page, resume_command))
-
-
-def _budget_text(seconds: float) -> str:
-    """Returns seconds as --budget takes them: in minutes, rounded up, at least 1."""
-    return f"{max(1, math.ceil(seconds / 60))}m"
 
 
 def result_line(result: AttackResult) -> str:
@@ -344,13 +312,7 @@ def result_line(result: AttackResult) -> str:
 
 
 def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
-    """Returns the audit as text.
-
-    Args:
-        audit: the audit.
-        page: its page.
-        resume_command: the command that resumes it with a larger budget; "" if every attack ended.
-    """
+    """Returns the audit as text. `resume_command` goes on with a larger budget; it is "" if every attack ended."""
     from milkglass.audit.report.verdict import LABELS
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]

@@ -30,7 +30,6 @@ class CoarseFiles:
     """The files of a coarse vocabulary: the user's rows, from which its map is found, and public text.
 
     Attributes:
-        data: the user's training rows.
         public: public text in which tokens are counted. None: they are counted in the rows.
         is_regression: whether the labels of the rows are numbers.
         columns: the options that say how the rows are read.

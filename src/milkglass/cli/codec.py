@@ -23,12 +23,12 @@ from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.progress import Log
 from milkglass.rows.lines import (
     InputRow,
-    arguments,
     input_lines,
     input_row,
     pairs_of,
     refusals_naming_rows,
     require_no_messages,
+    rows_of_arguments,
 )
 from milkglass.rows.place import MAX_PLACES_SHOWN, Place
 
@@ -122,7 +122,7 @@ def encode(
     documents_of = _chat_documents if chat else _text_documents
     lines = _read_lines(source)
     with report_activity(as_json or source is None, "encode"), _output(out) as output_file:
-        rows = arguments(text, pair) if text else (input_row(place, line) for place, line in lines)
+        rows = rows_of_arguments(text, pair) if text else (input_row(place, line) for place, line in lines)
         documents: list[dict[str, Any]] = []
         for batch in batched(rows, BATCH_SIZE):
             encoded = list(documents_of(codec, batch, max_length, truncates, cut_names.append))
@@ -191,14 +191,10 @@ def _write_training_rows(
     The numbers of new label names are stored in the key.
 
     Args:
-        unlocked: the key.
-        source: the training data.
-        summary: its summary.
         out: the file to write, or with the layout "datasets" the folder.
         max_length: the most tokens of a row, if the model allows so many.
         skip_long: whether conversations are left out whose answers are all beyond that.
         model: the original model, if it has moved.
-        as_json: whether the result is printed as JSON.
         layout: the layout of the rows. None: marked Parquet, which `milkglass upload` takes.
     """
     from milkglass.client.codec.codec import codec_of

@@ -52,9 +52,9 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.rows.data_file import KINDS
+    from milkglass.rows.data_file import SUFFIXES
 
-    if Path(name).suffix.lower() in {*KINDS} - {""} or Path(name).is_file():
+    if Path(name).suffix.lower() in {*SUFFIXES} - {""} or Path(name).is_file():
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
         refuse_unused("of a file of yours", {"--split": split})
@@ -74,14 +74,7 @@ def data(
 
 
 def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
-    """Writes the rows of the user's file as JSON Lines, and prints the columns that are read and the classes.
-
-    Args:
-        source: the user's file.
-        out: the file to write.
-        max_rows: the most rows that are written. None: all.
-        as_json: whether the result is printed as JSON.
-    """
+    """Writes the user's rows, or the first `max_rows`, as JSON Lines. Prints the columns that are read, and classes."""
     from milkglass.rows.examples import read_examples, read_texts, summarise
     from milkglass.rows.write import write
 
@@ -90,7 +83,7 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
     count = write(reader(source, blank=blank.append, empty=empty.append), out, max_count=max_rows)
     note_skipped(source.name, len(blank), len(empty))
-    columns_read = f"; {source.columns_read()}" if source.kind != ".txt" else ""
+    columns_read = f"; {source.columns_read()}" if source.suffix != ".txt" else ""
     emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_read}")
     if as_json or reader is not read_examples:
         return

@@ -237,11 +237,7 @@ def audit(
 def open_split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[SplitText]:
     """Yields the client of a split decoder: the enclave of a folder, and the server of --split.
 
-    What the enclave proves is printed.
-
-    Args:
-        options: the enclave's folder, the server's address, and how prompts are sanitized.
-        credentials: the options of the server besides its address.
+    What the enclave proves is printed. The address in `credentials` is not used.
 
     Raises:
         UsageError: --enclave is missing.
@@ -281,14 +277,7 @@ def open_split_text(options: SplitOptions, credentials: ServerOptions) -> Iterat
 def generate_split(
     split_decoder: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
 ) -> None:
-    """Prints how much of a sanitized prompt is replaced, and the answer: while it is generated, or at its end as JSON.
-
-    Args:
-        split_decoder: the enclave and the server.
-        sanitized: the prompt.
-        sampling: how tokens are drawn.
-        as_json: whether the answer is printed as JSON.
-    """
+    """Prints how much of a sanitized prompt is replaced, then the answer as it is generated, or whole as JSON."""
     unchanged_count = sanitized.private_count - sanitized.changed_count
     note(
         f"prompt: {sanitized.token_count} tokens, {sanitized.private_count} of your text: {sanitized.changed_count} of "
@@ -320,12 +309,9 @@ def sanitize_prompt(
     """Sanitizes a prompt.
 
     Args:
-        split_decoder: the enclave and the server.
-        prompt: the user's text.
         system: the system's message, in the chat template.
         chat_template: whether the prompt is put into the chat template. None: if the model has one.
         instruction: the beginning of the message, which is not sanitized.
-        sampling: how tokens are drawn.
 
     Raises:
         NoChatTemplate: `chat_template` is true, and the model has none.

@@ -115,14 +115,10 @@ def prepare_sites(
     """Prepares the rows of each site, except those that an interrupted run has prepared already.
 
     Args:
-        files: the sites' files by name.
         out_folder: the folder for a folder of each site.
         labels: the numbers of the classes by name.
-        model: the model's folder.
         plain: whether the texts do not pass through GHOST.
-        selection: how GHOST selects shadows.
         seed: makes the shadows repeatable. None: secret ones are drawn.
-        stage: starts a stage.
         as_json: whether no estimate of the time is printed.
 
     Raises UsageError if the interrupted run had other settings, or the sites' files have changed.
@@ -285,13 +281,7 @@ def run(
 
 
 def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: str) -> str:
-    """Returns the result of a run as text.
-
-    Args:
-        document: the result as JSON.
-        state: the finished rounds.
-        audit_command: the command that is suggested next.
-    """
+    """Returns the result of a run, whose JSON is `document`, as text. `audit_command` is suggested next."""
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]

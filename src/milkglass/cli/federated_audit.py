@@ -95,23 +95,9 @@ def _attack_updates(
     run: Path, model: str, site: str, file: DataFile, public: DataFile | None, rows: Path | None, attacks: str | None,
     shield: str, budget: str, seed: int, as_json: bool,
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
-    """Attacks the updates of a site.
+    """Attacks the updates of a site. Returns the figures, and for each text what was read of it.
 
-    Args:
-        run: the run's folder.
-        model: the model that was trained.
-        site: the site's name.
-        file: the site's own texts.
-        public: text that an attacker may have.
-        rows: the site's prepared folder. None: the run's.
-        attacks: names of attacks with commas between them. None: those that fit and end soon.
-        shield: the defence of the gradients, with its parameters.
-        budget: the time for the attacks.
-        seed: decides the attackers' draws.
-        as_json: whether no progress is printed.
-
-    Returns:
-        The figures, and for each text what was read of it.
+    The arguments are the options of `audit`; `file` and `public` are the files of --text and --public.
     """
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
     from milkglass.audit.updates.attack import audit_updates, require_names

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,7 @@ from milkglass.cli.ui.options import (
     command_line_options,
     open_session,
     refuse_unused,
-    with_options,
+    with_optional_key_and_server,
 )
 from milkglass.cli.ui.terminal import bars, json_text, note, print_classifications, report_activity, say, show_pieces
 from milkglass.cli.ui.text_input import texts_to_classify
@@ -58,7 +57,7 @@ System = Annotated[str | None, typer.Option("--system", help="The system's messa
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
-@partial(with_options, needs_key_and_server=False)
+@with_optional_key_and_server
 def classify(
     context: typer.Context,
     model_id: Annotated[
@@ -137,7 +136,7 @@ def _classify_locally(folder: Path, rows: Sequence[InputRow], pairs: Sequence[st
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
-@partial(with_options, needs_key_and_server=False)
+@with_optional_key_and_server
 def generate(
     model_id: Annotated[
         str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)
@@ -200,7 +199,7 @@ def generate(
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------
-@partial(with_options, needs_key_and_server=False)
+@with_optional_key_and_server
 def chat(
     model_id: Annotated[
         str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)

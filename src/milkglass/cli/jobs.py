@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from milkglass.cli.ui.job_progress import METRIC_NAMES, Fetch, finish_job, steps_text
-from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, Yes, refuse_unused, with_options
+from milkglass.cli.ui.options import (
+    AsJson,
+    KeyOptions,
+    ServerOptions,
+    Yes,
+    refuse_unused,
+    with_optional_key_and_server,
+    with_options,
+)
 from milkglass.cli.ui.terminal import cell_text, delete_object, emit, local_time, table
 from milkglass.errors import UsageError
 
@@ -22,7 +29,7 @@ def jobs(*, server: ServerOptions, as_json: AsJson = False) -> None:
     emit(as_json, {"jobs": [_job_document(job) for job in records]}, lambda: _job_table(records))
 
 
-@partial(with_options, needs_key_and_server=False)
+@with_optional_key_and_server
 def job(
     job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
     follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,

@@ -99,8 +99,7 @@ def for_job(
     parent.key.require_whole()
     base = open_original(model or parent.key.info.model)
     with bars(as_json) as stage:
-        total = sum(tensor.bytes for tensor in base.tensors.values())
-        parent.key.require_model(base.digest(stage("check the model", total)))
+        parent.key.require_model(base.digest(stage("check the model", base.total_bytes)))
         child = key_for_job(base, parent.key, name, clusters, stage)
     if fault := weakness(passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")

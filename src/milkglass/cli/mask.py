@@ -14,12 +14,7 @@ DEFAULT_MIN_SCORE = 0.35  # the lowest recognition score that is masked; telepho
 def sanitize_by_mask(source: Path, shape: FileShape, out: Path, settings: list[str], as_json: bool) -> None:
     """Masks the texts of a file, and prints how often each kind of entity was masked.
 
-    Args:
-        source: the file.
-        shape: the format of its rows, and which of their fields are texts.
-        out: the file to write.
-        settings: the values of `--set`, such as "least=0.5".
-        as_json: whether the report is printed as JSON.
+    `settings` are the values of `--set`, such as "least=0.5".
     """
     from milkglass.sanitizers.masking import mask_file
 

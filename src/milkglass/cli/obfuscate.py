@@ -65,14 +65,7 @@ LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not imp
 
 
 def outcome_lines(unlocked: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
-    """Returns lines that say what was scrambled, and what the key's scheme promises for it.
-
-    Args:
-        unlocked: the key.
-        out: the folder that was written.
-        promise: the sizes of the clusters or symbols.
-        seconds: how long it took.
-    """
+    """Returns lines that say what was scrambled into `out`, and what the key's scheme promises for it."""
     from milkglass.client.key.scheme import scheme_of
 
     key, first_line = unlocked.key, f"scrambled into {out} in {duration(seconds)}"
@@ -107,9 +100,7 @@ def next_steps(
     """Returns lines with warnings and with the commands that come next.
 
     Args:
-        unlocked: the key.
-        out: the folder that was written.
-        delta: whether it is a delta, which needs the original model at the server.
+        delta: whether `out` is a delta, which needs the original model at the server.
         passphrase_file: the option --passphrase-file of the commands. None: they have no such option.
         data: the user's training rows, if they are known.
         column_options: the options by which those rows are read, with a space before them.
@@ -250,8 +241,8 @@ def obfuscate(
         if existing_key is None and generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase, generate=True)
         with bars(as_json) as stage:
-            total = sum(tensor.bytes for tensor in base.tensors.values())
-            digest = base.digest(stage("read the model" if existing_key is None else "check the model", total))
+            stage_name = "read the model" if existing_key is None else "check the model"
+            digest = base.digest(stage(stage_name, base.total_bytes))
             if existing_key is None:
                 from milkglass.client.key.file import UnlockedKey
 
@@ -364,7 +355,6 @@ def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, f
     """Returns the parameters of the scheme that the command sets, by name.
 
     Args:
-        scheme: the scheme's name.
         assignments: the values of `--set`, such as "beta=0.9".
         options: the values of the other options that set parameters, by the parameter's name. None: not set.
 
@@ -418,9 +408,7 @@ def _require_same_scheme(
     """Raises UsageError if an existing key was made with another scheme or other parameters than are chosen.
 
     Args:
-        unlocked: the key.
         scheme: the name of the chosen scheme. None: any.
-        chosen_parameters: by their names.
         out: the folder to write, whose unfinished part the hint names.
     """
     from milkglass.client.key.scheme import scheme_of

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,6 +26,7 @@ from milkglass.cli.ui.options import (
     read_token,
     refuse_unused,
     require_file,
+    with_optional_key_and_server,
     with_options,
 )
 from milkglass.cli.ui.passphrase import open_with_passphrase
@@ -82,10 +82,7 @@ class EndpointOptions:
     ] = False
 
     def address(self, any_key: bool = False) -> ProxyAddress:
-        """Returns where the proxy listens, and the API key that applications must give.
-
-        Args:
-            any_key: whether no API key is asked for.
+        """Returns where the proxy listens, and the API key that applications must give: none with `any_key`.
 
         Raises:
             UsageError: a network could read or use the proxy, the API key's file is missing or empty, `any_key` and
@@ -116,10 +113,9 @@ class EndpointOptions:
         return f'OpenAI(base_url="{client_url(url, self.cert)}/v1", api_key={api_key}){key_note}'
 
     def upstream(self, server: ServerOptions, channel: AttestedChannel | None = None) -> Upstream:
-        """Returns the engine at --server. Raises UsageError if the address is missing, or ends with /v1.
+        """Returns the engine at --server, whose requests go through the channel of an attested server, if there is one.
 
-        Args:
-            channel: the channel of an attested server, through which all requests go. None: it is not attested.
+        Raises UsageError if the address is missing, or ends with /v1.
         """
         from milkglass.engines.catalogue import ENGINES
         from milkglass.engines.upstream import Upstream
@@ -135,7 +131,7 @@ class EndpointOptions:
         return Upstream(engine, server.server, token, server.allow_http, server.certificate, None, channel)
 
 
-@partial(with_options, needs_key_and_server=False)
+@with_optional_key_and_server
 def proxy(
     any_key: Annotated[
         bool, typer.Option("--open", help="Take any API key, or none: every user of this machine may use your key.")

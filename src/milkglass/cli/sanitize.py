@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,7 +46,6 @@ def read_shape(
     """Returns the format of a file's rows, and what of them is sanitized.
 
     Args:
-        path: the file.
         extra_names: further fields that contain text.
         kept_names: fields that are left unchanged.
         roles: the roles whose messages are sanitized. Empty: all.
@@ -56,8 +56,6 @@ def read_shape(
         UsageError: there is no such file, or options do not fit it.
         CodecError: its rows cannot be read.
     """
-    from dataclasses import replace
-
     from milkglass.rows.blocks import shape_of
     from milkglass.rows.tables import parse_delimiter
 
@@ -106,14 +104,9 @@ def make_sanitizer(
     """Returns the method's sanitizer of a table's words, with the frequencies and the lists that it needs.
 
     Args:
-        method: the method with its parameters.
-        reader: reads texts by the table.
         corpus: a file in which frequencies are counted, and its format. None: they come from a list of English words.
-        workers: how many processes count.
         is_quiet: whether no progress is shown.
     """
-    from dataclasses import replace
-
     from milkglass.sanitizers.files import count_file
     from milkglass.sanitizers.word_list import LIST_NAME, english_frequencies
 
@@ -145,27 +138,18 @@ def unit_noun(reader: Reader) -> str:
 
 
 def sanitize_and_report(
-    method: SanitizerMethod, source: Path, shape: FileShape, out: Path | None, reader: Reader, seed: int | None,
-    workers: int | None, corpus: Path | None, as_json: bool, has_epsilon: bool = True,
+    method: SanitizerMethod, source: Path, shape: FileShape, out: Path, reader: Reader, seed: int | None,
+    workers: int | None, corpus: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Sanitizes a file by words or tokens, and prints the report, on a terminal also the beginning of the first text.
 
     Args:
-        method: the method with its parameters.
-        source: the file.
-        shape: the format of its rows, and what of them is sanitized.
-        out: the file to write.
-        reader: reads texts by the embedding table.
         seed: makes the result repeatable. None: a secret one is drawn.
         workers: how many processes work. None: by size and cores.
         corpus: a file in which frequencies are counted. None: they come from a list of English words.
-        as_json: whether the report is printed as JSON.
-        has_epsilon: whether the user set epsilon. If not, one may be chosen that suits the table.
     """
     from milkglass.sanitizers.files import method_document, report_path, sanitize_file
 
-    method = method if has_epsilon else fit_epsilon(method, reader)
-    assert out is not None  # _require_files
     workers = workers or (cores() if source.stat().st_size > SMALL_FILE_BYTES else 1)
     corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
     sanitizer = make_sanitizer(method, reader, corpus_shape, workers, as_json)
@@ -194,8 +178,6 @@ def sanitize_and_report(
 
 def fit_epsilon(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
     """Returns the method with an epsilon that suits the table, and prints it; another method than santext as it is."""
-    from dataclasses import replace
-
     from milkglass.sanitizers.santext import halfway_epsilon
 
     if method.name != SCALED_BY_TABLE:
@@ -267,18 +249,13 @@ def sanitize_by_ghost(
     """Replaces the tokens of a file by shadows (GHOST), and prints the report.
 
     Args:
-        source: the file's path.
-        out: the file to write.
         model: the model whose tokens are replaced.
         assignments: parameters of the search and of the selection, such as "k=70" and "beams=2".
         seed: makes the result repeatable. None: a secret one is drawn.
         extra_names: further fields that contain text.
         kept_names: fields that are left unchanged.
         delimiter: the delimiter of a table. None: it is found.
-        as_json: whether the report is printed as JSON.
     """
-    from dataclasses import replace
-
     from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
     from milkglass.parameters import read_words
@@ -473,8 +450,7 @@ def sanitize(
         _require_unused(method, unused)
         if source == "-":
             raise UsageError("mask reads a file", "give a file IN and an OUT")
-        _require_files(Path(source), out)
-        assert out is not None
+        out = _require_files(Path(source), out)
         shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
         sanitize_by_mask(Path(source), shape, out, assignments or [], as_json)
         return
@@ -493,20 +469,18 @@ def sanitize(
         return
     from milkglass.rows.blocks import require_rows
 
-    _require_files(Path(source), out)
+    out = _require_files(Path(source), out)
     shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
     require_rows(Path(source), shape)
     reader = reader_of(embeddings, by)
-    sanitize_and_report(
-        chosen_method, Path(source), shape, out, reader, seed, workers, corpus, as_json, epsilon is not None
-    )
+    chosen_method = chosen_method if epsilon is not None else fit_epsilon(chosen_method, reader)
+    sanitize_and_report(chosen_method, Path(source), shape, out, reader, seed, workers, corpus, as_json)
 
 
 def _method_with_parameters(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
     """Returns a method with its parameters.
 
     Args:
-        name: the method's name.
         assignments: the values of `--set`, such as "p=0.3".
         options: the values of the other options that set parameters, by the parameter's name. None: not set.
 
@@ -533,8 +507,11 @@ def _require_unused(method: str, options: dict[str, Any]) -> None:
             raise UsageError(f"{method} has no use for --{name}", "leave it out")
 
 
-def _require_files(source: Path, out: Path | None) -> None:
-    """Raises UsageError if the file does not exist, or `out` is None, exists, or has the suffix of another format."""
+def _require_files(source: Path, out: Path | None) -> Path:
+    """Returns `out`.
+
+    Raises UsageError if `source` does not exist, or `out` is None, exists, or has the suffix of another format.
+    """
     from milkglass.rows.blocks import KINDS
     from milkglass.sanitizers.files import require_free
 
@@ -549,3 +526,4 @@ def _require_files(source: Path, out: Path | None) -> None:
             f"{out.name} is a name for {out_format}, and {source.name} contains {row_format}",
             f"end it in {source.suffix or '.txt'}",
         )
+    return out

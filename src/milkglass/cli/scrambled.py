@@ -41,9 +41,7 @@ def verify(
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:
-        unlocked.key.require_model(
-            base.digest(stage("check the model", sum(tensor.bytes for tensor in base.tensors.values())))
-        )
+        unlocked.key.require_model(base.digest(stage("check the model", base.total_bytes)))
         checks = check(base, unlocked.key, out, stage)
     passed = all(outcome.passed for outcome in checks)
     emit(
@@ -62,9 +60,9 @@ def _require_key_of_folder(out: Path, key: Key) -> None:
     """Raises KeyForOtherModel if another key made the folder. All of its tensors would be reported as wrong."""
     from milkglass.client.remote.responses import is_made_with
     from milkglass.models.checkpoint import read_json
-    from milkglass.models.file_names import KEY_ID
+    from milkglass.models.file_names import CONFIG, KEY_ID
 
-    config = out / "config.json"
+    config = out / CONFIG
     key_id = read_json(config).get(KEY_ID) if config.is_file() else None
     if is_made_with({"key_id": key_id}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")

@@ -184,10 +184,8 @@ def _serve_attested(
     """Serves evidence for the TLS key, and forwards requests to an engine on this machine.
 
     Args:
-        address: where to listen, with the certificate and key of TLS.
         engine: the engine's address, on this machine. None: there is no engine.
         software: whether the evidence comes from software, which proves nothing.
-        gpus: whether there is evidence of NVIDIA GPUs, too.
         collateral: the folder of the makers' signed files, which are handed out with the evidence.
         release_settings: the folder for released files, and the digest of their sender's token. None: none is taken.
         token_file: holds the token that requests to the engine need. None: they need none.

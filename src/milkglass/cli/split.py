@@ -113,10 +113,7 @@ def _open_server_half(
 ) -> Iterator[tuple[EncoderInfo, Answer]]:
     """Yields the server half's description, and the function that answers frames: over HTTP, or in this process.
 
-    Args:
-        url: the server, if `folder` is None.
-        folder: the server's half, which is run in this process.
-        credentials: the options of the server.
+    The server's half in `folder` is run in this process. None: the server at `url` has it.
     """
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")
@@ -254,8 +251,11 @@ def train(
         "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training_texts.corpus.texts),
         "classes": len(training_texts.labels), "steps": step_count, "seconds": round(time.monotonic() - start_time, 2),
-        "validation": None if evaluation is None else _evaluation_json(evaluation),
+        "validation": None,
     }  # fmt: skip
+    if evaluation is not None:
+        counts = {"texts": evaluation.text_count, "left_out": evaluation.left_out_count}
+        document["validation"] = {"right": evaluation.accuracy, **counts}
     if not as_json:
         note(KEEP_HINT.format(client=client))
     emit(as_json, document, lambda: _training_text(document, data))
@@ -287,11 +287,6 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
             f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",
         ]
     )
-
-
-def _evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Returns an evaluation as a JSON document: the share of right answers, and how many texts were counted or not."""
-    return {"right": evaluation.accuracy, "texts": evaluation.text_count, "left_out": evaluation.left_out_count}
 
 
 def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:
@@ -399,13 +394,10 @@ def _serve_decoder(
     """Serves a decoder's layers besides its embedding layer, and releases that layer's table to enclaves.
 
     Args:
-        model: the decoder.
-        port: the port on 127.0.0.1.
         home: the server's folder, which holds its token.
         token: the token. None: that of the folder, which is made if it is missing.
         verifier: decides which attested enclaves get the table. None: none does.
         allows_unattested: whether enclaves that prove nothing get the table, too.
-        row_policy: how many rows of the table may leave an enclave.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
-from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER_CONFIG, WEIGHTS
+from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX, SPECIAL_TOKENS, TOKENIZER_CONFIG, WEIGHTS
 from milkglass.models.safetensors_header import READABLE_DTYPES, TensorRef, read_header
 from milkglass.progress import Progress, no_progress
 from milkglass.system import in_threads
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
 MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
-CONFIGS = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, "special_tokens_map.json")
+CONFIGS = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS)
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 MAX_BYTES = {
     INDEX: 64 * MIB,
@@ -167,7 +167,13 @@ def require_no_adapter(folder: Path) -> None:
 
 
 def shard_names(folder: Path) -> list[str]:
-    """Returns the safetensors files of a model folder. Index entries must be plain names: a path is refused."""
+    """Returns the names of the safetensors files of a model folder.
+
+    Raises:
+        CorruptCheckpoint: the index is invalid, or names a path, or a file that is missing.
+        UnsafeWeights: the weights are pickled.
+        ModelNotFound: there are no weights.
+    """
     if (folder / INDEX).is_file():
         weight_map = read_model_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -219,7 +225,10 @@ def _parse_finite(word: str) -> float:
 
 
 def read_json(path: Path, must_be_finite: bool = False) -> dict[str, Any]:
-    """Returns the object in a JSON file. `must_be_finite` refuses NaN and infinities."""
+    """Returns the object in a JSON file. Raises CorruptCheckpoint for anything else.
+
+    With `must_be_finite`, NaN and infinities are refused too.
+    """
     try:
         text = path.read_text("utf-8")
         document = (

@@ -147,7 +147,10 @@ def resolve(ref: str, uses_weights: bool = True) -> Path:
 
 
 def _snapshot(folder: Path) -> Path:
-    """Returns the model in a folder of the hub's cache (models--owner--name, one folder a commit), or the folder."""
+    """Returns the model in a folder of the hub's cache (models--owner--name, one folder a commit), or the folder.
+
+    Raises ModelNotFound if the folder has no commit of the model, or several.
+    """
     folder_of_model = folder.parent if folder.name == SNAPSHOTS else folder
     if (folder / CONFIG).is_file() or not folder_of_model.name.startswith("models--"):
         return folder
@@ -263,15 +266,11 @@ def _fetch_embedded(model: EmbeddedModel, uses_weights: bool) -> Path:
 
 
 def _convert_to_cache(model: EmbeddedModel, source: Path, target: Path) -> Path:
-    """Checks the published files, and copies or converts them into a new folder of the cache, which is returned.
+    """Checks the published files, and copies or converts them into the new folder `target`, which is returned.
 
-    Args:
-        model: the embedded model.
-        source: its weights. The other files lie beside them.
-        target: the new folder.
+    The file `source` has the weights, and the model's other files lie beside it.
 
-    Raises:
-        CorruptCheckpoint: a file is not the one that was published, or is not converted as it must be.
+    Raises CorruptCheckpoint if a file is not the one that was published, or is not converted as it must be.
     """
     for name, digest in ((source.name, model.sha256), *model.other_files.items()):
         file = source.parent / name

@@ -116,7 +116,7 @@ def packed_header(entries: Mapping[str, Any]) -> bytes:
 
 
 def _require_bounded(header: bytes, name: str) -> None:
-    """Refuses a header with more strings, values, lists or levels than the entries of MAX_TENSORS tensors have.
+    """Raises CorruptCheckpoint for a header with more strings, values, lists or levels than MAX_TENSORS tensors have.
 
     It needs a few copies of `header` at most. The header need not be JSON: where this misreads one, the JSON reader
     refuses it.

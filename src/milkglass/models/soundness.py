@@ -134,7 +134,10 @@ def _key_id(config: Mapping[str, Any]) -> str | None:
 
 
 def _require_layers(checkpoint: Checkpoint) -> None:
-    """Checks the number of layers before the config is resolved: some make a list of the stated length."""
+    """Raises CorruptCheckpoint for a number of layers that no weights back.
+
+    It is checked before the config is resolved: some configs make a list of the stated length.
+    """
     count = len(checkpoint.tensors)
     for key, depth in entries(checkpoint.config):
         if key in DEPTH_ENTRIES and not (type(depth) is int and 0 < depth <= count):

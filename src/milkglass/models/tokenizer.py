@@ -21,7 +21,7 @@ from tokenizers import AddedToken
 from milkglass.errors import CodecError, CorruptCheckpoint, ModelError
 from milkglass.models.checkpoint import read_json, read_model_json, require_readable
 from milkglass.models.families import family_of
-from milkglass.models.file_names import CONFIG, TOKENIZER, TOKENIZER_CONFIG
+from milkglass.models.file_names import CONFIG, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG
 from milkglass.models.tokenizer_kinds import KINDS, NAMED_TOKENS, kind_name
 from milkglass.models.tokenizer_parts import byte_letters, require_known_parts
 from milkglass.sequences import Ids
@@ -217,6 +217,12 @@ class Tokenizer:
     def all_special_ids(self) -> list[int]:
         return list(self.convert_tokens_to_ids(self.all_special_tokens))
 
+    @property
+    def special_ids(self) -> list[int]:
+        """Returns the ids of all special tokens, sorted: `all_special_ids`, and added tokens marked as special."""
+        marked_ids = (token_id for token_id, token in self.added_tokens_decoder.items() if token.special)
+        return sorted({*self.all_special_ids, *marked_ids})
+
     def __getattr__(self, name: str) -> Any:
         """Returns a special token by its name (`eos_token`), or its id (`eos_token_id`), or None."""
         token, _, suffix = name.partition("_token")
@@ -377,7 +383,7 @@ def _special_tokens(
     if "added_tokens_decoder" in settings:
         added = {int(token_id): AddedToken(**token) for token_id, token in settings["added_tokens_decoder"].items()}
     else:
-        for name, entry in _optional(folder / "special_tokens_map.json").items():
+        for name, entry in _optional(folder / SPECIAL_TOKENS).items():
             tokens[name] = _special_entry(name, entry, tokens)
         if isinstance(tokens.get("extra_special_tokens"), dict):
             special_names |= tokens.pop("extra_special_tokens")
@@ -409,7 +415,7 @@ def _token(entry: Any) -> Any:
 
 
 def _special_entry(name: str, entry: Any, tokens: Mapping[str, Any]) -> Any:
-    """Returns an entry of special_tokens_map.json, a file that older versions of transformers wrote."""
+    """Returns an entry of the file SPECIAL_TOKENS."""
     if name == "extra_special_tokens" and isinstance(entry, list):
         extra = list(tokens.get(name) or [])
         return extra + [token for token in map(_with_flags, entry) if token not in extra]
@@ -490,7 +496,10 @@ def decodes_by_byte(tokenizer: Tokenizer) -> bool:
 
 
 def token_limit(folder: Path, tokenizer: Tokenizer) -> int:
-    """Returns the most tokens of a text. A family that counts positions from an id (RoBERTa's padding) has fewer."""
+    """Returns the most tokens of a text. A family that counts positions from an id (RoBERTa's padding) has fewer.
+
+    Raises CorruptCheckpoint if the tokenizer's limit is not a number.
+    """
     config = read_model_json(folder / CONFIG)
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     limit = tokenizer.model_max_length

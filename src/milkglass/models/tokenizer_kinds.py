@@ -68,7 +68,7 @@ def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
     class_setting = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if not class_setting:
         return registered_kind or "TokenizersBackend"
-    declared_kind = _general(str(class_setting))
+    declared_kind = _general_kind(str(class_setting))
     is_misnamed = model_type in MISNAMED_TYPES
     if declared_kind == "LlamaTokenizer" and not is_misnamed and '"ByteLevel"' in text:
         return "TokenizersBackend"
@@ -83,7 +83,7 @@ def kind_name(config: Mapping[str, Any], settings: Settings, text: str) -> str:
     return declared_kind
 
 
-def _general(name: str) -> str:
+def _general_kind(name: str) -> str:
     """Returns a kind's name without its former ending, and one name for all kinds that use a file unchanged."""
     name = "TokenizersBackend" if name == "PreTrainedTokenizerFast" else name.removesuffix("Fast")
     return "TokenizersBackend" if name in UNCHANGED_KINDS else name

@@ -182,7 +182,7 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
 
 def _require_special_apart(tokenizer: Any, folder: str) -> None:
     """Raises ModelError for a tokenizer whose special tokens occur in plain text: they are not sanitized."""
-    for token_id in {*tokenizer.all_special_ids, *_special_token_ids(tokenizer)}:
+    for token_id in tokenizer.special_ids:
         token = tokenizer.convert_ids_to_tokens(token_id)
         for text in {str(token), tokenizer.decode([token_id]), " " + tokenizer.decode([token_id]).strip()}:
             ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
@@ -192,10 +192,6 @@ def _require_special_apart(tokenizer: Any, folder: str) -> None:
                     "sanitized",
                     "don't use this provider",
                 )
-
-
-def _special_token_ids(tokenizer: Any) -> list[int]:
-    return [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
 def _parts(component: Any) -> list[Part]:

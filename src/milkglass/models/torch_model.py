@@ -75,7 +75,10 @@ def body(base: Checkpoint | Model, attention: str | None = None, layers: int | N
 
 
 def _build(model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], attention: str | None) -> Any:
-    """Returns a model of one of transformers' auto classes for these config entries, with the base's weights."""
+    """Returns a model of one of transformers' auto classes for these config entries, with the base's weights.
+
+    Raises CorruptCheckpoint if weights are missing.
+    """
     from transformers import AutoConfig
 
     entries = {name: value for name, value in entries.items() if name != "architectures"}

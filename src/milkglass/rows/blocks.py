@@ -256,7 +256,10 @@ def _size(row: Any) -> int:
 
 
 def _messages(place: Place, messages: Any, unchanged_names: set[str], roles: frozenset[str]) -> list[Slot]:
-    """Returns the places of texts in the messages of these roles, or of all roles if none is named."""
+    """Returns the places of texts in the messages of these roles, or of all roles if none is named.
+
+    Raises CodecError for a cell without messages, or without a message of these roles.
+    """
     if not isinstance(messages, list) or not all(
         isinstance(message, dict) and _has_content(message) for message in messages
     ):
@@ -269,11 +272,11 @@ def _messages(place: Place, messages: Any, unchanged_names: set[str], roles: fro
     if messages and not sanitized_messages:
         raise CodecError(f"{place} has no message of the roles {', '.join(sorted(roles))}", "check --role")
     kept_roles = {message["role"] for message in messages} - roles if roles else set()
-    unchanged_names |= {f"messages.{_role(role)}" for role in kept_roles}
+    unchanged_names |= {f"messages.{_shown_role(role)}" for role in kept_roles}
     return [slot for message in sanitized_messages for slot in _contents(message)]
 
 
-def _role(name: str) -> str:
+def _shown_role(name: str) -> str:
     return name if NAME.fullmatch(name) else "(a role that is not shown)"
 
 

@@ -31,7 +31,7 @@ KNOWN = (*ALL_TEXTS, *LABELS, *CHATS)  # names by which a header is recognised
 # All columns of a row of instructions. text: the published Alpaca file repeats the row there as a prompt
 INSTRUCTED_COLUMNS = ("instruction", "input", "output", "id", "text")
 TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
-KINDS = (*JSON, *TABLES, ".parquet", ".txt")
+SUFFIXES = (*JSON, *TABLES, ".parquet", ".txt")
 READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 
@@ -73,10 +73,10 @@ class DataFile:
         return tuple(name for name in (self.text, self.pair, self.label) if name is not None)
 
     @property
-    def kind(self) -> str:
+    def suffix(self) -> str:
         """Returns the suffix of the file's name. Raises UsageError if such files are not read."""
         suffix = self.path.suffix.lower()
-        if suffix not in KINDS:
+        if suffix not in SUFFIXES:
             raise UsageError(
                 f"{self.name} is of no kind that is read",
                 f'give {READ_KINDS}, for example lines such as {{"text": "...", "label": "..."}}',
@@ -94,9 +94,9 @@ class DataFile:
             raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS}")
         if not self.path.is_file():
             raise UsageError(f"there is no file {self.path}", f"give {READ_KINDS}")
-        if self.kind == ".txt" and (self.named_columns or self.delimiter):
+        if self.suffix == ".txt" and (self.named_columns or self.delimiter):
             raise UsageError(f"{self.name} has a text a line and no columns", "leave out the options of columns")
-        if self.kind not in TABLES and self.delimiter is not None:
+        if self.suffix not in TABLES and self.delimiter is not None:
             raise UsageError(f"{self.name} is not a table with delimiters", "leave out --delimiter")
         if not self.path.stat().st_size:
             raise EmptyText(f"{self.name} is empty", "give at least one row")
@@ -115,13 +115,13 @@ class DataFile:
         self.require()
         first_columns = (columns[0] for columns in (*PAIRED_COLUMNS, *ANSWERED_COLUMNS))
         texts = () if self.text else (*TEXTS, *CHATS, *first_columns)
-        if self.kind in TABLES:
+        if self.suffix in TABLES:
             delimiter = self.delimiter or delimiter_of(self.path, (*self.named_columns, *KNOWN))
             is_quoted = not quotes_are_text(self.path, delimiter)
             return table(self.path, self.named_columns, delimiter, is_quoted, blank=blank, texts=texts)
-        if self.kind == ".parquet":
+        if self.suffix == ".parquet":
             return parquet(self.path, self.named_columns, texts)
-        return text_lines(self.path, blank) if self.kind == ".txt" else json_rows(self.path, blank)
+        return text_lines(self.path, blank) if self.suffix == ".txt" else json_rows(self.path, blank)
 
     # --- columns of a row ---------------------------------------------------------------------------------------------
     def text_column(self, place: Place, row: Row, header: Collection[str] = ()) -> str:
@@ -186,7 +186,7 @@ class DataFile:
             reads_labels: whether labels are read.
             identifier: the column of ids that is read.
         """
-        if self.kind == ".txt":
+        if self.suffix == ".txt":
             return ""
         columns_by_role, columns = self._first_columns()
         if question_columns := self.question_columns(columns):

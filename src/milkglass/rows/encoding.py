@@ -36,7 +36,7 @@ def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
                     )
                 yield number, line
     except UnicodeDecodeError:
-        raise not_utf8(path) from None
+        raise not_utf8_error(path) from None
 
 
 def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
@@ -45,7 +45,7 @@ def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
         yield number, line.rstrip("\r\n")
 
 
-def not_utf8(path: Path) -> CodecError:
+def not_utf8_error(path: Path) -> CodecError:
     """Returns the error for a file that is not UTF-8.
 
     It names the first line that is not, the encoding that its bytes look like, and the command that converts it.

@@ -73,9 +73,6 @@ class Summary:
     """What a file holds: its kind of rows, how many there are, and their labels.
 
     Attributes:
-        kind: the shape of its rows.
-        rows: how many rows it has.
-        has_pairs: whether rows have a second text.
         labels: the label names, in order (numbers by value).
         scale: the scale of a regression's scores, which has no labels.
         blank: how many blank lines were skipped.
@@ -192,13 +189,13 @@ def _survey(file: DataFile, are_scores: bool) -> tuple[tuple[str, ...], LabelCel
             for _, row in file.rows():
                 names.update(dict.fromkeys(row))
                 column = file.label_column(names)
-                if file.kind not in JSON and (column is None or are_scores):
+                if file.suffix not in JSON and (column is None or are_scores):
                     return  # all rows have the same columns
                 yield None if column is None else row.get(column)
 
     label_cells = cells()
     summary = LabelCells.of(label_cells)
-    if file.kind in JSON:
+    if file.suffix in JSON:
         deque(label_cells, maxlen=0)  # each row may have columns of its own
     return tuple(names), LabelCells(are_scores=True) if are_scores else summary
 
@@ -207,7 +204,7 @@ def summarise(source: Source, are_scores: bool = False) -> Summary:
     """Reads and checks the whole file once. Raises what `read_examples` raises.
 
     Args:
-        are_scores: whether labels are the numbers of a regression.
+        are_scores: whether labels are the numbers of a regression. Then CodecError is raised for a row without one.
     """
     blank, empty = list[int](), list[int]()
     rows, example = 0, None
@@ -269,7 +266,7 @@ def _column_of_labels(source: Source) -> str:
 def no_labels_error(source: Source, summary: Summary) -> CodecError:
     """Returns the error for data without the labels that are needed. It names the columns."""
     hint = 'give rows with a "text" and a "label"'
-    if summary.kind == "text" and DataFile.of(source).kind != ".txt":
+    if summary.kind == "text" and DataFile.of(source).suffix != ".txt":
         _, row = next(DataFile.of(source).rows())
         hint = f"{columns_there(row, DataFile.of(source).named_columns)}; --label-column names the column of labels"
     return CodecError(f"{source.name} has no labels: its rows are {ROW_NOUNS[summary.kind]}", hint)
@@ -305,7 +302,10 @@ def number_labels(names: Sequence[str], known_numbers: Mapping[str, int] | None)
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
-    """Reads one row. `header` has the columns of the whole file: a row without one has an empty cell there."""
+    """Reads one row. `header` has the columns of the whole file: a row without one has an empty cell there.
+
+    Raises CodecError for a row of another shape, EmptyText for an empty cell.
+    """
     if (chat := _chat(file, place, row)) is not None:
         return chat
     _require_unweighted(file, place, row)
@@ -333,7 +333,7 @@ def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
     """
     if file.text is not None and (file.label is not None or file.label_column(row) is None):
         return
-    for name in WEIGHT_FIELDS if file.kind in JSON else TABLE_WEIGHTS:
+    for name in WEIGHT_FIELDS if file.suffix in JSON else TABLE_WEIGHTS:
         if name not in file.named_columns and not missing(row.get(name)):
             raise CodecError(
                 f"{place} has {name}, which is not honoured: each row counts alike",
@@ -355,7 +355,7 @@ def _missing_column_error(file: DataFile, place: Place, row: Row, column: str) -
 
 
 def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
-    """Returns a row's id on one line, or "" if it has none."""
+    """Returns a row's id on one line, or "" if it has none. Raises CodecError if a named column has no id."""
     if identifier is not None and identifier not in row:
         raise CodecError(f"{place} has no {identifier}", f"{columns_there(row, (identifier,))}; see --id-column")
     cell = row.get(identifier or ID)

@@ -83,7 +83,8 @@ def _object(place: Place, line: str) -> dict[str, Any] | None:
         return None
 
 
-def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[InputRow]:
+def rows_of_arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[InputRow]:
+    """Returns the texts of a command's arguments, each with its second text."""
     return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
 
 
@@ -119,6 +120,7 @@ def second_texts(rows: Sequence[InputRow], option_pairs: Sequence[str] | None) -
 
 
 def require_no_messages(rows: Sequence[InputRow], hint: str) -> None:
+    """Raises CodecError for a row that is a conversation."""
     for row in rows:
         if row.messages:
             raise CodecError(f"{row.name} holds messages, not a text", hint)

@@ -133,7 +133,6 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
     """Returns words such as "the columns there are: id, customer said". Names that may be text are only counted.
 
     Args:
-        names: the columns.
         expected: columns that are looked for, besides the USUAL ones.
         is_header: whether these are known to be names, not text.
     """

@@ -18,7 +18,7 @@ from typing import Any
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, lines, not_utf8
+from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, lines, not_utf8_error
 from milkglass.rows.place import Place, Rows, repeated_key_error, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
@@ -75,7 +75,10 @@ def table_cells(
     path: Path, delimiter: str, quoted: bool, header: Sequence[str] | None = None, flawed: bool = False,
     blank: Progress = no_progress,
 ) -> Iterator[tuple[Place, Sequence[str]]]:  # fmt: skip
-    """Yields the names of the header, unless `header` has them, and then the cells of each row. See `table`."""
+    """Yields the names of the header, unless `header` has them, and then the cells of each row. See `table`.
+
+    Raises EmptyText for an empty file, CodecError for a row that is no row or has another number of cells.
+    """
     names = header
     for place, cells in _quoted_lines(path, delimiter) if quoted else _unquoted_lines(path, delimiter):
         if not cells:
@@ -110,7 +113,7 @@ def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[
                 number = reader.line_num
                 yield Place(path.name, number), cells
     except UnicodeDecodeError:
-        raise not_utf8(path) from None
+        raise not_utf8_error(path) from None
     except csv.Error:
         raise CodecError(f"{Place(path.name, number + 1)} is not a row", "check its quotes") from None
     finally:
@@ -238,20 +241,23 @@ def _object(place: Place, parsed: Any) -> dict[str, Any]:
 
 
 def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
-    """Yields the entries of a file that is one JSON list, with one block and one entry in memory."""
+    """Yields the entries of a file that is one JSON list, with one block and one entry in memory.
+
+    Raises CodecError for another file, or at an entry that is not JSON.
+    """
     try:
         with path.open(encoding=UTF8) as file:
             buffer = file.read(BLOCK_LETTERS)
             while buffer.isspace():
                 buffer = file.read(BLOCK_LETTERS)
-            position = _skip(buffer, 0)
+            position = _skip_white_space(buffer, 0)
             if buffer[position : position + 1] != "[":
                 raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
-            position, number, block_size, line = _skip(buffer, position + 1), 1, BLOCK_LETTERS, 1
+            position, number, block_size, line = _skip_white_space(buffer, position + 1), 1, BLOCK_LETTERS, 1
             while True:
                 place = Place(path.name, number, "entry")
                 try:
-                    entry = _entry(buffer, position)
+                    entry = _read_entry(buffer, position)
                 except RepeatedKey as error:
                     raise repeated_key_error(place, error) from None
                 if entry is None:  # the block ends inside the entry, or this is not JSON: only more text can tell
@@ -262,7 +268,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                         raise CodecError(f"{place} is not JSON", hint)
                     line += buffer.count("\n", 0, position)
                     buffer, block_size = buffer[position:] + more_text, block_size * 2
-                    position = _skip(buffer, 0)
+                    position = _skip_white_space(buffer, 0)
                     continue
                 element, position, is_last = entry
                 if element is not _END:
@@ -271,14 +277,14 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                     return
                 number, block_size = number + 1, BLOCK_LETTERS
     except UnicodeDecodeError:
-        raise not_utf8(path) from None
+        raise not_utf8_error(path) from None
 
 
 _END = object()
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
-def _entry(buffer: str, position: int) -> tuple[Any, int, bool] | None:
+def _read_entry(buffer: str, position: int) -> tuple[Any, int, bool] | None:
     """Returns the entry at a position, where the next begins, and whether it is the last; None if it is incomplete."""
     if buffer[position : position + 1] == "]":
         return _END, position + 1, True
@@ -288,22 +294,23 @@ def _entry(buffer: str, position: int) -> tuple[Any, int, bool] | None:
         raise
     except (ValueError, RecursionError):
         return None
-    end = _skip(buffer, end)
+    end = _skip_white_space(buffer, end)
     mark = buffer[end : end + 1]
-    return (element, _skip(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
+    return (element, _skip_white_space(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
 
 
 def _break_in(buffer: str, position: int) -> int:
     """Returns where the entry at a position stops being JSON."""
     try:
-        return _skip(buffer, _DECODER.raw_decode(buffer, position)[1])  # another mark than "," or "]" follows
+        end = _DECODER.raw_decode(buffer, position)[1]
+        return _skip_white_space(buffer, end)  # another mark than "," or "]" follows
     except json.JSONDecodeError as error:
         return error.pos
     except RecursionError:
         return position
 
 
-def _skip(buffer: str, position: int) -> int:
+def _skip_white_space(buffer: str, position: int) -> int:
     match = _SPACE.match(buffer, position)
     assert match is not None  # it matches nothing as well
     return match.end()
@@ -311,7 +318,7 @@ def _skip(buffer: str, position: int) -> int:
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
 def parquet(path: Path, required: Sequence[str], texts: Sequence[str] = ()) -> Rows:
-    """Yields the rows of a Parquet file with all columns."""
+    """Yields the rows of a Parquet file with all columns. Raises CodecError for another file, or without a column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -43,11 +43,8 @@ def finish_job(
     The result is the model's name, its figures, and with `labels` its figures for each class.
 
     Args:
-        remote: the server.
-        job_id: the job.
         fetch: the folder for the model. None: it is not downloaded.
         server: the options of the server, for the commands that are suggested.
-        as_json: whether the result is printed as JSON.
         next_use: the command that uses the model and the options of its key, for a suggestion.
         max_bytes: returns the most bytes that the model can have. It is called before a download.
         labels: the numbers of the classes by name. Empty: not known.

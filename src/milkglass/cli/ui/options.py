@@ -15,10 +15,9 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -127,7 +126,6 @@ def command_line_options(context: typer.Context, ignored_names: Collection[str])
     """Returns the values of the options that stand on the command line, by the options' names.
 
     Args:
-        context: of the running command.
         ignored_names: names of the command's parameters that are left out.
     """
     options = dict[str, Any]()
@@ -139,17 +137,13 @@ def command_line_options(context: typer.Context, ignored_names: Collection[str])
     return options
 
 
-def changed_options(options: Any, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Returns the fields of an options dataclass that differ from their defaults, by the options' names.
-
-    Args:
-        names: the options' names by field, where they differ from the fields' names.
-    """
+def changed_options(options: Any) -> dict[str, Any]:
+    """Returns the fields of an options dataclass that differ from their defaults, by the options' names."""
     changes = {}
     for field in fields_of(options):
         value = getattr(options, field.name)
         if value != field.default:
-            changes[names.get(field.name, f"--{field.name.replace('_', '-')}")] = value
+            changes[f"--{field.name.replace('_', '-')}"] = value
     return changes
 
 
@@ -224,11 +218,7 @@ class ServerOptions:
     allow_http: AllowHttp = False
 
     def require(self, alternative: str = "") -> None:
-        """Raises UsageError if there is no address.
-
-        Args:
-            alternative: what the command takes in place of an address, for the hint.
-        """
+        """Raises UsageError if there is no address. `alternative` says in the hint what takes its place."""
         if self.server is None:
             raise UsageError("--server is missing", f"give its address, or set MILKGLASS_SERVER{alternative}")
 
@@ -318,7 +308,6 @@ def same_command(context: typer.Context, **replacements: Any) -> str:
     """Returns the running command's line, as it can be typed again, with other values of some parameters.
 
     Args:
-        context: of the running command.
         replacements: values by the parameters' names. None leaves an option out.
     """
     arguments, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
@@ -375,6 +364,9 @@ def with_options(command: Callable[..., None], needs_key_and_server: bool = True
     return run
 
 
+with_optional_key_and_server = partial(with_options, needs_key_and_server=False)
+
+
 def _without_requirement(parameter: inspect.Parameter) -> inspect.Parameter:
     """Returns an annotated parameter that may be missing, and is None then."""
     value_type, *metadata = get_args(parameter.annotation)
@@ -382,11 +374,7 @@ def _without_requirement(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:
-    """Opens the session of a command, whose warnings are printed to stderr.
-
-    Args:
-        unlocked: the key, if it is open already.
-    """
+    """Opens the session of a command, whose warnings are printed to stderr. `unlocked` is the key if it is open."""
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.session import Session
 

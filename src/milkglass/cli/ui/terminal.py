@@ -172,7 +172,6 @@ def occasional_lines(name: str, total: int, limit: SecondsLeft = no_limit) -> Pr
     A stage that ends within FIRST_LINE_SECONDS prints nothing.
 
     Args:
-        name: what is being done.
         total: the amount of work. 0: not known; one line is printed at once.
         limit: returns the most seconds that can be left.
     """

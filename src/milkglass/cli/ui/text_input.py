@@ -9,7 +9,7 @@ from pathlib import Path
 from milkglass.cli.ui.columns import ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import require_file
 from milkglass.errors import EmptyText, UsageError
-from milkglass.rows.lines import InputRow, arguments, input_lines, input_row, require_no_messages
+from milkglass.rows.lines import InputRow, input_lines, input_row, require_no_messages, rows_of_arguments
 
 
 def texts_to_classify(
@@ -20,9 +20,7 @@ def texts_to_classify(
     A blank line is refused and not skipped, because answers must match the lines.
 
     Args:
-        texts: the arguments, if there are any.
-        source: the file, which is read if there are no arguments. None: stdin.
-        columns: the options that say which columns of a table are read.
+        source: the file, which is read if there are no arguments, `texts`. None: stdin.
         id_column: the column of a table that names its rows. None: `id`, if there is one.
 
     Raises:
@@ -34,7 +32,7 @@ def texts_to_classify(
         return _table_rows(source, columns, id_column)
     if has_column_options:
         raise UsageError("the texts have no columns", "leave out the options of columns, or give a table")
-    rows = arguments(texts) if texts else [input_row(*line) for line in input_lines(source, sys.stdin)]
+    rows = rows_of_arguments(texts) if texts else [input_row(*line) for line in input_lines(source, sys.stdin)]
     if not rows:
         raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
     for row in rows:
@@ -50,12 +48,12 @@ def _is_table(source: Path, has_column_options: bool) -> bool:
     Args:
         has_column_options: whether options name columns. Then JSON Lines are read as rows too.
     """
-    from milkglass.rows.data_file import JSON, KINDS
+    from milkglass.rows.data_file import JSON, SUFFIXES
     from milkglass.rows.tables import is_json_list
 
     require_file(source, "give a file with a text a line, or a table")
     suffix = source.suffix.lower()
-    if suffix not in KINDS or suffix in ("", ".txt"):
+    if suffix not in SUFFIXES or suffix in ("", ".txt"):
         return False
     return suffix not in JSON or has_column_options or is_json_list(source)
 

@@ -14,7 +14,7 @@ from milkglass.models.safetensors_header import READABLE_DTYPES
 Kind = Literal["encoder", "decoder"]
 
 
-def _none(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _no_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     return ()
 
 
@@ -91,7 +91,7 @@ class Family:
     neurons: str
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
-    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none
+    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _no_ids
     layers: LayerNames | None = None
     parts: frozenset[str] = frozenset()
 

@@ -160,7 +160,7 @@ def ends(name: str, *endings: str) -> bool:
 
 
 def _only_tensor(names: list[str], ending: str) -> str:
-    """Returns the tensor of that name outside all layers."""
+    """Returns the tensor of that name outside all layers. Raises UnsupportedModel unless there is just one."""
     outside_layers = [name for name in names if ends(name, ending) and not re.search(r"\.\d+\.", name)]
     if len(outside_layers) != 1:
         raise UnsupportedModel(

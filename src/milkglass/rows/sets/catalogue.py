@@ -22,6 +22,7 @@ SETS: dict[str, Description] = {data_set.name: data_set for data_set in (*TASKS,
 
 
 def describe(name: str) -> Description:
+    """Returns the data set of this name. Raises UsageError if there is none."""
     if name not in SETS:
         raise UsageError(f"there is no data set {name!r}", f"known: {', '.join(SETS)}")
     return SETS[name]

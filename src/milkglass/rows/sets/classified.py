@@ -131,7 +131,7 @@ def _ag_news() -> Description:
 
 
 def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yields line n of one file with line n of the other."""
+    """Yields line n of one file with line n of the other. Raises CodecError if one has fewer lines."""
     for (number, line), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
         if not number or not label.strip():
             shorter = text.name if not number else labels.name
