@@ -74,11 +74,10 @@ def grid(train: Rows, labels: np.ndarray, asked: Rows, truth: np.ndarray) -> tup
 
 
 def measured(data: Path, name: str, trained: int, count: int, seed: int) -> dict[str, float]:
-    about = data_refs.parse_ref(name)
     examples = data_refs.examples(data, name)
     order = np.random.default_rng(seed).permutation(len(examples))[: trained + count]
     drawn = [examples[i] for i in order]
-    numbers = about[0].numbers if about else data_refs.numbers_by_label(examples)
+    numbers = data_refs.class_numbers(name, examples)
     whole = data_refs.labelled_texts(drawn, numbers)
     asked, train = whole.part(slice(0, count)), whole.part(slice(count, None))
     truth, labels = np.asarray(asked.labels), np.asarray(train.labels)

@@ -36,10 +36,10 @@ def main(data: Path) -> None:
         raw = settings(RECIPES / f"{recipe}.toml")
         seed = raw["seeds"][0]
         trial = trial_data(name, raw["data"][name], data, seed)
-        for values in client_alone_figures(trial, fit_own_model(trial), seed).values():
-            found = records(values, data=name, variant=ALONE, note=LINEAR)
-            figures += [record.round_to(2) for record in found]
-            print(*(f"{record.name}: {record.value:.1f}" for record in found), sep="\n", flush=True)
+        values = client_alone_figures(trial, fit_own_model(trial), seed)
+        found = records(values, data=name, variant=ALONE, note=LINEAR)
+        figures += [record.round_to(2) for record in found]
+        print(*(f"{record.name}: {record.value:.1f}" for record in found), sep="\n", flush=True)
     document = {"recipe": "client_alone", "made": made, "seconds": round(time.monotonic() - started)}
     document["figures"] = [record.to_json() for record in figures]
     files.write(OUT, json.dumps(document, indent=1) + "\n")

@@ -109,7 +109,7 @@ def split_into_pieces(names: Sequence[str], free: FreeResources) -> list[Piece]:
         _, _, recipe = open_recipe(name)
         needs = from_entries(RecipeNeeds, recipe.needs)
         if isinstance(recipe, Comparison):
-            result += [Piece(name, cell, needs) for cell in range(len(recipe.places))]
+            result += [Piece(name, cell, needs) for cell in range(len(recipe.cell_keys))]
         result.append(_whole(name, recipe, needs, free))
     return result
 
@@ -294,7 +294,7 @@ def _keeps_its_steps(piece: Piece) -> bool:
     _, _, recipe = open_recipe(piece.recipe)
     if piece.cell is None or not isinstance(recipe, Comparison):
         return True
-    return "encoder" not in recipe.defences[recipe.places[piece.cell][1]]
+    return "encoder" not in recipe.defences[recipe.cell_keys[piece.cell][1]]
 
 
 def _last_line(log: Path) -> str:
@@ -320,9 +320,9 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
     cache = files.private_dir(out / "cache")
     if cell != "-":
         assert isinstance(read, Comparison)
-        place = read.places[int(cell)]
+        key = read.cell_keys[int(cell)]
         with system.stoppable():
-            Cells.of(read, data, [place]).train(place, RunFolder(data, out, system.cores(), say, cache))
+            Cells.of(read, data, [key]).train(key, RunFolder(data, out, system.cores(), say, cache))
         return
     with system.stoppable():
         run, shared = out / "runs" / result_name(recipe), cache if read.cached else None

@@ -50,6 +50,9 @@ class Catalogue(Mapping[str, E], Generic[E]):
         group: the group of entry points, such as "milkglass.attack"; empty where no package can add an entry.
         kind: an entry must be an instance of this class. Several catalogues can read one group: each takes the
             instances of its kind.
+
+    Raises:
+        ValueError: two built-in instances have one name.
     """
 
     def __init__(self, what: str, *entries: E, group: str = "", kind: type[Any] = object) -> None:

@@ -51,7 +51,7 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     few = ComparisonRows.read(DataFile(data), None, 3, max_rows=250)
     assert (len(few.train.texts), len(few.held_out.texts)) == (200, 50)
     assert few.held_out.texts == found.held_out.texts[:50] and {*few.train.texts}.isdisjoint(few.held_out.texts)
-    assert few.problem(0).provenance != found.problem(0).provenance, "they make other cells"
+    assert few.problem(0).identity != found.problem(0).identity, "they make other cells"
 
 
 def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:

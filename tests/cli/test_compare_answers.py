@@ -219,7 +219,7 @@ def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tm
     done = public_codec(base).encode_truncated([one.messages for one in rows.asked])
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)]
     losses, tokens = row_losses(tiny.build("llama-tied"), examples)
-    cell: Any = SimpleNamespace(predictions=pack_answers(np.concatenate([losses, tokens * 3])))
+    cell: Any = SimpleNamespace(packed_predictions=pack_answers(np.concatenate([losses, tokens * 3])))
     assert answers.predictions(cell, rows)[40:].tolist() == (tokens * 3).tolist(), "as the model itself counts"
     found = answers.predictions(cell, rows, token_model=base)
     assert found[40:].tolist() == tokens.tolist() and found[:40] == pytest.approx(losses, rel=1e-6)

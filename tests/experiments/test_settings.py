@@ -204,7 +204,7 @@ def test_data_by_name_and_by_path(tmp_path: Path) -> None:
     out = data_refs.as_file(tmp_path, "cola:train", tmp_path / "run" / "data")
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert rows == [{"text": "It works.", "label": "acceptable"}, {"text": "Works it.", "label": "unacceptable"}]
-    assert data_refs.label_numbers("cola:train", out) == {"unacceptable": 0, "acceptable": 1}  # not by the alphabet
+    assert data_refs.class_numbers("cola:train", ()) == {"unacceptable": 0, "acceptable": 1}  # not by the alphabet
     before = data_refs.sums(tmp_path, ["cola:train", "plain.txt"])
     train.write_text("s\t1\t\tIt works!\n", "utf-8")
     after = data_refs.sums(tmp_path, ["cola:train", "plain.txt"])

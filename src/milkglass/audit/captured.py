@@ -44,12 +44,16 @@ from milkglass.threat.observations import Activations, Observation, Tokens, Weig
 
 Kind = Literal["ids", "text", "vectors"]
 MAX_ID = 1 << 22
-KIND_NAMES = {"ids": "ids", "text": "text", "vectors": "vectors"}
 
 
 @dataclass(frozen=True)
 class CapturedRow:
-    """A text and what was sent for it."""
+    """A text and what was sent for it.
+
+    Attributes:
+        place: the row's line, for messages.
+        sent: a text, ids (tokens,), or vectors (tokens, d); (1, d) is one vector for the whole text.
+    """
 
     place: Place
     text: str
@@ -70,7 +74,7 @@ def read(path: Path) -> list[CapturedRow]:
     for row in rows:
         if row.kind != rows[0].kind:
             raise CodecError(
-                f"{row.place} has {KIND_NAMES[row.kind]}, and {rows[0].place} has {KIND_NAMES[rows[0].kind]}",
+                f"{row.place} has {row.kind}, and {rows[0].place} has {rows[0].kind}",
                 "give what one client sent, in one form",
             )
     return rows
@@ -127,10 +131,10 @@ def scene_of(
     truth = replace(
         truth_of(codec, private_sent.sent, private_sent.original, [attacker_sent.original]), origin=private_sent.origin
     )
-    scheme = {"name": f"captured {KIND_NAMES[rows[0].kind]}"}
-    alike = Knowledge(corpus=attacker_sent.original)
-    known_clients = replace(alike, **client.knowledge_fields(attacker_sent))
-    attackers = [Adversary.with_text(ALIKE, alike), Adversary.with_text(KNOWN, known_clients, "the client")]
+    scheme = {"name": f"captured {rows[0].kind}"}
+    text_alone = Knowledge(corpus=attacker_sent.original)
+    text_and_client = replace(text_alone, **client.knowledge_fields(attacker_sent))
+    attackers = [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
     max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (private_sent, attacker_sent))
     served_weights = [] if served is None else [_weights(served, rows[0], max_id)]
     size = max(len(codec.sigma), max_id + 1, *(weights.model.vocab_size for weights in served_weights))
@@ -154,8 +158,7 @@ def scene_of(
 def _weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
     """Returns what rests on the server. Raises CodecError if it cannot be what these ids are sent to."""
     if row.kind != "ids":
-        message = f"{row.place} has {KIND_NAMES[row.kind]}, and --server-model is for ids"
-        raise CodecError(message, "leave --server-model out")
+        raise CodecError(f"{row.place} has {row.kind}, and --server-model is for ids", "leave --server-model out")
     model = Model.open(served.folder)
     if model.vocab_size <= max_id:
         raise CodecError(
@@ -220,7 +223,7 @@ class _CapturedClient:
         return np.asarray(self.codec.encode([row.sent], truncate=True).ids[0], np.int64)
 
     def _aligned_places(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
-        """Returns where each token of a text was sent. Special tokens may be left out."""
+        """Returns where each token of a text was sent. Special tokens may be left out. Raises CodecError."""
         if len(sent) == len(token_ids):
             return _places_if_reordered(token_ids, sent)
         special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
@@ -267,9 +270,7 @@ class _CapturedClient:
         has_origin = origin != NO_BELIEF
         pairs = np.unique(np.stack([sent.ids[origin[has_origin]], corpus.ids[has_origin]], 1), axis=0)
         text_starts = np.cumsum(sent.lengths) - sent.lengths
-        places_in_text = np.where(
-            has_origin, origin - text_starts[corpus.sequence_indices], NO_BELIEF
-        )  # places within each text
+        places_in_text = np.where(has_origin, origin - text_starts[corpus.sequence_indices], NO_BELIEF)
 
         def rehearse(ids: Sequences, seed: int) -> tuple[Sequences, Ids]:
             sent_rows, lengths = captured_texts.rows(ids, sent.lengths)

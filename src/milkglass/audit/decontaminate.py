@@ -30,15 +30,19 @@ _END = "\n"  # stands between texts; no normalised text contains it
 
 def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
     """Returns (texts left,) the indices of the public texts that remain, in order."""
-    texts, secrets = list(map(letters_and_digits, public)), list(map(letters_and_digits, private))
-    private_set = set(secrets)
-    left_out = {index for index, text in enumerate(texts) if text in private_set}
-    long_texts = [text for index, text in enumerate(texts) if index not in left_out and _is_long(public[index])]
+    public_letters, private_letters = ([letters_and_digits(text) for text in texts] for texts in (public, private))
+    private_set = set(private_letters)
+    left_out = {index for index, letters in enumerate(public_letters) if letters in private_set}
+    long_texts = [
+        letters for index, letters in enumerate(public_letters) if index not in left_out and _is_long(public[index])
+    ]
     contained_texts = {part for part, _ in _occurrences(long_texts, sorted(private_set))}
-    left_out |= {index for index, text in enumerate(texts) if text in contained_texts and _is_long(public[index])}
-    parts = [secret for secret, text in zip(secrets, private, strict=True) if _is_long(text)]
-    left_out |= {index for _, index in _occurrences(parts, texts)}
-    return np.array([index for index in range(len(texts)) if index not in left_out], np.int64)
+    left_out |= {
+        index for index, letters in enumerate(public_letters) if letters in contained_texts and _is_long(public[index])
+    }
+    long_private_texts = [letters for letters, text in zip(private_letters, private, strict=True) if _is_long(text)]
+    left_out |= {index for _, index in _occurrences(long_private_texts, public_letters)}
+    return np.array([index for index in range(len(public)) if index not in left_out], np.int64)
 
 
 def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Sequences:
@@ -47,6 +51,7 @@ def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Se
 
 
 def read_texts(ids: Sequences, tokenizer: Any) -> list[str]:
+    """Returns the texts of ids as the tokenizer reads them, without special tokens."""
     id_lists = [text_ids.tolist() for text_ids in ids]
     return [str(text) for text in tokenizer.batch_decode(id_lists, skip_special_tokens=True)]
 

@@ -43,7 +43,6 @@ def scene_of(
     """Returns the scene of a defence. One attacker has no text.
 
     Args:
-        client, server: the two halves.
         private: the texts that are sent.
         public: the texts of each further attacker, by name. Texts that contain a private text or are part of one are
             left out, and so is an attacker with no text left.
@@ -128,9 +127,9 @@ def _any_scene(
     sent = next((observation.ids for observation in observations if isinstance(observation, Tokens)), ids)
     corpora = {who: public_ids(texts) for who, texts in public.items()}
     truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_checked_origin(client, private, ids, sent))
+    can_rehearse = client.rehearsal(0) is not None and any(isinstance(part, Tokens) for part in observations)
     adversaries = []
     for who, texts in public.items():
-        can_rehearse = client.rehearsal(0) is not None and any(isinstance(part, Tokens) for part in observations)
         rehearse = _rehearsal_of_any(client, texts) if can_rehearse else None
         adversaries.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
     return public_scene(
@@ -200,7 +199,6 @@ def public_scene(
         observations: what the server sees.
         truth: grades the guesses.
         private: the texts, in which names and numbers are marked. None: they are not marked.
-        adversaries: the attackers with text.
         size: how many ids can be sent. None: the model's.
         details: further fields of `Scene`.
     """

@@ -46,7 +46,6 @@ def gradient_truth(original: Sequences, sent: Sequences, tokenizer: Any, vocabul
     Args:
         original: the ids of the texts.
         sent: the ids that went into the gradients, of the same lengths: their shadows, or the texts themselves.
-        tokenizer: the public model's.
         vocabulary: the number of ids, which is the number of rows of the model's table.
         batches: how many texts were behind each of the gradients.
     """

@@ -143,11 +143,11 @@ def open_scene(
     """Returns the scene, and the store of results of an earlier audit that was stopped.
 
     Args:
-        build_scene: builds it, and reports its progress.
+        build_scene: builds the scene, and reports its progress.
         settings: everything that decides the result, besides the attacks.
-        out: the audit's folder.
-        stage: receives the progress.
-        attacks: by name.
+
+    Raises:
+        UsageError: the folder holds the work of another audit.
     """
     identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
     earlier_attacks = [signature(attack) for name, attack in attacks.items() if name not in ADDED]

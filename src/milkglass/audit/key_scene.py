@@ -164,6 +164,9 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
 
     Args:
         attacker_texts: those texts in original ids.
+
+    Raises:
+        UsageError: too few texts are left.
     """
     known_texts = {attacker_text.tobytes() for attacker_text in attacker_texts}
     sent = transcript.tokens
@@ -265,6 +268,10 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
 
 
 def _transcript(model: Model, private: PrivateTexts, size: int, transcript: Transcript | None, key: Key) -> Transcript:
+    """Returns what is observed: a server's transcript if there is one, and else what this key makes.
+
+    Raises KeyForOtherModel for a transcript of another key.
+    """
     if transcript is None:
         return Transcript((Weights(model), Tokens(private.scrambled)), size)
     if transcript.size != size:

@@ -57,7 +57,9 @@ class AttackResult:
     def from_json(cls, raw: Mapping[str, Any]) -> AttackResult:
         fields_by_name = dict(raw)
         for name in ("measures", "by_class"):
-            fields_by_name[name] = {measure: _interval(interval) for measure, interval in fields_by_name[name].items()}
+            fields_by_name[name] = {
+                measure: interval_from_json(interval) for measure, interval in fields_by_name[name].items()
+            }
         return cls(**fields_by_name)
 
     @property
@@ -94,7 +96,8 @@ def nan_as_none(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _interval(raw: Mapping[str, Any]) -> Interval:
+def interval_from_json(raw: Mapping[str, Any]) -> Interval:
+    """Returns the interval whose fields `nan_as_none` prepared for JSON."""
     value, low, high = (math.nan if raw[part] is None else float(raw[part]) for part in ("value", "low", "high"))
     return Interval(value, low, high, int(raw["units"]))
 

@@ -65,13 +65,9 @@ class AttackTurn:
         seconds_left = max(GRACE_SECONDS if self.must_run else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
             return seconds_left
-        return (
-            CHAIN_SHARE * seconds_left
-            if self.is_solver_without_text
-            else max(seconds_left / 2, self.min_seconds)
-            if self.min_seconds
-            else seconds_left
-        )
+        if self.is_solver_without_text:
+            return CHAIN_SHARE * seconds_left
+        return max(seconds_left / 2, self.min_seconds) if self.min_seconds else seconds_left
 
     def why_late(self, seconds_left: float) -> str:
         """Returns why there is no time for it, or ""."""

@@ -12,10 +12,10 @@ are more alike than two answers on one topic. The control has recordings whose t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from milkglass.threat.truth import Truth, score
 MIN_ANSWERS = 20
 MAX_RECORDS, MAX_RECORD_BYTES = 100_000, 1 << 24  # records of one answer, and bytes of a record
 HOLDS, FAILS = "hardware holds", "hardware fails"
+T = TypeVar("T")
 ALL_READ = "all of the text; behind `proxy --attested --key`, what `milkglass audit --key` reads of it"
 
 
@@ -159,16 +160,8 @@ def read(path: Path) -> EncryptedAnswers:
             f"{path.name} has {len(topics)} answers on {len(names)} topics",
             f"give {MIN_ANSWERS} or more, on two or more",
         )
-    known_lengths = [length for length in lengths if length is not None]
-    if known_lengths and len(known_lengths) < len(lengths):
-        raise CodecError(
-            f"{path.name} has lengths in {len(known_lengths)} of {len(lengths)} rows", "give them in all or none"
-        )
-    known_questions = [question for question in questions if question is not None]
-    if known_questions and len(known_questions) < len(questions):
-        raise CodecError(
-            f"{path.name} has questions in {len(known_questions)} of {len(questions)} rows", "give them in all or none"
-        )
+    known_lengths = _of_all_or_none(path, "lengths", lengths)
+    known_questions = _of_all_or_none(path, "questions", questions)
     question_ids = np.unique(known_questions, return_inverse=True)[1] if known_questions else None
     if question_ids is not None and min(len({*question_ids[np.array(topics) == name]}) for name in names) < 2:
         raise EmptyText(
@@ -178,6 +171,16 @@ def read(path: Path) -> EncryptedAnswers:
     token_lengths = Sequences.of(known_lengths) if known_lengths else None
     records = Records(Sequences.of(sizes), Sequences.of(times))
     return EncryptedAnswers(records, topic_ids, names, token_lengths, question_ids)
+
+
+def _of_all_or_none(path: Path, noun: str, values: Sequence[T | None]) -> list[T]:
+    """Returns the values of all rows; none if no row has one. Raises CodecError if some rows have one."""
+    known_values = [value for value in values if value is not None]
+    if known_values and len(known_values) < len(values):
+        raise CodecError(
+            f"{path.name} has {noun} in {len(known_values)} of {len(values)} rows", "give them in all or none"
+        )
+    return known_values
 
 
 def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:

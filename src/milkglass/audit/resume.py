@@ -34,7 +34,6 @@ class ResumeStore:
         """Opens the store in this folder, or makes it.
 
         Args:
-            folder: the store's.
             identity: everything that decides the results.
             earlier_identities: `identity` as earlier versions wrote it; their results still hold.
 

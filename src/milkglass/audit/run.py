@@ -151,8 +151,6 @@ class _Runner:
         """Returns a solver's result, the candidates that it found, and whether it ran now.
 
         Args:
-            turn: the solver.
-            adversary: who runs it.
             candidates: what the solvers before it found.
             transcript: what it reads, which is what undoing attacks left of the scene's transcript.
             is_renewed: whether a solver before it ran now.
@@ -202,8 +200,6 @@ class _Runner:
         """Runs an attack, grades it and stores the result. An error is its result, not the audit's.
 
         Args:
-            turn: the attack.
-            adversary: who runs it.
             knowledge: what the adversary has besides the transcript.
             make_guess: the attack itself.
             solutions: receives the candidates of a solver while `make_guess` runs; empty for other attacks.

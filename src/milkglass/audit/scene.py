@@ -27,13 +27,8 @@ WORDS = {
     KNOWN: "other text of the same kind and knows word for word what some of what you send says",
 }
 NO_PROMISE = Promise(1, 0, {}, 0, 0, 0)
-TEXT_FIELDS = (
-    "corpus",
-    "pairs",
-    "observe",
-    "rehearse",
-    "noise",
-)  # fields of Knowledge that an attacker has with its text
+# Fields of Knowledge that an attacker has with its text
+TEXT_FIELDS = ("corpus", "pairs", "observe", "rehearse", "noise")
 
 
 @dataclass(frozen=True)

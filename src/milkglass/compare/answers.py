@@ -21,18 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
-from milkglass import device, files
+from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.compare.chat_rows import ChatRows, prompt_messages, references
+from milkglass.compare.chat_rows import ChatRows, prompt_messages
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDefence
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import JobFailed, UnsupportedModel
 from milkglass.experiments.kinds.fine_tuning import write_rows
-from milkglass.experiments.kinds.generation import greedy_ids, row_losses
+from milkglass.experiments.kinds.generation import greedy_ids, load_generator, references, row_losses
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, load_or_split
@@ -58,7 +57,6 @@ class ChatSender:
     """What a client half sends of conversations.
 
     Attributes:
-        client: the client half.
         codec: the client half's, with the model's own token limit, so that prompts are not cut.
         sanitizer: replaces the tokens of prompts. None: the client half replaces no tokens.
     """
@@ -125,6 +123,7 @@ def decoder_cell(
 
     Raises:
         JobFailed: the training failed, or the deadline passed.
+        UnsupportedModel: the defence sends no token ids.
     """
     extent = rows.extent
     identity = {
@@ -184,10 +183,7 @@ def _answer(
     path = folder / ANSWERED
     if path.is_file():
         return dict(json.loads(path.read_text("utf-8")))
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        str(server.folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
-    ).eval()  # fmt: skip
-    device.move(model)
+    model: Any = load_generator(server.folder)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16):
         losses = _losses(model, sender, rows, folder, log, deadline)
     model = model.to(torch.bfloat16) if in_bf16 else model
@@ -261,7 +257,7 @@ def predictions(cell: TrainedHalves, rows: ChatRows, token_model: Checkpoint | N
         token_model: the model in whose tokens answers are counted, so that losses of models with other tokens compare.
             None: the cell's own.
     """
-    losses = unpack_answers(cell.predictions)
+    losses = unpack_answers(cell.packed_predictions)
     if token_model is None:
         return losses
     encoded = public_codec(token_model).encode_truncated([row.messages for row in rows.asked])

@@ -12,7 +12,7 @@ import numpy as np
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import step_count
-from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows
+from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows, digest_of
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, naming
 from milkglass.models.checkpoint import Checkpoint
@@ -123,14 +123,13 @@ class ChatRows(ComparisonRows):
                 raise CodecError(fault, "give a larger --max-length")
         train_indices = [index for index in answered_indices if index not in held_out_indices]
         chats = [rows.examples[index] for index in train_indices]
-        digest = hashlib.sha256(b"".join(hashlib.sha256(file.path.read_bytes()).digest() for file in files)).hexdigest()
         train, held_out = (
             LabelledTexts([user_text(example) for example in part], [0] * len(part))
             for part in (chats, held_out_examples)
         )
         lengths = [min(max_length, rows.lengths[index]) for index in train_indices]
         return cls(
-            names=(), train=train, held_out=held_out, digest=digest, task=TASK, chats=tuple(chats),
+            names=(), train=train, held_out=held_out, digest=digest_of(files), task=TASK, chats=tuple(chats),
             asked=tuple(held_out_examples),
             extent=extent, max_row_tokens=max(lengths), cut_count=len({*rows.cut_indices} & {*train_indices}),
             left_out_count=len(rows.unanswered_indices),
@@ -220,11 +219,6 @@ class _MeasuredRows:
 def user_text(example: Example) -> str:
     """Returns what the user says in a conversation."""
     return "\n".join(str(message["content"]) for message in example.messages if message["role"] == "user")
-
-
-def references(examples: Sequence[Example]) -> list[str]:
-    """Returns the rows' own last answers."""
-    return [str(row.messages[-1]["content"]) for row in examples]
 
 
 def prompt_messages(example: Example) -> tuple[Message, ...]:

@@ -35,24 +35,26 @@ TOKENIZER_FILES = (
 MARK = "milkglass.json"
 
 
-def keep(setting: ComparisonSettings, best: WayAnswer, folder: Path) -> None:
-    """Writes the model to a folder, in place of one that an earlier comparison kept there.
+def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path) -> None:
+    """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
+
+    Args:
+        answer: of the way, with its model. A way without a model writes nothing.
 
     Raises:
         UsageError: the folder holds something else, or the model has no folder of its own.
     """
     if folder.exists() and not (folder / MARK).is_file() and any(folder.iterdir()):
         raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
-    if best.cell is None and best.model is None:
+    if answer.cell is None and answer.model is None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     names = list(setting.rows.names)
     with files.new_dir(folder) as partial:
-        if best.model is not None:
-            alone.save(best.model, names, partial)
+        if answer.model is not None:
+            alone.save(answer.model, names, partial)
         else:
-            assert best.cell is not None and isinstance(best.cell.tuned, TokenServer)
-            _write_model(best, setting, names, partial)
+            _write_model(answer, setting, names, partial)
         scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
         mark = {
             "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
@@ -61,15 +63,15 @@ def keep(setting: ComparisonSettings, best: WayAnswer, folder: Path) -> None:
         (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
 
 
-def _write_model(best: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
+def _write_model(answer: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
     """Writes the trained encoder and its tokenizer, with the settings that `classify --local` needs."""
-    assert best.cell is not None and isinstance(best.cell.tuned, TokenServer) and best.folder is not None
-    for path in best.cell.tuned.folder.iterdir():
+    assert answer.cell is not None and isinstance(answer.cell.tuned, TokenServer) and answer.folder is not None
+    for path in answer.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
     for name in TOKENIZER_FILES:
-        if (best.folder / name).is_file():
-            shutil.copyfile(best.folder / name, folder / name)
+        if (answer.folder / name).is_file():
+            shutil.copyfile(answer.folder / name, folder / name)
     if setting.rows.task == TASK:
         return
     settings = read_json(folder / "tokenizer_config.json")

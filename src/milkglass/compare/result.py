@@ -17,6 +17,7 @@ Group = Literal[
     "nothing is sent", "names are masked", "words are replaced", "words are scrambled", "states are sent",
     "confidential hardware", "sent as it is",
 ]  # fmt: skip
+UNCHANGED_GROUPS: tuple[Group, ...] = ("confidential hardware", "sent as it is")  # in which the text is not changed
 State = Literal["done", "does not apply", "not run", "failed"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +45,6 @@ class ComparisonRows:
         """Reads the rows.
 
         Args:
-            data: the file.
             validation: the rows that are asked about. None: a random fifth of the data.
             seed: of that fifth.
             report_skipped: receives each file's name and summary.
@@ -72,11 +71,10 @@ class ComparisonRows:
         train_rows = [rows[i] for i in order]
         is_regression = summary.task == "regression"
         numbers = {name: number for number, name in enumerate(summary.labels)}
-        digest = hashlib.sha256(b"".join(hashlib.sha256(file.path.read_bytes()).digest() for file in files)).hexdigest()
         train, held_out = (
             data_refs.labelled_texts(part, numbers, is_regression) for part in (train_rows, held_out_rows)
         )
-        return cls(summary.labels, train, held_out, digest, summary.task)
+        return cls(summary.labels, train, held_out, digest_of(files), summary.task)
 
     @property
     def private(self) -> list[str]:
@@ -90,7 +88,12 @@ class ComparisonRows:
 
     def problem(self, seed: int) -> TrialData:
         """Returns the rows in the form from which a cell is trained."""
-        sums = {"rows": self.digest, "train": len(self.train.texts), "seed": seed}
+        identity = {"rows": self.digest, "train": len(self.train.texts), "seed": seed}
         measures = ("pearson",) if self.task == "regression" else ("accuracy",)
         classes = 1 if self.task == "regression" else len(self.names)
-        return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes, sums)
+        return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes, identity)
+
+
+def digest_of(files: Sequence[DataFile]) -> str:
+    """Returns the digest of the files' contents."""
+    return hashlib.sha256(b"".join(hashlib.sha256(file.path.read_bytes()).digest() for file in files)).hexdigest()

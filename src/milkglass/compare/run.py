@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import files
-from milkglass.audit.outcome import AttackResult, nan_as_none
+from milkglass.audit.outcome import AttackResult, interval_from_json, nan_as_none
 from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.compare import attackers, keep
 from milkglass.compare.answers import losses_of
 from milkglass.compare.chat_rows import TASK, ChatRows
-from milkglass.compare.result import ComparisonResult, Reading, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Reading, WayResult
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
@@ -74,6 +74,7 @@ def compare(
 
     Raises:
         MemoryShort: a training would not fit into the memory that is free.
+        UsageError: `out` or `kept_folder` holds something else.
     """
     require_room(setting, ways, memory_bytes(only_available=True))
     require_same_run(out, {"compare": RUN_VERSION})
@@ -103,7 +104,7 @@ def compare(
 
 def _is_attacked(way: Way) -> bool:
     """Returns whether attacks are run on what the way sends."""
-    return not way.is_local and way.group not in ("confidential hardware", "sent as it is")
+    return not way.is_local and way.group not in UNCHANGED_GROUPS
 
 
 def _with_command(result: WayResult, kept_way: str, setting: ComparisonSettings) -> WayResult:
@@ -117,7 +118,7 @@ def _with_command(result: WayResult, kept_way: str, setting: ComparisonSettings)
 def run_name(setting: ComparisonSettings) -> str:
     """Returns a digest of all that decides the results: model, rows, training and seed."""
     settings = {
-        "base": setting.digest, "rows": dict(setting.problem.provenance), "training": setting.training.model_dump(),
+        "base": setting.digest, "rows": dict(setting.problem.identity), "training": setting.training.model_dump(),
         "seed": setting.seed,
     }  # fmt: skip
     if isinstance(setting.rows, ChatRows):
@@ -340,20 +341,22 @@ def _with_gap(
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
     local_ways = [way for way in earlier if way.is_local and way.quality is not None]
     pick_best = min if setting.rows.task == TASK else max
-    best = pick_best(local_ways, key=lambda way: math.nan if way.quality is None else way.quality.value, default=None)
-    if result.is_local or best is None or result.name not in answers:
+    best_local = pick_best(
+        local_ways, key=lambda way: math.nan if way.quality is None else way.quality.value, default=None
+    )
+    if result.is_local or best_local is None or result.name not in answers:
         return result
     if setting.rows.task == TASK:
-        return replace(result, above=loss_gap(answers[result.name], answers[best.name]))
+        return replace(result, above=loss_gap(answers[result.name], answers[best_local.name]))
     truth = np.asarray(setting.rows.held_out.labels)
-    way_answers, best_answers, rng = answers[result.name], answers[best.name], np.random.default_rng(0)
+    way_answers, local_answers, rng = answers[result.name], answers[best_local.name], np.random.default_rng(0)
     if setting.rows.task == "regression":
 
         def gap(counts: NDArray[Any]) -> Any:
-            return weighted_correlation(way_answers, truth, counts) - weighted_correlation(best_answers, truth, counts)
+            return weighted_correlation(way_answers, truth, counts) - weighted_correlation(local_answers, truth, counts)
 
         return replace(result, above=resample(gap, len(truth), rng))
-    gaps = (way_answers == truth).astype(np.float64) - (best_answers == truth)
+    gaps = (way_answers == truth).astype(np.float64) - (local_answers == truth)
     return replace(result, above=resample(lambda counts: counts @ gaps / len(gaps), len(gaps), rng))
 
 
@@ -381,10 +384,7 @@ def read_way(raw: Any) -> WayResult:
     """Returns a way from its JSON."""
 
     def interval(entry: Any) -> Interval | None:
-        if entry is None:
-            return None
-        value, low, high = (math.nan if entry[name] is None else entry[name] for name in ("value", "low", "high"))
-        return Interval(value, low, high, entry["units"])
+        return None if entry is None else interval_from_json(entry)
 
     reading = raw["reading"]
     if reading is not None:

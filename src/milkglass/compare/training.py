@@ -27,23 +27,23 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: i
     """Raises MemoryShort if a training takes, at the least, more memory than is free. None: that is not known."""
     if free_bytes is None:
         return
-    task, fits, large = setting.rows.task, list[str](), list[tuple[str, int]]()
+    task, fitting_ways, large_ways = setting.rows.task, list[str](), list[tuple[str, int]]()
     for way in ways:
         applies = way.refuses_task(task) is None and way.refuses(setting) is None
         base = way.trained_model(setting) if applies else None
         needed = 0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory
         if needed > free_bytes:
-            large.append((way.title, needed))
+            large_ways.append((way.title, needed))
         else:
-            fits.append(way.name)
-    if not large:
+            fitting_ways.append(way.name)
+    if not large_ways:
         return
-    title, needed = max(large, key=lambda entry: entry[1])
-    others = f" ({len(large)} ways take more than there is)" if len(large) > 1 else ""
-    leave = f"leave it out with --ways {','.join(fits)}, or " if fits else ""
+    title, needed = max(large_ways, key=lambda entry: entry[1])
+    others = f" ({len(large_ways)} ways take more than there is)" if len(large_ways) > 1 else ""
+    leave_out = f"leave it out with --ways {','.join(fitting_ways)}, or " if fitting_ways else ""
     raise MemoryShort(
         f"{title} takes {as_size(needed)} of memory at least to train{others}, and {as_size(free_bytes)} are free",
-        f"{leave}close other programs, or lower --batch-size or --max-length",
+        f"{leave_out}close other programs, or lower --batch-size or --max-length",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import ComparisonResult, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult
 
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
 
@@ -19,7 +19,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         best_quality = quality_text(result, best_local)
         return (f"Only ways with nothing sent were run; the best is {best_local.title}, with {best_quality}.",)
     better_ways = [way for way in sent_ways if way.above is not None and _gains(result, way)]
-    sentences = [_first_sentence(result, best_local, sent_ways, better_ways)]
+    sentences = [_first_sentence(result, best_local, better_ways)]
     if not better_ways and _learnt_nothing(result, best_local):
         sentences.insert(
             0,
@@ -27,12 +27,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             "worth: give more rows or --epochs, or leave out --quick.",
         )
     hiding_ways = [way for way in better_ways if _hides(way)]
-    readable_ways = [
-        way
-        for way in better_ways
-        if way not in hiding_ways and way.group not in ("confidential hardware", "sent as it is")
-    ]
-    if better_ways and not hiding_ways and readable_ways:
+    readable_ways = [way for way in better_ways if way.group not in UNCHANGED_GROUPS]
+    if readable_ways and not hiding_ways:
         sentences.append(
             f"Of the ways that change the text, {_ways_text(result, readable_ways)} "
             f"{'is' if len(readable_ways) == 1 else 'are'} worth more than what you have alone."
@@ -52,32 +48,26 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _first_sentence(
-    result: ComparisonResult, best_local: WayResult, sent_ways: list[WayResult], better_ways: list[WayResult]
-) -> str:
+def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways: list[WayResult]) -> str:
     """Returns whether sending is worth it, and which way."""
     local_worth = f"{best_local.title} has {quality_text(result, best_local)}"
     if not better_ways:
         more = "less" if result.measure == "loss" else "more"
         return f"Keep it here: {local_worth}, and nothing that you would send is shown to have {more}."
     if hiding_ways := [way for way in better_ways if _hides(way)]:
-        best = max(hiding_ways, key=result.worth)
-        best_quality = quality_text(result, best)
-        return f"{best.title} is worth sending: {best_quality}, where {local_worth}; {_reading_text(best)} are read."
-    unhidden_ways = [way for way in better_ways if way.group in ("confidential hardware", "sent as it is")]
-    if unhidden_ways:
-        best = max(unhidden_ways, key=result.worth)
-        best_quality = quality_text(result, best)
+        best_hiding = max(hiding_ways, key=result.worth)
+        hiding_worth = f"{quality_text(result, best_hiding)}, where {local_worth}"
+        return f"{best_hiding.title} is worth sending: {hiding_worth}; {_reading_text(best_hiding)} are read."
+    nothing_hides = f"No way here hides your text and is worth sending: {local_worth}."
+    if unchanged_ways := [way for way in better_ways if way.group in UNCHANGED_GROUPS]:
+        unchanged_quality = quality_text(result, max(unchanged_ways, key=result.worth))
         return (
-            f"No way here hides your text and is worth sending: {local_worth}. The model as it is has {best_quality}, "
-            "which you get from hardware that proves what it runs, or by letting the provider read all of it."
+            f"{nothing_hides} The model as it is has {unchanged_quality}, which you get from hardware that proves what "
+            "it runs, or by letting the provider read all of it."
         )
-    best = max(better_ways, key=result.worth)
-    best_quality = quality_text(result, best)
-    return (
-        f"No way here hides your text and is worth sending: {local_worth}. {best.title} has {best_quality}, and "
-        f"{_reading_text(best)} are read."
-    )
+    best_sent = max(better_ways, key=result.worth)
+    sent_quality = quality_text(result, best_sent)
+    return f"{nothing_hides} {best_sent.title} has {sent_quality}, and {_reading_text(best_sent)} are read."
 
 
 def _hides(way: WayResult) -> bool:
@@ -94,7 +84,7 @@ def _reading_text(way: WayResult) -> str:
         shares = (("names", way.reading.names), ("numbers", way.reading.numbers))
         words += [f"{100 * share.value:.0f} % of the {noun}" for noun, share in shares
                   if share is not None and share.value > max(MAX_HIDDEN_SHARE_READ, way.share_read)]  # fmt: skip
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return _enumeration(words)
 
 
 def _learnt_nothing(result: ComparisonResult, best_local: WayResult) -> bool:
@@ -142,4 +132,9 @@ def _median_half_width(sent_ways: list[WayResult]) -> float | None:
 def _ways_text(result: ComparisonResult, ways: list[WayResult]) -> str:
     """Returns the ways in words, each with the share that is read."""
     words = [f"{way.title} ({quality_text(result, way)}; {_reading_text(way)} are read)" for way in ways]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+    return _enumeration(words)
+
+
+def _enumeration(words: list[str]) -> str:
+    """Returns "a", "a and b" or "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -55,7 +55,6 @@ class ComparisonSettings:
         name: of the public model, as the user gave it.
         base: the public model.
         digest: of the public model.
-        rows: the user's rows.
         training: settings of every training.
         seed: of every training, key and draw.
         cells: the folder of trained cells, which recipes share.
@@ -183,7 +182,7 @@ def require_time(setting: ComparisonSettings) -> None:
 
 def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
     """Returns (rows,) a cell's classes or scores."""
-    predictions = unpack_answers(cell.predictions)
+    predictions = unpack_answers(cell.packed_predictions)
     return predictions.astype(np.float64) if setting.rows.task == "regression" else predictions.astype(np.int64)
 
 

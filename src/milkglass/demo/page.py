@@ -9,13 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
-from milkglass.audit.report.page import duration, percent
+from milkglass.audit.report.page import environment, percent
 
 COMPARISON = "comparison"  # the comparison's folder in the owner's folder
 IDS_SHOWN = 90  # how many ids of a text the page shows
@@ -120,12 +117,7 @@ def size_text(byte_count: int) -> str:
 
 def render(demo_result: DemoResult) -> str:
     """Returns the page's HTML."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "size": size_text, "duration": duration}
-    source = files("milkglass.demo").joinpath("page.html").read_text("utf-8")
-    return environment.from_string(source).render(r=demo_result, ids_shown=IDS_SHOWN, comparison=COMPARISON)
-
-
-def write_page(path: Path, demo_result: DemoResult) -> None:
-    """Writes the page to a file."""
-    path.write_text(render(demo_result), "utf-8")
+    templates = environment("")
+    templates.filters["size"] = size_text
+    template = templates.get_template("demo/page.html")
+    return template.render(r=demo_result, ids_shown=IDS_SHOWN, comparison=COMPARISON)

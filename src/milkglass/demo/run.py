@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.demo.page import COMPARISON, DemoResult, ModelRun, write_page
+from milkglass.demo.page import COMPARISON, DemoResult, ModelRun, render
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
 from milkglass.system import cores, stoppable
@@ -38,18 +38,9 @@ MARKER_FILE = ".milkglass-demo"  # marks a folder that a demo made, which a late
 SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # a base model's files without the tokenizer
 LARGE_FILE_BYTES = 8 << 20  # larger files are models, which are removed at the end
 MAX_SLOWDOWN = 4.0  # on a busy machine an audit gets at most so many times its usual time
-WAYS = "commonest,linear,encoder,coarse-16,plain"  # the ways that are quick to run, and the main job's
-COMPARE_OPTIONS = ("--ways", WAYS, "--max-length", "64", "--epochs", "4", "--attacks", "10s")
-QUICK_COMPARE_OPTIONS = (
-    "--ways",
-    "commonest,linear,encoder,plain",
-    "--max-length",
-    "64",
-    "--epochs",
-    "1",
-    "--attacks",
-    "10s",
-)
+# The ways that are compared, and the epochs: those that are quick to run, and the main job's
+WAYS, EPOCHS = "commonest,linear,encoder,coarse-16,plain", "4"
+QUICK_WAYS, QUICK_EPOCHS = "commonest,linear,encoder,plain", "1"
 TRAINING_OPTIONS = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
 QUICK_TRAINING_OPTIONS = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
 SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
@@ -62,7 +53,6 @@ class ServerProcess:
     """Runs `milkglass serve` as a process of its own while the context is open.
 
     Args:
-        home: the server's home folder.
         base_models: folders of original models that deltas are assembled with.
         log_file: receives the server's output.
         options: further options of `milkglass serve`.
@@ -181,7 +171,6 @@ class Demo:
 
         Args:
             name: the name of the model's files, and of the model at the server.
-            ref: the original model.
             scheme_options: options of `milkglass obfuscate`.
             train: the training data, which is audited as well.
             training_options: options of `milkglass finetune`, besides those for the length of the training.
@@ -232,7 +221,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
             version("milkglass"), time.monotonic() - start_time, comparison, sorting, classified, writing, generated
         )
         demo_result.write(out / "result.json")
-        write_page(out / "index.html", demo_result)
+        (out / "index.html").write_text(render(demo_result), "utf-8")
     print("\n" + demo_result.summary())
     print(f"the page: {(out / 'index.html').resolve()}")
     return demo_result
@@ -242,8 +231,9 @@ def _run_comparison(demo: Demo) -> dict[str, Any]:
     """Compares ways of sorting the messages, before anything is sent. Returns the document of the comparison."""
     train, test = demo.data_file("tickets_train.jsonl"), demo.data_file("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
-    options = ("--validation", test, *(QUICK_COMPARE_OPTIONS if demo.is_quick else COMPARE_OPTIONS), "--out", out)
-    comparison: dict[str, Any] = demo.run_command("compare", "demo:minilm", train, *options, as_json=True)
+    ways, epochs = (QUICK_WAYS, QUICK_EPOCHS) if demo.is_quick else (WAYS, EPOCHS)
+    options = ("--validation", test, "--ways", ways, "--max-length", "64", "--epochs", epochs, "--attacks", "10s")
+    comparison: dict[str, Any] = demo.run_command("compare", "demo:minilm", train, *options, "--out", out, as_json=True)
     print("\n".join(comparison["verdict"]), flush=True)
     return comparison
 

@@ -36,7 +36,7 @@ class ArtifactCache:
 
     def record_writer(self, path: Path) -> None:
         """Records which code writes a file, before the file gets its name or is replaced by a longer one."""
-        commits = {*(commits_of_file(path) if path.is_file() else ()), current_code()["commit"]}
+        commits = {*commits_of_file(path), current_code()["commit"]}
         files.write(_record(path), json.dumps(sorted(commits)) + "\n")
         self._record_used(commits)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
-from milkglass.rows.examples import Example, examples_of, number_labels, sort_labels, summarise
+from milkglass.rows.examples import Example, examples_of, number_labels, sort_labels
 from milkglass.rows.sets import catalogue as sets
 from milkglass.rows.sets.description import Description
 from milkglass.rows.write import write
@@ -42,7 +42,7 @@ def files(data: Path, ref: str) -> list[Path]:
 
 
 def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of each reference's files: a run on other data is another run."""
+    """Returns the digest of each reference's files: a run on other data is another run. Raises UsageError."""
     digest_by_ref = {}
     for ref in refs:
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files(data, ref)]
@@ -51,13 +51,17 @@ def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
 
 
 def examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
+    """Returns the rows of a reference. Raises UsageError if there are no such files, and CodecError for a bad row."""
     if named_split := parse_ref(ref):
         return list(sets.load(named_split[0].name, data, named_split[1], progress))
     return examples_of(files(data, ref)[0])
 
 
 def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
-    """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once."""
+    """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once.
+
+    Raises UsageError if there are no such files, or nothing is trained on such data.
+    """
     named_split = parse_ref(ref)
     if named_split is None:
         return files(data, ref)[0]
@@ -73,13 +77,17 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     return out
 
 
-def label_numbers(ref: str, path: Path) -> dict[str, int]:
-    """Returns the number of each label: a named data set's own, so that its F1 is of class 1; else by the file."""
+def class_numbers(ref: str, rows: Iterable[Example]) -> dict[str, int]:
+    """Returns the number of each label: a named data set's own, so that its F1 is of class 1; else of those in order.
+
+    Args:
+        rows: the rows of `ref`, in which labels are looked for if it is a file.
+    """
     named_split = parse_ref(ref)
-    return named_split[0].numbers if named_split else number_labels(summarise(path).labels, None)
+    return named_split[0].numbers if named_split else numbers_by_label(rows)
 
 
-def numbers_by_label(rows: Sequence[Example]) -> dict[str, int]:
+def numbers_by_label(rows: Iterable[Example]) -> dict[str, int]:
     """Returns the labels that occur, numbered in order."""
     return number_labels(sort_labels({row.label for row in rows if row.label is not None}), None)
 

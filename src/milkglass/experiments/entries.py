@@ -53,6 +53,7 @@ def hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
 
 
 def require_names(table: Mapping[str, Any], name: str, needed: tuple[str, ...]) -> None:
+    """Raises UsageError if a table of the recipe, called `name`, lacks one of these entries."""
     if missing := [required for required in needed if required not in table]:
         raise UsageError(f"{name} has no {missing[0]}", f"it needs: {', '.join(needed)}")
 
@@ -66,6 +67,7 @@ def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def require_data(name: str, entry: Mapping[str, Any]) -> None:
+    """Checks an entry of [data]. Raises UsageError."""
     known_names = [dataset_field.name for dataset_field in fields(DatasetSpec)]
     if unknown := sorted(set(entry) - set(known_names)):
         raise UsageError(f"data.{name} has no {unknown[0]}", f"it has: {', '.join(known_names)}")

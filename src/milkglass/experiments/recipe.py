@@ -101,7 +101,7 @@ class Recipe(abc.ABC):
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures. What exists in the run folder is not measured again."""
 
-    def result(self, run: RunFolder) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """Returns what the result says before its figures."""
         return self.about()
 
@@ -109,7 +109,7 @@ class Recipe(abc.ABC):
         """Writes RUN/NAME.json: what was run, by which code, and each figure beside the paper's and the demand."""
         figures = [figure.to_json() for figure in self.figures(self.measure(run))]
         predictions = {"predictions": run.predictions} if run.predictions else {}
-        document = {**self.result(run), "made": run.provenance(), "figures": figures, **predictions}
+        document = {**self.result(), "made": run.provenance(), "figures": figures, **predictions}
         path = run.out / f"{self.name}.json"
         files.write(path, json.dumps(document, indent=1) + "\n")
         return path
@@ -137,17 +137,19 @@ class Recipe(abc.ABC):
         expected = self.asked.keys() | (self.published.keys() if self.quick is None else set())
         if missing := sorted(expected - {record.name for record in measured}):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
-        return [self._figure(record, record.name) for record in measured]
+        return [self._figure(record) for record in measured]
 
-    def _figure(self, record: ResultRecord, name: str) -> ResultRecord:
+    def _figure(self, record: ResultRecord) -> ResultRecord:
         """Returns a record as the result states it, with the published figure and the reason for a difference."""
         if math.isnan(record.value):
             return replace(record, half_width=None, undefined=record.undefined or UNDEFINED_SHARE)
         if record.half_width is not None and math.isnan(record.half_width):
             record = replace(record, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
-        published = self.published.get(name)
-        why = "" if published is None else reason_for(name, self.why) or ""
-        return replace(record.round_to(self.digits), published=published, asked=self.asked.get(name, ""), why=why)
+        published = self.published.get(record.name)
+        why = "" if published is None else reason_for(record.name, self.why) or ""
+        return replace(
+            record.round_to(self.digits), published=published, asked=self.asked.get(record.name, ""), why=why
+        )
 
 
 def _as_json(value: Any) -> Any:
@@ -160,7 +162,7 @@ def reason_for(name: str, why: Mapping[str, str]) -> str | None:
     """Returns the figure's own reason, or else that of the first matching pattern."""
     if name in why:
         return why[name]
-    # only * stands for anything: names hold brackets and question marks
+    # Only * stands for anything: names hold brackets and question marks
     patterns = {pattern_text.replace("[", "[[]").replace("?", "[?]"): reason for pattern_text, reason in why.items()}
     return next((reason for pattern, reason in patterns.items() if fnmatchcase(name, pattern)), None)
 

@@ -17,7 +17,7 @@ import numpy as np
 from milkglass.errors import UsageError
 
 SPREAD = " +-"  # after a measure's name: half the width of its 95 % interval
-BESIDE = " with own model"  # after a measure's name: the server's answers pooled with those of the client's models
+BESIDE = " with own model"  # after a measure's name: the server's answers pooled with those of the client's own model
 STRONGEST = "strongest"  # the name of whatever attack reads most
 COMMONEST, ALONE = "commonest class", "client alone"  # variants without a defence: no model, and the client's own
 PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")

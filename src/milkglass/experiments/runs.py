@@ -66,7 +66,7 @@ class RunFolder:
         return max(1, cores() // self.at_once)
 
     def provenance(self) -> dict[str, Any]:
-        """Returns the code that made this run, see `provenance`."""
+        """Returns the code that made this run (`provenance`)."""
         return provenance(self.out, [*used_commits(self.out), *self.commits])
 
 
@@ -187,7 +187,10 @@ GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
 def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: float = math.inf) -> None:
-    """Reports progress until the worker ends. Events of an earlier start are not reported again."""
+    """Reports progress until the worker ends. Events of an earlier start are not reported again.
+
+    Raises JobFailed, and ends the worker, once the deadline (of `time.monotonic`) has passed.
+    """
     start = (job / EVENTS_FILE).stat().st_size if (job / EVENTS_FILE).is_file() else 0
     due, last_line = time.monotonic(), ""
     while True:
@@ -249,9 +252,9 @@ def provenance(out: Path, used: Iterable[str] = ()) -> dict[str, Any]:
     return {**last_code, "cells": other_commits} if other_commits else last_code
 
 
-def commits_of(origin: Mapping[str, Any]) -> list[str]:
-    """Returns all commits in a record of `provenance`: of the last code, the code that began it, and used parts."""
-    return [origin["commit"], *([origin["begun"]["commit"]] if "begun" in origin else []), *origin.get("cells", ())]
+def commits_of(code: Mapping[str, Any]) -> list[str]:
+    """Returns all commits in what `provenance` returned: of the last code, the code that began it, and used parts."""
+    return [code["commit"], *([code["begun"]["commit"]] if "begun" in code else []), *code.get("cells", ())]
 
 
 def current_code() -> dict[str, str]:

@@ -20,7 +20,7 @@ import torch
 
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.run import run
-from milkglass.audit.scene import ALIKE
+from milkglass.audit.scene import ALIKE, Scene
 from milkglass.catalogue import load_entry
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
@@ -69,7 +69,6 @@ Check = Callable[[Any, Path], None]
 
 def save_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
     """Writes a tiny random model of a type that transformers knows, and a byte-level tokenizer. Returns the folder."""
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
@@ -177,9 +176,7 @@ def declares_what_it_needs(attack: Attack, folder: Path) -> None:
 
 def runs_or_refuses(attack: Attack, folder: Path) -> None:
     """It runs on what is not defended, or refuses with a reason; two runs with one seed are equal."""
-    base = _encoder(folder)
-    client, server = Plain().split(base, CORPUS, SECRET, folder / "server")
-    scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
+    scene = _scene(Plain(), folder)
     outcomes = [run(scene, {attack.name: attack}, None, Budget(), 1).cells for _ in range(2)]
     for cells in outcomes:
         failed_cells = [cell for cell in cells if cell.state == "failed"]
@@ -191,9 +188,7 @@ def runs_or_refuses(attack: Attack, folder: Path) -> None:
 
 def counts_its_work(attack: Attack, folder: Path) -> None:
     """An attack that asks its budget again and again counts what it does: else a budget of work never ends it."""
-    base = _encoder(folder)
-    client, server = Plain().split(base, CORPUS, SECRET, folder / "server")
-    scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
+    scene = _scene(Plain(), folder)
     for who in scene.players(attack):
         if why_not(attack, scene.seen_by(who), who.knowledge) is not None:
             continue
@@ -217,8 +212,8 @@ def makes_the_same_model_again(scheme: Scheme, folder: Path) -> None:
     base = _model_for(scheme, folder)
     key = new_key(base, "tiny", scheme, base.digest(), SECRET)
     other_key = new_key(base, "tiny", scheme, base.digest(), OTHER_SECRET)
-    for name, made_key in {"a": key, "b": key, "c": other_key}.items():
-        scramble(base, made_key, folder / name)
+    for name, named_key in {"a": key, "b": key, "c": other_key}.items():
+        scramble(base, named_key, folder / name)
     weights = [(folder / name / "model.safetensors").read_bytes() for name in ("a", "b", "c")]
     assert weights[0] == weights[1], "the same secret makes another model"
     assert weights[0] != weights[2], "another secret makes the same model"
@@ -299,11 +294,9 @@ def can_be_attacked(defence: Defence, folder: Path) -> None:
     """An audit of it runs to its end."""
     from milkglass.attacks.catalogue import ATTACKS
 
-    base = _encoder(folder)
-    client, server = defence.split(base, CORPUS, SECRET, folder / "server")
-    scene = scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
     chosen_attacks = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "decipherment")}
-    failed_cells = [cell for cell in run(scene, chosen_attacks, None, Budget(), 1).cells if cell.state == "failed"]
+    cells = run(_scene(defence, folder), chosen_attacks, None, Budget(), 1).cells
+    failed_cells = [cell for cell in cells if cell.state == "failed"]
     assert not failed_cells, f"{failed_cells[0].attack} failed: {failed_cells[0].reason}"
 
 
@@ -394,6 +387,13 @@ CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
 
 def _encoder(folder: Path) -> Checkpoint:
     return Checkpoint.open(save_tiny_model("bert", "encoder", folder / "base"))
+
+
+def _scene(defence: Defence, folder: Path) -> Scene:
+    """Returns the scene of a defence of the tiny encoder, in which an attacker has text like the private texts."""
+    base = _encoder(folder)
+    client, server = defence.split(base, CORPUS, SECRET, folder / "server")
+    return scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
 
 
 def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
@@ -35,9 +36,6 @@ def warnings(
     """Returns all findings that apply, the gravest first, and then those that attacks bring.
 
     Args:
-        scene: what was attacked.
-        cells: the result of each attack.
-        tokens_to_reach: after how many tokens each attacker reads each share.
         attacks: those that may bring a finding of their own, by name.
     """
     budget_texts = {"spent": curve_in_words(tokens_to_reach), "at_once": _is_read_at_once(tokens_to_reach)}
@@ -130,8 +128,10 @@ def curve_in_words(tokens_to_reach: TokensToReach) -> str:
     """Returns the numbers of tokens after which each share is read, in words."""
     sentences = []
     for who, shares in tokens_to_reach.items():
-        best = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
-        sentences += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in best.items()]
+        highest_shares = {tokens: share for share, tokens in shares.items()}  # the last of shares at equal tokens
+        sentences += [
+            f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in highest_shares.items()
+        ]
     return "; ".join(sentences)
 
 
@@ -203,8 +203,6 @@ def distortion(scene: Scene) -> float:
     1 means unchanged. It is nan if the server has no table or a wider one. The effect on accuracy is known only after
     training both models.
     """
-    import torch
-
     public = scene.adversaries[0].knowledge.public_model
     assert public is not None
     if not any(weights.model.has_table for weights in scene.transcript.all(Weights)):

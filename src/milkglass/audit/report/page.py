@@ -73,8 +73,10 @@ def charts_svg(result: Audit) -> dict[str, str]:
 def _best(result: Audit, measure: str) -> dict[str, Interval]:
     """Returns for each attacker the best figure of any attack by this measure."""
     measured = [cell for cell in result.cells if measure in cell.measures]
-    best = {who: strongest(tuple(c for c in measured if c.adversary == who), measure) for who in result.adversaries}
-    return {_attacker(who): cell.measures[measure] for who, cell in best.items() if cell is not None}
+    best_cells = {
+        who: strongest(tuple(cell for cell in measured if cell.adversary == who), measure) for who in result.adversaries
+    }
+    return {_attacker(who): cell.measures[measure] for who, cell in best_cells.items() if cell is not None}
 
 
 def _attacker(name: str) -> str:

@@ -37,9 +37,7 @@ def verdict(
     """Returns what is read, in a few sentences, which never reassure.
 
     Args:
-        best: the strongest attack.
         who: what each attacker has, in words.
-        cells: the result of each attack.
         crosses: what is attacked, if not ids under a key, see `what_crosses`.
     """
     naming, names = best_naming_attack(cells), unfinished_attacks(best, cells)

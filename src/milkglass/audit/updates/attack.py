@@ -55,7 +55,6 @@ def audit_updates(
         site: whose updates are attacked.
         names: the attacks. None: INVERSIONS, and SHADOW_ATTACKS if GHOST was used.
         budget: for all attacks on all updates.
-        seed: the seed of every random draw.
         begin_progress: receives the number of steps, and returns what receives each.
 
     Raises:

@@ -54,7 +54,6 @@ class SiteTexts:
         """Reads a site's texts.
 
         Args:
-            source: the site's file.
             folder: its rows, as they were prepared for the run.
             model_folder: of the run's model.
 
@@ -106,7 +105,6 @@ class RecordedRun:
     """A federated run as its server recorded it, replayed to find the weights of every round.
 
     Attributes:
-        run: the record.
         site: the name of the site whose updates are read.
         model_folder: of the public model.
         step: the model with the run's head.

@@ -65,7 +65,6 @@ class UpdateAudit:
     """What the updates of one site reveal.
 
     Attributes:
-        site: the name of the site.
         ghost: whether the site's texts passed through GHOST.
         rounds: the rounds that were attacked, from 0.
         refused: the rounds about which nothing can be said, from 0, and why.

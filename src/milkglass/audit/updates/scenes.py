@@ -48,7 +48,6 @@ class AuditedSite:
     """One site of a recorded run, and what attackers have.
 
     Attributes:
-        public: text that attackers are given.
         defence: of the site's gradients.
     """
 
@@ -132,8 +131,9 @@ class AuditedSite:
 
         Anyone with the model can search as the site did (Kerckhoffs).
         """
-        searched = Ghost.open(self.recorded.model_folder, self.texts.search, Selection(way="random")).candidates
-        all_candidates, sent = inverse(searched.ids, searched.starts), set(self.texts.rows.ids.ids.tolist())
+        ghost = Ghost.open(self.recorded.model_folder, self.texts.search, Selection(way="random"))
+        all_candidates = inverse(ghost.candidates.ids, ghost.candidates.starts)
+        sent = set(self.texts.rows.ids.ids.tolist())
         pairs = zip(all_candidates.groups, all_candidates.log_likelihoods, strict=True)
         sent_pairs = [(group, likely) for group, likely in pairs if int(group.rows[0]) in sent]
         return Candidates(tuple(group for group, _ in sent_pairs), tuple(likely for _, likely in sent_pairs))

@@ -33,9 +33,9 @@ def picture_svg(result: ComparisonResult) -> str:
                 read, value, [[value - low], [high - value]], fmt=MARKERS[point.group],
                 color=COLOURS[number % len(COLOURS)], markersize=8, elinewidth=1, alpha=0.95,
             )  # fmt: skip
-        home = result.best_local
-        if home is not None and home.quality is not None:
-            axes.axhline(scale * home.quality.value, color=GREY, linestyle="--", linewidth=1)
+        best_local = result.best_local
+        if best_local is not None and best_local.quality is not None:
+            axes.axhline(scale * best_local.quality.value, color=GREY, linestyle="--", linewidth=1)
         axes.set(xlim=(-4, 104), xlabel="names and other content words that are read, %", ylabel=AXIS[result.measure])
         axes.margins(y=0.15)
         if result.measure == "loss":  # up is better, as for the other measures

@@ -73,13 +73,13 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
         if way.state != "done":
             rows.append((way.title, way.state, *[""] * (len(rows[0]) - 2)))
             continue
-        seen = way.reading
+        reading = way.reading
         rows.append((
             way.title, with_interval(way.quality, result.measure), *([rouge(way)] if written else []),
             read_by_attacks(way),
-            "0 %" if way.is_local else percent(seen.names if seen else None),
-            "0 %" if way.is_local else percent(seen.numbers if seen else None),
-            "-" if seen is None or math.isnan(seen.guess) else f"{100 * seen.guess:.0f} %",
+            "0 %" if way.is_local else percent(reading.names if reading else None),
+            "0 %" if way.is_local else percent(reading.numbers if reading else None),
+            "-" if reading is None or math.isnan(reading.guess) else f"{100 * reading.guess:.0f} %",
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip
     return rows

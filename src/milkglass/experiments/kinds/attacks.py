@@ -115,8 +115,8 @@ class AttackRecipe(Recipe):
         digest = base.digest()
         all_records: list[ResultRecord] = []
         for name, parameters in self.variants.items():
-            observed = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
-            texts = private[: observed.rows]
+            part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
+            texts = private[: part.rows]
             run.progress(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
             records_by_key = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
@@ -125,10 +125,10 @@ class AttackRecipe(Recipe):
                 fitted = TableDefence(scheme).fit_scheme(base, rows, secret_of(self.seed + index))
                 key = seeded_key(base, self.model, digest, self.seed + index, fitted)
                 work_name = name if self.keys == 1 else f"{name}, key {index + 1}"
-                about = _work_identity(observed, name, run.data, digest) | ({} if self.keys == 1 else {"key": index})
+                about = _work_identity(part, name, run.data, digest) | ({} if self.keys == 1 else {"key": index})
                 work = ResumeStore.open(run.out / work_name, about)
                 records_by_key.append(
-                    observed._measure_with_key(key, base, texts, public, work, name, _log_once(work_name, run.progress))
+                    part._measure_with_key(key, base, texts, public, work, name, _log_once(work_name, run.progress))
                 )
             all_records += merge_records(records_by_key, np.median, {"least": np.min, "most": np.max}, "keys")
         return all_records
@@ -216,6 +216,8 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
     """Returns the private texts, and those of each attacker.
 
     `assemble` later removes private texts from the attackers' texts, and adds those that leaked.
+
+    Raises UsageError if no row is left beside the private ones.
     """
     all_rows = data_refs.examples(data, recipe.private)
     order = np.arange(len(all_rows))
@@ -236,7 +238,7 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
 
 
 def private_share(name: str) -> float | None:
-    """Returns 0.1 for "private 10 %". None: the name is a file or "rest"."""
+    """Returns 0.1 for "private 10 %". None: the name is a file or "rest". Raises UsageError for another share."""
     if not name.startswith("private "):
         return None
     match = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
@@ -246,7 +248,10 @@ def private_share(name: str) -> float | None:
 
 
 def leaked_rows_by_attacker(recipe: AttackRecipe) -> dict[str, Ids]:
-    """Returns which private texts leaked to each attacker who has some. A larger share contains every smaller one."""
+    """Returns which private texts leaked to each attacker who has some. A larger share contains every smaller one.
+
+    Raises UsageError if an attacker has several shares.
+    """
     order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
     leaked_rows = {}
     for who, names in recipe.public.items():

@@ -62,7 +62,7 @@ from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
 
-Place = tuple[str, str, int]  # of a cell: data, defence, seed
+CellKey = tuple[str, str, int]  # data, defence, seed
 
 UNLIKE_ORDER = (
     "warning: {}: trained in batches of a random order, the others in batches of like lengths: say "
@@ -133,49 +133,51 @@ class Comparison(Recipe):
             **self.quick_entry,
         }
 
-    def result(self, run: RunFolder) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         return {**self.about(), "attacks": self.attacks}
 
     @property
-    def places(self) -> list[Place]:
-        """Returns every cell, in order."""
+    def cell_keys(self) -> list[CellKey]:
+        """Returns the key of every cell, in order."""
         return list(product(self.data, self.defences, self.seeds))
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
-        places = self.places
-        sources = Cells.of(self, run.data, places)
+        sources = Cells.of(self, run.data, self.cell_keys)
         base, problems = sources.base, sources.problems
         # Nothing is written before all of it can be
         require_same_run(run.out, {**self.about(), "base": sources.digest})
         halves = [name for name, entry in self.defences.items() if "encoder" in entry]
-        whole_models = (settings for place, settings in sources.settings.items() if place[1] not in halves)
+        whole_models = (settings for key, settings in sources.settings.items() if key[1] not in halves)
         if halves and any(settings.group_by_length for settings in whole_models):
             run.progress(UNLIKE_ORDER.format(", ".join(halves)))
         with ThreadPoolExecutor(run.at_once) as pool:
-            cells = dict(zip(places, pool.map(lambda place: sources.grade(place, run), places), strict=True))
-        run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.made))
-        run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
-        results: dict[Place, list[ResultRecord]] = {place: records(cell.figures) for place, cell in cells.items()}
-        own_models = {place: fit_own_model(trial) for place, trial in problems.items()}
+            graded_cells = pool.map(lambda key: sources.grade(key, run), self.cell_keys)
+            cells = dict(zip(self.cell_keys, graded_cells, strict=True))
+        run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.provenance))
+        run.predictions.update({", ".join(map(str, key)): cell.packed_predictions for key, cell in cells.items()})
+        results: dict[CellKey, list[ResultRecord]] = {key: records(cell.figures) for key, cell in cells.items()}
+        own_models = {data_and_seed: fit_own_model(trial) for data_and_seed, trial in problems.items()}
         for (name, defence, seed), cell in cells.items():
             if pooled_figures := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += records(pooled_figures[0])
                 run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled_figures[1])
-        for place, cell in cells.items() if self.attacks else ():
+        for key, cell in cells.items() if self.attacks else ():
             assert isinstance(cell, TrainedHalves)
-            run.progress(f"{', '.join(map(str, place))}: attacks")
-            folder = run.out / "attacks" / "-".join(map(str, place))
-            attacked = self.attacked_of(self.defences[place[1]])
+            run.progress(f"{', '.join(map(str, key))}: attacks")
+            folder = run.out / "attacks" / "-".join(map(str, key))
+            name, defence, seed = key
+            attacked = self.attacked_of(self.defences[defence])
             about = {"cell": cell.name, "attacked": asdict(attacked)}
-            trial = problems[place[0], place[2]]
-            results[place] += leakage(self.attacks, attacked, base, trial, cell, about, folder, run.progress)
+            results[key] += leakage(
+                self.attacks, attacked, base, problems[name, seed], cell, about, folder, run.progress
+            )
         undefended_records: list[ResultRecord] = []
         first_seed = self.seeds[0]
         for name in self.data:
-            trial, models = problems[name, first_seed], own_models[name, first_seed]
+            trial, own_model = problems[name, first_seed], own_models[name, first_seed]
             undefended_records += records(commonest_class_figures(trial, first_seed), data=name, variant=COMMONEST)
-            for model, values in client_alone_figures(trial, models, first_seed).items():
-                undefended_records += records(values, data=name, variant=ALONE, note=model)
+            values = client_alone_figures(trial, own_model, first_seed)
+            undefended_records += records(values, data=name, variant=ALONE, note=LINEAR)
         return _mean_figures(self, results) + undefended_records
 
 
@@ -195,44 +197,42 @@ class Cells:
     digest: str
     problems: Mapping[tuple[str, int], TrialData]
     defences: Mapping[str, Defence]
-    settings: Mapping[Place, Hyperparameters]
+    settings: Mapping[CellKey, Hyperparameters]
 
     @classmethod
-    def of(cls, recipe: Comparison, data: Path, places: Sequence[Place]) -> Cells:
-        """Reads what these cells are trained from. Raises UsageError if something is missing."""
+    def of(cls, recipe: Comparison, data: Path, keys: Sequence[CellKey]) -> Cells:
+        """Reads what these cells are trained from. Raises UsageError if data are missing, or a defence is refused."""
         base = Checkpoint.open(resolve(recipe.model))
         entries = recipe.defences
         spare_rows = max(recipe.attacked_of(entry).spare_rows for entry in entries.values()) if recipe.attacks else 0
-        problems = {
-            (name, seed): trial_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in places
-        }
+        problems = {(name, seed): trial_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in keys}
         defences = {
             name: defence_of(_without_tables(entries[name]), data)
-            for name in dict.fromkeys(place[1] for place in places)
+            for name in dict.fromkeys(defence for _, defence, _ in keys)
         }
         settings = {
             (name, defence, seed): recipe.hyperparameters(problems[name, seed], entries[defence], seed)
-            for name, defence, seed in places
+            for name, defence, seed in keys
         }
         return cls(recipe, base, base.digest(), problems, defences, settings)
 
-    def train(self, place: Place, run: RunFolder) -> TrainedHalves:
-        """Returns a cell with its model, trained if it is not in the run's cache."""
-        name, defence, seed = place
+    def train(self, key: CellKey, run: RunFolder) -> TrainedHalves:
+        """Returns a cell with its model, trained if it is not in the run's cache. Raises what `train_cell` raises."""
+        name, defence, seed = key
         title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
         log: Log = lambda text: run.progress(f"{title}: {text}")  # noqa: E731
-        return train_cell(self.base, *self._identity(place), _folder(run), run.threads, log)
+        return train_cell(self.base, *self._identity(key), _folder(run), run.threads, log)
 
-    def grade(self, place: Place, run: RunFolder) -> GradedCell:
+    def grade(self, key: CellKey, run: RunFolder) -> GradedCell:
         """Returns a cell, trained if the run's cache has no answers of it, or if its model is to be attacked."""
-        stored_cell = None if self.recipe.attacks else graded_cell(*self._identity(place), _folder(run))
-        return stored_cell or self.train(place, run)
+        stored_cell = None if self.recipe.attacks else graded_cell(*self._identity(key), _folder(run))
+        return stored_cell or self.train(key, run)
 
-    def _identity(self, place: Place) -> tuple[str, TrialData, Defence, Hyperparameters, int]:
+    def _identity(self, key: CellKey) -> tuple[str, TrialData, Defence, Hyperparameters, int]:
         """Returns all that decides a cell, in the order that trials.py takes it."""
-        name, defence, seed = place
-        trained_defence = with_training(self.defences[defence], self.settings[place])
-        return self.digest, self.problems[name, seed], trained_defence, self.settings[place], seed
+        name, defence, seed = key
+        trained_defence = with_training(self.defences[defence], self.settings[key])
+        return self.digest, self.problems[name, seed], trained_defence, self.settings[key], seed
 
 
 def _folder(run: RunFolder) -> Path:
@@ -296,7 +296,7 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
         )
     held_out = data_refs.examples(data_folder, entry["held_out"])
     is_regression = data_set is not None and data_set[0].task == "regression"
-    numbers = data_set[0].numbers if data_set else data_refs.numbers_by_label(examples)
+    numbers = data_refs.class_numbers(entry["train"], examples)
     return TrialData(
         name,
         data_refs.labelled_texts(order[:rows], numbers, is_regression),
@@ -308,14 +308,18 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
     )
 
 
-SPREAD: Mapping[str, Statistic] = {"sd": partial(np.std, ddof=1), "median": np.median, "least": np.min, "most": np.max}
+SEED_STATISTICS: Mapping[str, Statistic] = {
+    "sd": partial(np.std, ddof=1), "median": np.median, "least": np.min, "most": np.max
+}  # fmt: skip
 
 
-def _mean_figures(recipe: Comparison, measured: Mapping[Place, Sequence[ResultRecord]]) -> list[ResultRecord]:
+def _mean_figures(recipe: Comparison, measured: Mapping[CellKey, Sequence[ResultRecord]]) -> list[ResultRecord]:
     """Returns means over the seeds, and each defence's loss beside no defence."""
     figures: dict[tuple[str, str], list[ResultRecord]] = {}
     for data, defence in product(recipe.data, recipe.defences):
-        means = merge_records([measured[data, defence, seed] for seed in recipe.seeds], np.mean, SPREAD, "seeds")
+        means = merge_records(
+            [measured[data, defence, seed] for seed in recipe.seeds], np.mean, SEED_STATISTICS, "seeds"
+        )
         figures[data, defence] = [replace(record, data=data, variant=defence) for record in means]
     merged = [record for figure in figures.values() for record in figure]
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)

@@ -36,6 +36,7 @@ from milkglass.experiments.runs import (
 )
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
+from milkglass.rows.examples import read_examples
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.spec import Hyperparameters, Status, Task
@@ -60,6 +61,7 @@ class FineTuning(Recipe):
 
     digits = 4
     task: ClassVar[Task]
+    splits: ClassVar[tuple[str, ...]] = SPLITS  # the entries that `data` needs
     needed: ClassVar[tuple[str, ...]] = ()
     reported_fields: ClassVar[tuple[str, ...]] = ("seed", "training", "variants", "evaluation")  # in a result
 
@@ -69,14 +71,18 @@ class FineTuning(Recipe):
         return {**raw, "training": hyperparameters({**defaults, **table_of(raw, "training")})}
 
     def check(self) -> None:
-        require_names(self.data, "data", SPLITS)
+        require_names(self.data, "data", self.splits)
         require_names(self.evaluation, "evaluation", self.needed)
+        self.check_variants()
+
+    def check_variants(self) -> None:
+        """Raises UsageError for a variant whose parameters are refused."""
         require_variants(self.variants)
 
     def about(self) -> dict[str, Any]:
         return self.entries(*self.reported_fields)
 
-    def result(self, run: RunFolder) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         return {**self.about(), "data": self.data}
 
     def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
@@ -142,7 +148,7 @@ def write_job(
     """
     files.private_dir(variant.job)
     has_labels = recipe.task == "classification"
-    numbers = data_refs.label_numbers(recipe.data["train"], text_files["train"]) if has_labels else None
+    numbers = data_refs.class_numbers(recipe.data["train"], read_examples(text_files["train"])) if has_labels else None
     for split in SPLITS:
         path = variant.job / f"{split}.safetensors"
         if path.is_file():

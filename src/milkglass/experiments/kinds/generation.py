@@ -42,7 +42,7 @@ from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
-from milkglass.rows.examples import read_examples
+from milkglass.rows.examples import Example, read_examples
 from milkglass.sequences import Ids, Sequences
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status
@@ -60,11 +60,17 @@ RecordFields = Mapping[str, str]  # the values of `variant`, `when` and `note` i
 
 @dataclass(frozen=True)
 class GeneratedAnswers:
-    """Scrambled ids of prompts and of their generated answers, and the data set's own answers, `references`."""
+    """Generated answers to prompts.
+
+    Attributes:
+        prompts: scrambled ids.
+        ids: scrambled ids of the answers.
+        references: the data set's own answers.
+    """
 
     prompts: Sequences
     ids: Sequences
-    references: tuple[str, ...]
+    references: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,6 @@ class GeneratorTuning(FineTuning):
 
         Args:
             losses: (rows,) the sum over each row's tokens, and (rows,) their number.
-            texts: the answers.
             references: the data set's answers to the same prompts.
             fields: of every record.
         """
@@ -169,7 +174,7 @@ class GenerationRecipe(GeneratorTuning):
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
             codec = seeded_codec(variant.key, base.folder, "evaluation")
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
-                model = device.move(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+                model = load_generator(folder)
                 rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
                 answers = greedy_answers(model, codec, held_out, self.evaluation)
                 texts, fields = [codec.decode(ids) for ids in answers.ids], {"variant": variant.name, "when": when}
@@ -193,9 +198,15 @@ def instruction_figures(
         fields: of every record.
         predictions: see `rule_figures`.
     """
+    return rule_figures(prompts, instruction_answers(model, codec, prompts, new_tokens), fields, predictions)
+
+
+def instruction_answers(
+    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int
+) -> list[str]:
+    """Returns the model's greedy answers to IFEval's prompts."""
     prompt_ids = [codec.encode_chat([{"role": "user", "content": prompt.text}]) for prompt in prompts]
-    answers = [codec.decode(ids) for ids in greedy_ids(model, prompt_ids, new_tokens)]
-    return rule_figures(prompts, answers, fields, predictions)
+    return [codec.decode(ids) for ids in greedy_ids(model, prompt_ids, new_tokens)]
 
 
 def rule_figures(
@@ -210,6 +221,20 @@ def rule_figures(
     scores = ifeval.score(prompts, texts)
     add_predictions(predictions, {"ifeval strict": scores.strict}, fields)
     return records(with_spread({f"ifeval {name}": measure for name, measure in scores.measures.items()}), **fields)
+
+
+def load_generator(folder: Path) -> PreTrainedModel:
+    """Returns the decoder of a folder in fp32, on the device."""
+    return device.move(
+        AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        ).eval()
+    )
+
+
+def references(examples: Sequence[Example]) -> list[str]:
+    """Returns the rows' own last answers."""
+    return [str(example.messages[-1]["content"]) for example in examples]
 
 
 @torch.inference_mode()
@@ -265,15 +290,12 @@ def mean_figures(
     return records(with_spread(text.mean_scores(scores, np.random.default_rng(seed))), **fields)
 
 
-@torch.inference_mode()
 def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
     """Generates greedy answers to the first prompts of the file, each up to its end-of-sequence id, included."""
     examples = list(islice(read_examples(path), evaluation["answers"]))
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
-    references = tuple(str(example.messages[-1]["content"]) for example in examples)
-    return GeneratedAnswers(
-        Sequences.of(prompts), Sequences.of(greedy_ids(model, prompts, evaluation["new_tokens"])), references
-    )
+    answers = Sequences.of(greedy_ids(model, prompts, evaluation["new_tokens"]))
+    return GeneratedAnswers(Sequences.of(prompts), answers, references(examples))
 
 
 @torch.inference_mode()

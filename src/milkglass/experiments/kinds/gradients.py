@@ -44,7 +44,6 @@ from milkglass.experiments.procedures.private_rows import (
     RowFilter,
     SharedStepRecipe,
     choose_rows,
-    class_numbers_of,
     open_ghost,
     shadow_rows,
 )
@@ -172,7 +171,6 @@ class Attackers:
 
     Attributes:
         settings: which texts are attacked.
-        data_folder: the folder of the recipe's data.
         cache: for the shadows.
         progress: receives lines for the user.
     """
@@ -226,7 +224,7 @@ def _choose_texts(
 ) -> tuple[PrivateRows, Sequences | None, int]:
     """Returns the private rows, the attacker's texts, and the number of classes."""
     examples = data_refs.examples(data_folder, recipe.data)
-    numbers = class_numbers_of(recipe.data, examples) if recipe.task == "classification" else None
+    numbers = data_refs.class_numbers(recipe.data, examples) if recipe.task == "classification" else None
     rng = np.random.default_rng(recipe.seed)
     order = [examples[i] for i in rng.permutation(len(examples))]
     private_filter = RowFilter(settings.texts, settings.least, settings.most)

@@ -17,13 +17,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from milkglass import device, files
 from milkglass.client.codec.codec import Codec
@@ -35,6 +36,7 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import PartialResults
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
+from milkglass.experiments.kinds.generation import load_generator
 from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord, records
 from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key, write_spec
@@ -46,6 +48,7 @@ from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Event, Hyperparameters
 
 NEEDED = ("repeats", "epochs", "prompts", "new_tokens")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +115,11 @@ class OverheadRecipe(Recipe):
         )
 
 
-def seconds_of(work: Callable[[], Any]) -> float:
-    """Returns the seconds of wall clock that the work takes."""
+def timed(work: Callable[..., T], *arguments: Any) -> tuple[float, T]:
+    """Returns the seconds of wall clock that a call takes, and its result."""
     started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    result = work(*arguments)
+    return time.perf_counter() - started, result
 
 
 def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -> dict[str, float]:
@@ -124,7 +127,7 @@ def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: P
     seconds = []
     for _ in range(recipe.evaluation["repeats"]):
         shutil.rmtree(out, ignore_errors=True)  # of the previous repetition
-        seconds.append(seconds_of(lambda: scramble(base, key, out)))
+        seconds.append(timed(scramble, base, key, out)[0])
     return {"obfuscation, client": median(seconds)}
 
 
@@ -132,13 +135,10 @@ def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, varia
     """Returns the median seconds of tokenising the training rows, and their number."""
     files.private_dir(variant.job)
     out, length = variant.job / "train.parquet", recipe.training.max_length
-    rows: list[int] = []
-    seconds = [
-        seconds_of(lambda: rows.append(write_parquet(codec, source, out, max_length=length).row_count))
-        for _ in range(recipe.evaluation["repeats"])
-    ]
+    write = partial(write_parquet, codec, source, out, max_length=length)
+    seconds, counts = zip(*(timed(write) for _ in range(recipe.evaluation["repeats"])), strict=True)
     write_tensors(variant.job / "train.safetensors", parquet_tensors(out))
-    return {"tokenisation, client": median(seconds), "training rows": float(rows[0])}
+    return {"tokenisation, client": median(seconds), "training rows": float(counts[0].row_count)}
 
 
 def _time_training(recipe: OverheadRecipe, variant: Variant, row_count: int, progress: Log) -> dict[str, float]:
@@ -154,7 +154,10 @@ def _time_training(recipe: OverheadRecipe, variant: Variant, row_count: int, pro
 
 
 def step_seconds(event_lines: str) -> list[float]:
-    """Returns the seconds between the reports of steps. The first step, which includes the setup, is left out."""
+    """Returns the seconds between the reports of steps. The first step, which includes the setup, is left out.
+
+    Raises JobFailed if fewer than three steps were reported.
+    """
     events = [Event.model_validate_json(line) for line in event_lines.splitlines()]
     times = [event.time for event in events if "loss" in event.data]
     if len(times) < 3:
@@ -165,26 +168,21 @@ def step_seconds(event_lines: str) -> list[float]:
 @torch.inference_mode()
 def _time_answers(recipe: OverheadRecipe, codec: Codec, folder: Path, source: Path) -> dict[str, float]:
     """Returns the median seconds of tokenising a prompt, generating an answer and detokenising it."""
-    model = device.move(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
-    tokenisation_times, answer_times, detokenisation_times = [], [], []
-    new_tokens = recipe.evaluation["new_tokens"]
+    model, new_tokens = load_generator(folder), recipe.evaluation["new_tokens"]
+    times = []
     for example in islice(read_examples(source), recipe.evaluation["prompts"]):
-        prompts: list[Any] = []
-        tokenisation_times.append(seconds_of(lambda: prompts.append(codec.encode_chat(example.messages[:-1]))))  # noqa: B023 - called at once
-        answers: list[Any] = []
-        answer_times.append(seconds_of(lambda: answers.append(_generate(model, prompts[0], new_tokens))))  # noqa: B023
-        detokenisation_times.append(seconds_of(lambda: codec.decode(answers[0])))  # noqa: B023
-    return {
-        "tokenisation of a prompt, client": median(tokenisation_times),
-        "answer, server": median(answer_times),
-        "detokenisation of an answer, client": median(detokenisation_times),
-    }
+        tokenisation_time, prompt = timed(codec.encode_chat, example.messages[:-1])
+        answer_time, answer = timed(_generate, model, prompt, new_tokens)
+        detokenisation_time, _ = timed(codec.decode, answer)
+        times.append((tokenisation_time, answer_time, detokenisation_time))
+    names = ("tokenisation of a prompt, client", "answer, server", "detokenisation of an answer, client")
+    return dict(zip(names, map(median, zip(*times, strict=True)), strict=True))
 
 
 def _generate(model: PreTrainedModel, prompt: Any, count: int) -> Any:
     """Returns exactly `count` greedy ids, even if the model would have ended earlier."""
     ids = device.tensor(prompt).long()[None]
-    made_ids = model.generate(
+    output_ids = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
     )
-    return device.array(made_ids[0, ids.shape[1] :])
+    return device.array(output_ids[0, ids.shape[1] :])

@@ -25,21 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from milkglass import device, files
+from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import naming_refusals, require_names
+from milkglass.experiments.entries import naming_refusals
 from milkglass.experiments.kinds.generation import (
     GeneratorTuning,
     RecordFields,
     add_predictions,
     greedy_ids,
+    instruction_answers,
+    load_generator,
     loss_figures,
+    references,
     row_losses,
     rule_figures,
 )
@@ -97,15 +99,12 @@ class SanitizedGeneration(GeneratorTuning):
 
     reported_fields = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
 
-    def check(self) -> None:
-        require_names(self.data, "data", SPLITS)
-        require_names(self.evaluation, "evaluation", self.needed)
+    def check_variants(self) -> None:
         if [name for name, entry in self.variants.items() if not entry] != ["plain"]:
             raise UsageError("a recipe of this kind has one variant without a sanitizer", "call it plain")
         for name, entry in self.variants.items():
             if entry:
                 method_of(name, entry)
-        _ = self.instruction_file
 
     def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
         return None
@@ -170,9 +169,7 @@ class SanitizedGeneration(GeneratorTuning):
                 run.progress(f"{variant.name}: answers {when}")
                 path = run.out / "answers" / f"{variant.name}-{when}.json"
                 if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):  # of older code
-                    model = model or device.move(
-                        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-                    )
+                    model = model or load_generator(folder)
                     files.private_dir(path.parent)
                     files.write_json(path, self._answer(run, model, codec, variant, prompts[variant.name], when))
                 figures += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
@@ -192,16 +189,15 @@ class SanitizedGeneration(GeneratorTuning):
     def _prompt_set(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
         """Returns the validation prompts as one variant sends them, with the true answers."""
         examples = list(read_examples(run.out / "data" / "validation.jsonl"))
-        references = [str(example.messages[-1]["content"]) for example in examples]
         conversations = [example.messages[:-1] for example in examples]
         if sanitizer is None:
             prompts = [codec.encode_chat(chat).astype(np.int64) for chat in conversations]
             lengths = np.array([len(prompt_ids) for prompt_ids in prompts])
-            return PromptSet(prompts, references, lengths, lengths)
+            return PromptSet(prompts, references(examples), lengths, lengths)
         sent = [sanitizer.sent_prompt(codec.tokenizer, chat, codec.limit) for chat in conversations]
         counts = np.array([(prompt.private_count, prompt.unchanged_count) for prompt in sent])
         private_counts, unchanged_counts = counts.T
-        return PromptSet([prompt.ids for prompt in sent], references, private_counts, unchanged_counts)
+        return PromptSet([prompt.ids for prompt in sent], references(examples), private_counts, unchanged_counts)
 
     def _answer(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
@@ -213,9 +209,8 @@ class SanitizedGeneration(GeneratorTuning):
         answers: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
         if (instructions := self.instruction_file) and (when == AFTER or (when == BEFORE and variant.plain)):
             run.progress(f"{variant.name}: instructions {when}")
-            texts = [instruction.text for instruction in instructions.read(run.data)]
-            prompts = [codec.encode_chat([{"role": "user", "content": text}]) for text in texts]
-            answers["followed"] = [codec.decode(ids) for ids in greedy_ids(model, prompts, instructions.new_tokens)]
+            prompts = instructions.read(run.data)
+            answers["followed"] = instruction_answers(model, codec, prompts, instructions.new_tokens)
         return answers
 
     def _figures(

@@ -40,7 +40,6 @@ from milkglass.experiments.procedures.private_rows import (
     RowFilter,
     SharedStepRecipe,
     choose_rows,
-    class_numbers_of,
     shadow_likeness,
     shadow_rows,
 )
@@ -125,7 +124,6 @@ class TrainingSite:
     """The client whose training is measured.
 
     Attributes:
-        class_count: of the task.
         cache: for the shadows and the trained models.
         progress: receives lines for the user.
     """
@@ -159,7 +157,7 @@ class TrainingSite:
         return PrivateRows(sent, self.train.labels)
 
     def trained_step(self, name: str, defence: DefenceSpec) -> SharedStep:
-        """Returns the model after training. It is trained once, then read from the cache."""
+        """Returns the model after training. It is trained once, then read from the cache. Raises CorruptCheckpoint."""
         step, rows = self.step(), self.defended_rows(name, defence)
         path = self.cache.path_of("trained", f"{self._digest(rows, defence.shield)}.safetensors")
         if path.is_file():
@@ -203,7 +201,7 @@ class TrainingSite:
 
 
 def _theory_figures(site: TrainingSite) -> dict[str, float]:
-    """Returns the figures of section 5.2 for the first empty defence and the first with GHOST."""
+    """Returns the figures of section 5.2 for the first empty defence and the first with GHOST. Raises UsageError."""
     specs = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
     plain = next((name for name, entry in site.recipe.defences.items() if not entry), None)
     ghost = next((name for name, defence in specs.items() if defence.ghost is not None), None)
@@ -221,9 +219,8 @@ def _theory_figures(site: TrainingSite) -> dict[str, float]:
 def _split_rows(recipe: SharedTraining, tokenizer: Any, data_folder: Path) -> tuple[PrivateRows, PrivateRows, int]:
     """Returns the training rows, the held-out rows, and the number of classes."""
     training = from_entries(LocalTraining, recipe.training)
-    examples, numbers = data_refs.examples(data_folder, recipe.data), None
-    if recipe.task == "classification":
-        numbers = class_numbers_of(recipe.data, examples)
+    examples = data_refs.examples(data_folder, recipe.data)
+    numbers = data_refs.class_numbers(recipe.data, examples) if recipe.task == "classification" else None
     row_filter = RowFilter(training.rows, 1, training.words, training.longest)
     rows = choose_rows(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
     is_held_out = held_out_mask(rows.labels, len(rows), training.share)

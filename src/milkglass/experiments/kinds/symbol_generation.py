@@ -17,7 +17,7 @@ VARIANT" is the entropy of an id of the training rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from milkglass.client.special_tokens import reserved_ids
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
 from milkglass.experiments.kinds.generation import GeneratorTuning, RecordFields, loss_figures
@@ -70,12 +69,18 @@ class SymbolGeneration(GeneratorTuning):
     weights: list[float]
     words: int | None = None
 
+    splits = (*SPLITS, PUBLIC)
     needed = ("rows", "answers", "new_tokens")
     reported_fields = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
 
     def check(self) -> None:
-        require_names(self.data, "data", (*SPLITS, PUBLIC))
-        require_names(self.evaluation, "evaluation", self.needed)
+        super().check()
+        if not self.weights or not all(0 <= weight <= 1 for weight in self.weights):
+            raise UsageError(f"weights is {self.weights}", "give numbers from 0 to 1")
+        if self.instructions:
+            raise UsageError("instructions are not asked in symbols", "leave the table out")
+
+    def check_variants(self) -> None:
         if [name for name, entry in self.variants.items() if not entry] != [PLAIN]:
             raise UsageError("a recipe of this kind has one variant without a scheme", "call it plain")
         if reserved_names := {CLIENT, PUBLIC} & self.variants.keys():
@@ -83,10 +88,6 @@ class SymbolGeneration(GeneratorTuning):
         for name, entry in self.variants.items():
             if entry and not isinstance(self.scheme(entry), Coarse):
                 raise UsageError(f"{name} has no symbols", 'say scheme = "coarse"')
-        if not self.weights or not all(0 <= weight <= 1 for weight in self.weights):
-            raise UsageError(f"weights is {self.weights}", "give numbers from 0 to 1")
-        if self.instructions:
-            raise UsageError("instructions are not asked in symbols", "leave the table out")
 
     def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
         scheme = self.scheme(parameters)
@@ -169,7 +170,7 @@ class SymbolGeneration(GeneratorTuning):
         prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
         texts = [codec.decode(ids) for ids in generation.greedy_ids(model, prompts, self.evaluation["new_tokens"])]
         return self.answer_figures(
-            run, generation.row_losses(model, rows), texts, references(examples), {"variant": name}
+            run, generation.row_losses(model, rows), texts, generation.references(examples), {"variant": name}
         )
 
     def _pair_figures(
@@ -194,7 +195,7 @@ class SymbolGeneration(GeneratorTuning):
             return loss_figures((losses, tokens), self.seed, fields, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(example.messages[:-1])).long() for example in examples]
         texts = [codec.decode(pair.greedy(prompt, self.evaluation["new_tokens"])) for prompt in prompts]
-        figures = self.answer_figures(run, (losses, tokens), texts, references(examples), fields)
+        figures = self.answer_figures(run, (losses, tokens), texts, generation.references(examples), fields)
         return figures + loss_figures((losses_symbols_known, tokens), self.seed, known_fields, run.predictions)
 
     def _id_entropy(self, run: RunFolder, codec: Codec) -> float:
@@ -211,8 +212,3 @@ def load_model(folder: Path, stops: frozenset[int]) -> Any:
     model = language_model(Checkpoint.open(folder)).eval()
     model.generation_config.eos_token_id = sorted(stops)
     return model
-
-
-def references(examples: Sequence[Example]) -> list[str]:
-    """Returns the data set's own answers."""
-    return [str(example.messages[-1]["content"]) for example in examples]

@@ -87,7 +87,14 @@ def leakage(
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns what each attack and attacker reads, in percent.
 
-    The attack "strongest" is the best of all, for each measure separately.
+    The attack "strongest" is the one that reads most, for each measure separately.
+
+    Args:
+        identity: what decides the results besides the attacks.
+        folder: keeps the results, so that a stopped run resumes.
+
+    Raises:
+        UsageError: there are fewer texts than are attacked, or an attack failed or did not end.
     """
     attacked_texts, other_texts = problem.train.texts, problem.others.texts
     if attacked.private == "held out":
@@ -107,7 +114,7 @@ def leakage(
         top = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
         progress(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{top}")
 
-    # whether a checkpoint was uploaded and trained; halves are trained before the server has one of them
+    # Whether a checkpoint was uploaded and trained: halves are trained before the server has one of them
     has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
     attacks_tuned = attacked.tables != "uploaded" and has_tables
     uploaded_attacks = dict(instances)
@@ -174,7 +181,7 @@ def _ceiling_figures(scene: Scene) -> dict[str, float]:
 
 
 def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
-    """Returns the figures of all attacks, and of the one that reads most. Raises UsageError if one failed."""
+    """Returns the figures of all attacks, and of those that read most. Raises UsageError if one failed or was cut."""
     figures: list[ResultRecord] = []
     for cell in cells:
         if cell.state == "failed":
@@ -203,7 +210,7 @@ def require_uncut(cell: AttackResult) -> None:
 
 
 # --- EDNN, Figure 2 ---------------------------------------------------------------------------------------------------
-ROWS_AT_A_TIME = 1024  # rows compared at a time
+ROWS_AT_A_TIME = 1024  # rows that are compared at a time
 Floats = NDArray[np.float64]
 
 

@@ -128,10 +128,13 @@ def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> Utili
 
 def constant_answer_figures(labels: Ids, seed: int) -> dict[str, float]:
     """Returns the best accuracy and the best F1 of predicting one class for every row."""
-    answers = [np.full(len(labels), label) for label in sorted({*labels.tolist()})]
-    measured = [_class_measures(answer, labels, seed) for answer in answers]
-    best = {name: max((by_name[name] for by_name in measured), key=lambda f: f.value) for name in ("accuracy", "f1")}
-    return with_spread(best, scale=1)
+    constant_answers = [np.full(len(labels), label) for label in sorted({*labels.tolist()})]
+    measures = [_class_measures(answer, labels, seed) for answer in constant_answers]
+    best_measures = {
+        name: max((by_name[name] for by_name in measures), key=lambda interval: interval.value)
+        for name in ("accuracy", "f1")
+    }
+    return with_spread(best_measures, scale=1)
 
 
 def _class_measures(predicted: Ids, labels: Ids, seed: int) -> dict[str, Interval]:

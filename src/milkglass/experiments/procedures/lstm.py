@@ -188,10 +188,9 @@ def length_batches(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int
 @torch.inference_mode()
 def predicted_classes(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
     """Returns (texts,) the class that the model predicts for each text."""
-    ids, classes = list(texts), []
-    for start in range(0, len(ids), batch_size):
-        classes.append(net(*pad_rows(ids[start : start + batch_size])).argmax(1).cpu().numpy())
-    return np.concatenate(classes)
+    ids = list(texts)
+    batches = (pad_rows(ids[start : start + batch_size]) for start in range(0, len(ids), batch_size))
+    return np.concatenate([net(*batch).argmax(1).cpu().numpy() for batch in batches])
 
 
 def pad_rows(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:

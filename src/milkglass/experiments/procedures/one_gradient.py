@@ -28,11 +28,9 @@ class SharedGradients:
 
     Attributes:
         step: the training step that computes them.
-        rows: the texts.
         defence: changes a gradient before it is shared.
         batch_size: texts of each batch.
         seed: of all draws; a batch's draws follow from it and the batch's index.
-        pad: the id of padding.
     """
 
     step: SharedStep

@@ -23,7 +23,6 @@ import torch
 
 from milkglass import files
 from milkglass.errors import UsageError
-from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.gradient_defences.catalogue import gradient_defence_of
@@ -115,14 +114,6 @@ def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[Search, Selection
     return from_entries(Search, search), from_entries(Selection, selection)
 
 
-def class_numbers_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
-    """Returns the number of each class: a named data set's own, else by the order of the names."""
-    named_set = data_refs.parse_ref(ref)
-    if named_set:
-        return named_set[0].numbers
-    return {name: i for i, name in enumerate(sorted({str(row.label) for row in examples}))}
-
-
 def choose_rows(
     tokenizer: Any, examples: Sequence[Example], class_numbers: Mapping[str, int] | None, row_filter: RowFilter,
     rng: np.random.Generator,
@@ -179,7 +170,11 @@ def open_ghost(base: Checkpoint, defence: DefenceSpec, seed: int) -> Ghost:
 def shadow_rows(
     base: Checkpoint, rows: Sequences, defence: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
 ) -> Sequences:
-    """Returns the texts that go into training: their shadows, or without GHOST the texts themselves."""
+    """Returns the texts that go into training: their shadows, or without GHOST the texts themselves.
+
+    Args:
+        cache: keeps the shadows as they are found, so that a stopped run resumes.
+    """
     if defence.ghost is None:
         return rows
     ghost = open_ghost(base, defence, seed)

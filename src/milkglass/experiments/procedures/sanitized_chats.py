@@ -66,6 +66,7 @@ def sample(examples: Sequence[Example], row_count: int, seed: int, noun: str) ->
 
 
 def write(examples: Sequence[Example], out: Path) -> Path:
+    """Writes rows as JSON Lines, and returns the file."""
     files.private_dir(out.parent)
     files.write(out, "".join(json.dumps(as_row(example)) + "\n" for example in examples))
     return out
@@ -104,9 +105,9 @@ class ChatSanitizer:
     def of(
         cls, method: SanitizerMethod, reader: TokenReader, counts: NDArray[np.int64], instruction: str, seed: int
     ) -> ChatSanitizer:
-        result = method.with_reader(reader, counts)
-        assert isinstance(result, TokenTextSanitizer)  # its reader is of tokens
-        return cls(result, instruction, seed)
+        sanitizer = method.with_reader(reader, counts)
+        assert isinstance(sanitizer, TokenTextSanitizer)  # its reader is of tokens
+        return cls(sanitizer, instruction, seed)
 
     def write(self, source: Path, out: Path) -> Path:
         """Writes the file's conversations with the user's text sanitized, unless the result exists."""
@@ -117,6 +118,7 @@ class ChatSanitizer:
         return out
 
     def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
+        """Returns a conversation's prompt as it is sent. Raises CodecError if it has more than `limit` tokens."""
         tokens = prompt.chat_tokens(tokenizer, messages, limit, self.instruction)
         sent = tokens.replace_private(self._substitutes)
         is_private = tokens.is_private

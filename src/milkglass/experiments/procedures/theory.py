@@ -70,7 +70,6 @@ def measure_theory(
         initial: the model before the training.
         plain: the model that was trained on the texts.
         ghost: the model that was trained on their shadows.
-        texts: the private rows.
         shadows: the rows after GHOST.
     """
     losses, gradients = deviations(initial, texts, shadows)

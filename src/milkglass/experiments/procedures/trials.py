@@ -62,7 +62,7 @@ class TrialData:
         others: rows of the training file that are kept out of training, some of which attackers have.
         metrics: names of metrics/glue.py.
         class_count: 1 for scores.
-        provenance: the digests of its files and which rows are used.
+        identity: the digests of its files and which rows are used.
     """
 
     name: str
@@ -71,7 +71,7 @@ class TrialData:
     others: LabelledTexts
     metrics: tuple[str, ...]
     class_count: int
-    provenance: Mapping[str, Any]
+    identity: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,15 @@ class GradedCell:
     Attributes:
         name: the digest of all that decides the cell.
         figures: the quality of the answers, with the half-widths of their intervals.
-        made: the code that measured the answers.
-        predictions: the packed answers (`pack_answers`).
+        provenance: the code that measured the answers (`runs.provenance`).
+        packed_predictions: the answers, packed (`pack_answers`).
         logits: (rows, classes) of these answers.
     """
 
     name: str
     figures: Mapping[str, float]
-    made: Mapping[str, Any]
-    predictions: str = field(repr=False)
+    provenance: Mapping[str, Any]
+    packed_predictions: str = field(repr=False)
     logits: NDArray[np.float32] = field(repr=False)
 
 
@@ -150,7 +150,7 @@ def _identity(
     return {
         "version": CELL_VERSION,
         "base": base_digest,
-        "data": dict(data.provenance),
+        "data": dict(data.identity),
         "defence": defence.document(),
         "training": training.model_dump(),
         "seed": seed,
@@ -159,7 +159,7 @@ def _identity(
 
 @contextmanager
 def cell_folder(cells_folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
-    """Yields a cell's folder, locked, since several runs may share it. A dead process holds no lock.
+    """Yields a cell's folder, locked, since several runs may share it. The lock of a process that dies is released.
 
     Args:
         identity: its digest is the folder's name.
@@ -258,10 +258,10 @@ def _stored_answers(folder: Path) -> dict[str, Any] | None:
 
 
 def _unpack_answers(stored: Mapping[str, Any], data: TrialData, folder: Path) -> GradedCell:
-    """Returns the cell that a record is of."""
+    """Returns the cell whose answers `_grade_answers` stored."""
     logits = unpack_answers(stored["logits"]).reshape(len(data.held_out.labels), -1)
-    origin = stored.get("made") or provenance(folder)
-    return GradedCell(folder.name, dict(stored["figures"]), origin, str(stored["predictions"]), logits)
+    code = stored.get("made") or provenance(folder)
+    return GradedCell(folder.name, dict(stored["figures"]), code, str(stored["predictions"]), logits)
 
 
 def quality_figures(
@@ -273,8 +273,8 @@ def quality_figures(
     4.1). "NAME +-" is half the width of the bootstrap interval.
     """
     figures: dict[str, float] = {}
-    of_class_1 = ("precision", "recall") if class_count == 2 else ()
-    for name in dict.fromkeys((*metrics, *of_class_1)):
+    class_1_metrics = ("precision", "recall") if class_count == 2 else ()
+    for name in dict.fromkeys((*metrics, *class_1_metrics)):
         interval = MEASURES[name](predictions, np.asarray(labels), np.random.default_rng(seed))
         figures |= with_spread({name: interval})
     return figures
@@ -297,12 +297,12 @@ def fit_own_model(data: TrialData) -> LinearModel | None:
     return LinearModel.fit(train.texts, train.labels, train.pairs, data.class_count == 1)
 
 
-def client_alone_figures(data: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, dict[str, float]]:
-    """Returns the quality of the client's own model, under `LINEAR`; empty if there is no own model."""
+def client_alone_figures(data: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, float]:
+    """Returns the quality of the client's own model; empty if there is no own model."""
     if own_model is None:
         return {}
     predictions = own_model.predict(data.held_out.texts, data.held_out.pairs)
-    return {LINEAR: quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)}
+    return quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)
 
 
 def with_own_model(
@@ -318,5 +318,5 @@ def with_own_model(
     log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, data.class_count)
     predictions = pool_probabilities(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
     figures = quality_figures(predictions, held_out.labels, data.metrics, 0, seed)  # 0: no precision and recall
-    named = {f"{name}{BESIDE}{mark}": figures[name + mark] for name in data.metrics for mark in ("", SPREAD)}
-    return named, predictions
+    pooled = {f"{name}{BESIDE}{mark}": figures[name + mark] for name in data.metrics for mark in ("", SPREAD)}
+    return pooled, predictions

@@ -43,9 +43,7 @@ def meanings(
 def _derived_meaning(measure: str) -> str:
     """Returns the meaning of a measure that is made of another."""
     if measure.endswith(BESIDE):
-        return (
-            f"{measure.removesuffix(BESIDE)} of the server's answers pooled with those of the client's own four models"
-        )
+        return f"{measure.removesuffix(BESIDE)} of the server's answers pooled with those of the client's own model"
     if measure.endswith(COST):
         base_measure = measure.removesuffix(COST)
         return f"{base_measure} without a defence, less {base_measure} with it: what it costs, in points"

@@ -148,12 +148,12 @@ def _settings_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         settings.append(("texts", _named_values(result["texts"])))
     if "training" in result:
         settings.append(("training", _named_values({n: v for n, v in result["training"].items() if v is not None})))
-    origin = result.get("made", {})
-    other_commits = f", begun by {origin['begun']['commit']}" if "begun" in origin else ""
-    other_commits += f", parts of it by {', '.join(origin['cells'])}" if "cells" in origin else ""
+    code = result.get("made", {})
+    other_commits = f", begun by {code['begun']['commit']}" if "begun" in code else ""
+    other_commits += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
     return [
         *settings,
-        ("made by", f"milkglass {origin.get('milkglass')} {origin.get('commit')}, {origin.get('date')}{other_commits}"),
+        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{other_commits}"),
     ]
 
 
