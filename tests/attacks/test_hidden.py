@@ -21,9 +21,9 @@ from milkglass.threat.attack import Attack, why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Transcript
-from milkglass.threat.truth import Truth, score
+from milkglass.threat.truth import Truth
 from tests.attacks.scenes import SPECIAL, chain
-from tests.attacks.tiny_scenes import hidden
+from tests.attacks.tiny_scenes import graded, hidden
 from tests.tiny import VOCAB, save
 
 INVERT = InvertHidden(epochs=6, learning_rate=3e-3)
@@ -57,15 +57,9 @@ def scene(
     )
 
 
-def read(attack: Attack, at: tuple[Transcript, Knowledge, Truth], measure: str = "tokens top-1") -> float:
-    transcript, knowledge, truth = at
-    guess = attack(transcript, knowledge, Budget(), np.random.default_rng(0))
-    return score(guess, truth, np.random.default_rng(0))[measure].value
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_embeddings_that_are_not_disturbed_are_read(publics: dict[str, Model], name: str) -> None:
-    assert read(NearHidden(), scene(publics[name], 0)) > 0.99
+    assert graded(NearHidden(), scene(publics[name], 0)) > 0.99
 
 
 @pytest.mark.slow
@@ -80,22 +74,22 @@ def test_embeddings_of_a_real_model_are_read() -> None:
 
 
 def test_scaling_a_text_hides_nothing(publics: dict[str, Model]) -> None:
-    assert read(NearHidden(), scene(publics["bert"], 0, factor=1e-3)) > 0.99
+    assert graded(NearHidden(), scene(publics["bert"], 0, factor=1e-3)) > 0.99
 
 
 def test_noise_hides_the_more_the_more_there_is(publics: dict[str, Model]) -> None:
-    found = [read(NearHidden(), scene(publics["bert"], 0, noise)) for noise in (0.0, 1.0, 30.0)]
+    found = [graded(NearHidden(), scene(publics["bert"], 0, noise)) for noise in (0.0, 1.0, 30.0)]
     assert found[0] > found[1] + 0.1 > found[2] + 0.2
     assert found[2] < 0.05
 
 
 def test_one_layer_that_is_not_disturbed_is_read_by_tokens_alone(publics: dict[str, Model]) -> None:
-    assert read(NearHidden(), scene(publics["bert"], 1)) > 0.5
+    assert graded(NearHidden(), scene(publics["bert"], 1)) > 0.5
 
 
 @pytest.mark.parametrize("layer", [0, 2])
 def test_inversion_learns_to_read_what_is_not_disturbed(publics: dict[str, Model], layer: int) -> None:
-    assert read(INVERT, scene(publics["bert"], layer)) > 0.9
+    assert graded(INVERT, scene(publics["bert"], layer)) > 0.9
 
 
 def test_inversion_reads_through_noise_what_neighbours_do_not(tmp_path: Path) -> None:
@@ -103,7 +97,7 @@ def test_inversion_reads_through_noise_what_neighbours_do_not(tmp_path: Path) ->
     more = []
     for seed in range(5):
         at = scene(Model.open(save("bert", tmp_path / str(seed), seed=seed)), 2, 1.0)
-        more.append(read(INVERT, at) - read(NearHidden(), at))
+        more.append(graded(INVERT, at) - graded(NearHidden(), at))
     assert np.median(more) > 0.05
 
 
@@ -128,7 +122,9 @@ def test_more_copies_are_other_noise_on_the_same_text(publics: dict[str, Model])
 
 
 def test_words_are_read_from_one_vector_a_text(publics: dict[str, Model]) -> None:
-    plain, noisy = (read(HiddenWords(), scene(publics["bert"], 2, n, pooled=True), "bag recall") for n in (0.0, 100.0))
+    plain, noisy = (
+        graded(HiddenWords(), scene(publics["bert"], 2, n, pooled=True), "bag recall") for n in (0.0, 100.0)
+    )
     assert plain > 0.3
     assert noisy < plain / 2
 

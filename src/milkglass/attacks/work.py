@@ -26,7 +26,10 @@ def elements(count: float) -> float:
 
 def forward(model: torch.nn.Module, token_count: int) -> float:
     """Returns the work of so many tokens through a model."""
-    return 10 * CALL + products(float(_multiplied_weights(model)) * token_count)
+    # each token is multiplied by all weights but those of tables that are looked up
+    modules = (module for module in model.modules() if not isinstance(module, torch.nn.Embedding))
+    weight_count = sum(weights.numel() for module in modules for weights in module.parameters(recurse=False))
+    return 10 * CALL + products(float(weight_count) * token_count)
 
 
 def gradients(model: torch.nn.Module, token_count: int) -> float:
@@ -48,9 +51,3 @@ def training_step(model: torch.nn.Module, token_count: int) -> float:
     """Returns the work of one step of a training on so many tokens."""
     parameter_count = sum(parameter.numel() for parameter in model.parameters())
     return gradients(model, token_count) + parameter_count / PARAMETERS
-
-
-def _multiplied_weights(model: torch.nn.Module) -> int:
-    """Returns how many weights each token is multiplied by: all but those of tables that are looked up."""
-    modules = (module for module in model.modules() if not isinstance(module, torch.nn.Embedding))
-    return sum(weights.numel() for module in modules for weights in module.parameters(recurse=False))

@@ -127,8 +127,11 @@ def prepare(
     if ghost_rows is None:
         progress(len(texts))
     rows = SiteRows(ids, np.array([labels[str(example.label)] for example in examples], np.int64))
-    stamp = None if ghost is None else _stamp(ghost, rows)
-    report = None if ghost is None or ghost_rows is None else report_document(ghost, ghost_rows.tally, seed is not None)
+    stamp = report = None
+    if ghost is not None and ghost_rows is not None:
+        digest = Checkpoint.open(ghost.folder).digest()
+        stamp = Stamp(GHOST, digest, rows.digest(), ghost.searching.document(), ghost.selection.document())
+        report = report_document(ghost, ghost_rows.tally, seed is not None)
     seed_secret = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
@@ -136,11 +139,6 @@ def prepare(
     if ghost_rows is not None:
         ghost_rows.parts.remove()
     return rows
-
-
-def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
-    model = Checkpoint.open(ghost.folder).digest()
-    return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
 
 def require_match(

@@ -95,7 +95,10 @@ class MixingClient(EncoderClient):
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         """Mixes the client's own texts with those that it kept; an attacker mixes public text with public text."""
         states = self._all(encoded)
-        other_states = self._all(self._others()) if root is self._root else states
+        other_states = states
+        if root is self._root:
+            kept = zip(self.extra_tensors["others"].numpy(), self.extra_tensors["lengths"].tolist(), strict=True)
+            other_states = self._all(TokenizedTexts(Sequences.of(ids[:length] for ids, length in kept)))
         keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
         mixtures, self._pending = [], np.empty(len(states), np.int64)
         for number, (own_states, ids) in enumerate(zip(states, encoded.ids, strict=True)):
@@ -107,12 +110,9 @@ class MixingClient(EncoderClient):
         return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
 
     def _all(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
+        """Returns the undisturbed states (t, d) of each text, in order."""
         states = dict(self._states(encoded))
         return [states[number] for number in range(len(encoded))]
-
-    def _others(self) -> TokenizedTexts:
-        rows = zip(self.extra_tensors["others"].numpy(), self.extra_tensors["lengths"].tolist(), strict=True)
-        return TokenizedTexts(Sequences.of(ids[:length] for ids, length in rows))
 
 
 @dataclass(frozen=True)

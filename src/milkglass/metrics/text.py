@@ -93,7 +93,7 @@ def _per_token(
     rng: np.random.Generator,
     function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval:
-    """Returns `function` of the mean loss of a token, with its interval."""
+    """Returns `function` of the mean loss of a token, with its interval. Raises UsageError for unlike shapes."""
     if losses.shape != token_counts.shape or losses.ndim != 1:
         raise UsageError(f"losses of shape {losses.shape} for tokens of shape {token_counts.shape}", "give one a text")
 

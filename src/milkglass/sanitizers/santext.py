@@ -49,13 +49,13 @@ class Heads:
         outputs: (outputs,) the places that may be drawn; `near` holds indices into it, and `targets` its vectors.
     """
 
-    def __init__(self, vectors: Vectors, epsilon: float, outputs: Ids | None = None) -> None:
+    def __init__(self, vectors: Vectors, epsilon: float, outputs: Ids) -> None:
         self.half_epsilon = epsilon / 2
         self.vectors = vectors - vectors.mean(0)  # distances stay, and are rounded less; the mean is the origin
-        self.outputs = np.arange(len(vectors)) if outputs is None else outputs
-        self.targets = targets = self.vectors[self.outputs]
+        self.outputs = outputs
+        self.targets = targets = self.vectors[outputs]
         self.output_index = np.full(len(vectors), -1)  # by place: its index among the outputs
-        self.output_index[self.outputs] = np.arange(len(targets))
+        self.output_index[outputs] = np.arange(len(targets))
         m, k = len(vectors), min(HEAD_WORDS, len(targets))
         self.squares = (targets * targets).sum(1)
         # The largest norm of a row, to which rounding errors are in proportion

@@ -33,19 +33,19 @@ TICKS = "'\u2019"
 ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
 CONTRACTIONS = frozenset(("n't", *ENDINGS))
 ODD_STEMS = {"can't": "can", "won't": "will", "shan't": "shall"}
-_SUBJECTS = """
+SUBJECTS = """
 i you he she it we they that there here this who what where how let
 """
-_AUXILIARIES = """
+AUXILIARIES = """
 is are was were have has had do does did would should could might must need ca wo sha
 """
 CONTRACTED = frozenset(
-    [word + ending for word in _SUBJECTS.split() for ending in ENDINGS]
-    + [f"{word}n't" for word in _AUXILIARIES.split()]
+    [word + ending for word in SUBJECTS.split() for ending in ENDINGS] + [f"{word}n't" for word in AUXILIARIES.split()]
 )
 
 
 def is_kept(character: str) -> bool:
+    """Returns whether a character is white space or punctuation, which is kept unchanged."""
     return character in ASCII or character.isspace() or unicodedata.category(character).startswith("P")
 
 
@@ -70,6 +70,7 @@ def pattern(splits_contractions: bool) -> re.Pattern[str]:
 
 
 def is_word(text: str) -> bool:
+    """Returns whether a text can be one of the words into which `pattern` splits a text."""
     return text in CONTRACTIONS or bool(text) and not any(is_kept(c) for c in text)
 
 
@@ -85,6 +86,7 @@ def whole_pattern() -> re.Pattern[str]:
 
 
 def is_whole_word(text: str) -> bool:
+    """Returns whether a text is one of the words of `whole_pattern`, and nothing else."""
     return whole_pattern().fullmatch(text) is not None
 
 
@@ -96,6 +98,7 @@ def plain_space(text: str) -> str:
 
 
 def is_number(word: str) -> bool:
+    """Returns whether a word has a digit or another character of Unicode's category N."""
     return any(unicodedata.category(c).startswith("N") for c in word)
 
 
@@ -113,14 +116,10 @@ def stem(word: str) -> str | None:
     lower = word.lower().replace("\u2019", "'")
     if lower in ODD_STEMS:
         return ODD_STEMS[lower]
-    return next(
-        (
-            lower.removesuffix(contraction)
-            for contraction in CONTRACTIONS
-            if lower.endswith(contraction) and lower != contraction
-        ),
-        None,
-    )
+    for contraction in CONTRACTIONS:
+        if lower.endswith(contraction) and lower != contraction:
+            return lower.removesuffix(contraction)
+    return None
 
 
 class Lookup(dict[str, int]):

@@ -48,6 +48,9 @@ class ObfusLM(Scheme):
         aliases: the number of scrambled ids of each ordinary token (aliases.py). None: one.
         rows: "shared" if all rows of a cluster are its mean. Ids are then drawn at each occurrence, and name a cluster,
             not a token.
+
+    Raises:
+        UsageError: a parameter is out of its range, or an option is set that cannot be used with shared rows.
     """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
@@ -73,11 +76,8 @@ class ObfusLM(Scheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rows is not None:
-            self._require_nothing_against_shared_rows()
-
-    def _require_nothing_against_shared_rows(self) -> None:
-        """Raises UsageError if an option is set that cannot be used with shared rows."""
+        if self.rows is None:
+            return
         for option in ("aliases", "plus"):
             if getattr(self, option) is not None:
                 hint = "ids are drawn within a cluster already, and an id does not name a token"

@@ -139,10 +139,13 @@ class ClusterSearch:
             self._project(self.settings.sketch)
 
     def _project(self, size: int) -> None:
+        """Projects rows and tokens to `size` random dimensions, if they have more."""
         self.projected_rows, self.projected_tokens = self.rows, self.tokens
-        if size < self.rows.shape[1]:
-            onto = sparse.random_directions(self.rows.shape[1], size, self.rng)
-            self.projected_rows, self.projected_tokens = sparse.unit(self.rows @ onto), sparse.unit(self.tokens @ onto)
+        width = self.rows.shape[1]
+        if size < width:
+            columns = torch.linalg.qr(torch.from_numpy(self.rng.normal(size=(width, size))).float())[0]
+            self.projected_rows = sparse.unit(self.rows @ columns)
+            self.projected_tokens = sparse.unit(self.tokens @ columns)
 
     def _possible_width(self, width: int) -> int:
         return min(width, self.projected_rows.shape[1] // 3)

@@ -25,11 +25,6 @@ def unit(rows: Tensor) -> Tensor:
     return torch.nn.functional.normalize(rows, dim=-1, eps=1e-30)
 
 
-def random_directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
-    """Returns (d, size) random orthonormal columns."""
-    return torch.linalg.qr(torch.from_numpy(rng.normal(size=(d, size))).float())[0]
-
-
 def bases(near: Tensor) -> Tensor:
     """Returns (b, d, m) orthonormal columns of the spans of (b, m, d) rows."""
     rows = near.double()

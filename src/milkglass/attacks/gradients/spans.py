@@ -65,13 +65,9 @@ class Span:
         residuals = near_rows - (near_rows @ self.basis) @ self.basis.T  # the part outside
         distances[near_indices] = residuals.norm(dim=-1) / near_rows.norm(dim=-1).clamp_min(1e-300)
         if self.singular_values is not None:
-            distances = distances / self._distances_by_errors(coordinates, squares, self.singular_values)
+            explained = self.error * (coordinates / self.singular_values.float()).norm(dim=-1) / squares.sqrt()
+            distances = distances / torch.hypot(explained, torch.full_like(explained, FORWARD_ERROR)).double()
         return distances.reshape(vectors.shape[:-1])
-
-    def _distances_by_errors(self, coordinates: Tensor, squares: Tensor, values: Tensor) -> Tensor:
-        """Returns (k,) the distances that errors explain, of rows with coordinates (k, r) and squared norms (k,)."""
-        distances = self.error * (coordinates / values.float()).norm(dim=-1) / squares.sqrt()
-        return torch.hypot(distances, torch.full_like(distances, FORWARD_ERROR)).double()
 
 
 def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:

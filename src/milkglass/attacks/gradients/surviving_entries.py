@@ -136,8 +136,8 @@ class _OrderSearch:
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
-        self.shared = {n: g for n, g in batch.tensors.items() if bool(g.any())}
-        self.is_nonzero = {n: g != 0 for n, g in self.shared.items()}
+        self.shared = {name: grad for name, grad in batch.tensors.items() if bool(grad.any())}
+        self.is_nonzero = {name: grad != 0 for name, grad in self.shared.items()}
         self.best: Ids = np.empty(0, np.int64)
         self.best_distance = np.inf
 
@@ -156,11 +156,11 @@ class _OrderSearch:
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
         step = replace(self.batch.step, dropout=False)  # the attacker's draws would say nothing of the client's
         gradient = step.gradient(ids, torch.ones_like(ids), targets)
-        names = [name for name in self.shared if name in gradient]
-        masks = [self.is_nonzero[name] for name in names]
-        cosines = [
-            _cosine(gradient[name][mask], self.shared[name][mask]) for name, mask in zip(names, masks, strict=True)
-        ]
+        cosines = []
+        for name, shared in self.shared.items():
+            if name in gradient:
+                own, seen = gradient[name][self.is_nonzero[name]], shared[self.is_nonzero[name]]
+                cosines.append(float(own @ seen / (own.norm() * seen.norm()).clamp_min(1e-30)))
         distance = 1 - float(np.mean(cosines))
         if distance < self.best_distance:
             self.best, self.best_distance = text, distance
@@ -208,7 +208,3 @@ def _changed_texts(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator
                 changed = np.insert(np.delete(text, i), j, text[i])
             if not np.array_equal(changed, text):
                 yield changed
-
-
-def _cosine(first: Tensor, second: Tensor) -> float:
-    return float(first @ second / (first.norm() * second.norm()).clamp_min(1e-30))

@@ -68,7 +68,9 @@ class ERAPlus(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        prior, size = self._prior(transcript, knowledge, budget, rng), transcript.size
+        prior, size = required(knowledge.candidates), transcript.size
+        if knowledge.corpus is not None and Tokens in transcript.kinds:
+            prior = Decipherment().learn(transcript, knowledge, budget, rng)
         previous_states, has_context = states(transcript)
         generated = transcript.outputs.keep(has_context)  # the places of which the model says something
         token_count = knowledge.token_count(size)
@@ -89,13 +91,6 @@ class ERAPlus(Solver):
         evidence = [np.zeros(values.shape) for values in prior.log_likelihoods]
         table.store(posterior, evidence, np.zeros(size, np.int64), prior.groups)
         return Candidates(prior.groups, tuple(a + b for a, b in zip(prior.log_likelihoods, evidence, strict=True)))
-
-    def _prior(
-        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
-    ) -> Candidates:
-        if knowledge.corpus is None or Tokens not in transcript.kinds:
-            return required(knowledge.candidates)
-        return Decipherment().learn(transcript, knowledge, budget, rng)
 
 
 def option_logits(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
