@@ -332,10 +332,8 @@ def make_verifier(
     """Returns a function that verifies a server's document and judges it by a policy.
 
     Args:
-        policy: the policy.
         pinned: when each machine of the lock file was first seen, by its id.
         collateral: returns the makers' signed files that the client has.
-        now: the clock.
     """
 
     def verify(document: bytes, spki_digest: bytes, nonce: bytes) -> Verdict:

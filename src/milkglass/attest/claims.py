@@ -88,7 +88,7 @@ def _as_operator_statement(claim: Claim) -> Claim:
 
 @dataclass(frozen=True)
 class VerifiedMachine:
-    """Holds what a processor's verified evidence says of the machine.
+    """What a processor's verified evidence says of the machine.
 
     Attributes:
         kind: the technology.
@@ -119,7 +119,7 @@ class VerifiedMachine:
 
 @dataclass(frozen=True)
 class VerifiedGpu:
-    """Holds what a GPU's verified evidence says of it.
+    """What a GPU's verified evidence says of it.
 
     Attributes:
         architecture: the architecture that NVIDIA certified, such as "HOPPER".

@@ -29,7 +29,6 @@ def make_client(
     """Returns a client of one server, whose requests do not name this library.
 
     Args:
-        server: the server's address.
         max_connections: the most requests at a time; further ones wait.
         context: the TLS context. None: the library's own.
         silence: the seconds that the server may be silent, and that a request waits for a free connection.

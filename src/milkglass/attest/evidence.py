@@ -37,7 +37,7 @@ SOFTWARE_PREFIX = b"milkglass software evidence 1"  # begins the software stand-
 
 @dataclass(frozen=True)
 class HardwareEvidence:
-    """Holds the evidence of a machine and its GPUs, and the collateral that came with it.
+    """The evidence of a machine and its GPUs, and the collateral that came with it.
 
     Attributes:
         kind: the technology.
@@ -133,7 +133,6 @@ def report_data(spki_digest: bytes, nonce: bytes, gpu_digest: bytes, sealing_key
 
     Args:
         spki_digest: SHA-256 of the SPKI of the server's certificate.
-        nonce: the client's nonce.
         gpu_digest: SHA-256 over the GPUs' evidence (nvidia.gpu_evidence_digest).
         sealing_key: the key to which files are sealed; empty if there is none.
     """

@@ -42,7 +42,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Services:
-    """Holds the addresses of the makers' services, of which tests put others in place."""
+    """The addresses of the makers' services, in whose place tests put others."""
 
     amd: str = "https://kdsintf.amd.com"
     nvidia_rim: str = "https://rim.attestation.nvidia.com"
@@ -100,9 +100,7 @@ async def fetch_collateral(
     """Fetches the makers' files for evidence, by their names in a collateral folder.
 
     Args:
-        evidence: the evidence.
         product: the generation of AMD's processor, for reports that do not state it.
-        services: the addresses to ask.
 
     Raises:
         AttestationError: the evidence does not name a file, or a service does not have it.

@@ -137,7 +137,10 @@ class Front:
         return JSONResponse({"kept": name})
 
     async def forward(self, request: Request) -> Response:
-        """Forwards a request to the engine, and the answer to the client: padded or in slots if a header says so."""
+        """Forwards a request to the engine, and the answer to the client: padded or in slots if a header says so.
+
+        Raises UsageError without an engine or for an unknown mode, and Unreachable.
+        """
         if self.engine is None:
             raise UsageError("this server has no engine behind it", "start it with --in-front-of ADDRESS")
         quiet = passthrough.parse_quiet_mode(request.headers.get(passthrough.QUIET_HEADER))

@@ -55,7 +55,7 @@ PPCIE_ENABLED = 0xAA  # a value of the field for protected PCIe; older drivers g
 
 @dataclass(frozen=True)
 class Measurements:
-    """Holds a GPU's answer to a request for measurements.
+    """A GPU's answer to a request for measurements.
 
     Attributes:
         nonce: the 32 bytes of the request's nonce.
@@ -160,7 +160,6 @@ def verify(
     """Verifies a GPU's evidence.
 
     Args:
-        raw: the request and the answer.
         pem: the GPU's certificates, leaf first.
         nonce: the nonce to which the GPU must have answered. None: any; the caller must say that it is not fresh.
         references: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.

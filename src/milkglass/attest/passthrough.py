@@ -80,7 +80,6 @@ class HeaderMiddleware:
     """Adds headers to every answer of an application, where they are missing.
 
     Args:
-        app: the application.
         headers: returns the headers for a path and a status.
     """
 
@@ -129,15 +128,14 @@ def select_headers(headers: Iterable[tuple[bytes, bytes]], names: tuple[bytes, .
     """Returns the headers with these names, their values byte for byte. Of several with one name the last counts.
 
     Args:
-        headers: all headers.
         names: the names in lower case.
     """
     return httpx2.Headers({name.lower(): value for name, value in headers if name.lower() in names}, "latin-1")
 
 
-def pad_json(body: bytes, size: int = PAD_BYTES) -> bytes:
-    """Pads JSON with blanks, which mean nothing in it, to a multiple of `size` bytes, at least `size`."""
-    return body + b" " * (-len(body) % size if body else size)
+def pad_json(body: bytes) -> bytes:
+    """Pads JSON with blanks, which mean nothing in it, to a multiple of PAD_BYTES, at least PAD_BYTES."""
+    return body + b" " * (-len(body) % PAD_BYTES if body else PAD_BYTES)
 
 
 def parse_quiet_mode(header: str | None) -> QuietMode | None:

@@ -173,7 +173,7 @@ class Machine(_PolicyPart):
 
 
 class EnclavePolicy(_PolicyPart):
-    """Holds a policy of SGX enclaves, of a provider or of an enclave's own host.
+    """A policy of SGX enclaves, of a provider or of an enclave's own host.
 
     Attributes:
         accept: accepted weaknesses by name, each with the reason for which it is accepted.
@@ -190,7 +190,7 @@ class EnclavePolicy(_PolicyPart):
 
 
 class Policy(_PolicyPart):
-    """Holds a policy of one server.
+    """A policy of one server.
 
     Attributes:
         server: the address that the policy is for.

@@ -56,7 +56,10 @@ def read_milkglass(document: bytes, spki_digest: bytes, nonce: bytes, host: str,
 
 
 def read_tinfoil(document: bytes, spki_digest: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
-    """Reads Tinfoil's document, whose evidence is bound to the connection's key and to no nonce."""
+    """Reads Tinfoil's document, whose evidence is bound to the connection's key and to no nonce.
+
+    Raises AttestationError.
+    """
     fields = _parse_object(document)
     hardware_kind = TINFOIL_KINDS.get(str(fields.get("format")))
     if hardware_kind is None:
@@ -73,7 +76,10 @@ def read_tinfoil(document: bytes, spki_digest: bytes, nonce: bytes, host: str, n
 
 
 def read_aci(document: bytes, spki_digest: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
-    """Reads a report of ACI. `evidence.verify` checks whether its keyset lists the connection's key."""
+    """Reads a report of ACI. `evidence.verify` checks whether its keyset lists the connection's key.
+
+    Raises AttestationError.
+    """
     fields = _parse_object(document)
     report, version = fields.get("attestation"), fields.get("api_version")
     if version != "aci/1" or not isinstance(report, dict):
@@ -115,11 +121,8 @@ def read_evidence(
 
     Args:
         provider: the form that is asked for, a name in `PROVIDERS`. A peer must not choose what binds its evidence.
-        document: what the server answered.
         spki_digest: SHA-256 of the SPKI of the connection's certificate.
         nonce: the nonce with which the client asked.
-        host: the server's name.
-        now: the time of the answer.
 
     Raises:
         AttestationError: the document is no evidence, or evidence of another form.

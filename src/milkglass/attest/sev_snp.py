@@ -62,10 +62,9 @@ AUTHORITY_INDEX = 1  # of the first certificate in a chain that AMD's revocation
 
 @dataclass(frozen=True)
 class Report:
-    """Holds those fields of an attestation report that are appraised.
+    """The fields of an attestation report that are appraised.
 
     Attributes:
-        raw: the whole report.
         version: the version of the report's format.
         policy: the bits of GUEST_POLICY.
         vmpl: the privilege level of the software that asked.
@@ -189,7 +188,7 @@ def _verify_with(
     r, s = (int.from_bytes(report.raw[start : start + 72], "little") for start in (SIGNED_BYTES, SIGNED_BYTES + 72))
     require_signed(leaf.public_key(), r, s, report.raw[:SIGNED_BYTES], "the report")
     tcb = tcb_versions(report.reported_tcb, product)
-    _require_matching_key(report, leaf, tcb, product)
+    _require_matching_key(report, leaf, tcb)
     return chain, product, tcb
 
 
@@ -214,7 +213,7 @@ def tcb_versions(raw: bytes, product: str) -> dict[str, int]:
     return {name: raw[index] for name, index in (TCB_LAYOUT_TURIN if product == "Turin" else TCB_LAYOUT).items()}
 
 
-def _require_matching_key(report: Report, leaf: x509.Certificate, tcb: Mapping[str, int], product: str) -> None:
+def _require_matching_key(report: Report, leaf: x509.Certificate, tcb: Mapping[str, int]) -> None:
     """Checks that the key was made for this chip and these versions. Raises AttestationError."""
     extension_values = {extension.oid.dotted_string: extension.value for extension in leaf.extensions}
     values = {

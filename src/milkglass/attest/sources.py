@@ -93,7 +93,10 @@ class Tsm:
         raise AttestationError("hardware", "another program changed every request for a report", "try again")
 
     def _read_report(self, entry: Path, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
-        """Returns the answer to one request in its folder, or None if another program wrote to the request."""
+        """Returns the answer to one request in its folder, or None if another program wrote to the request.
+
+        Raises AttestationError for an unknown maker.
+        """
         (entry / "inblob").write_bytes(signed_data)
         generation = (entry / "generation").read_text().strip()
         raw, provider = (entry / "outblob").read_bytes(), (entry / "provider").read_text().strip()

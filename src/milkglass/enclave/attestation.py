@@ -75,7 +75,6 @@ def machine_secret(kind: str, host_secret: str) -> bytes:
     """Returns the machine's secret, from which sealing keys are derived. Raises EnclaveError if the CPU has none.
 
     Args:
-        kind: the enclave's kind.
         host_secret: the secret for kinds without SGX, in hex, from the host's file.
     """
     if kind != ATTESTED_KIND:

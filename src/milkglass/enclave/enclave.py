@@ -37,7 +37,7 @@ NAMESPACES = "user, network, processes and mounts of its own"
 
 @dataclass(frozen=True)
 class SanitizedPrompt:
-    """Holds the vectors that an enclave returns for a prompt.
+    """The vectors that an enclave returns for a prompt.
 
     Attributes:
         vectors: the bytes of (tokens, d), in the table's type.
@@ -59,7 +59,6 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     Attributes:
         kind: the enclave's kind, one of KINDS.
-        folder: the enclave's folder.
         measurement: the measurement of its code in hex, as the enclave states it; `attest` verifies it.
         verdict: the verdict on the last quote that proved the enclave since its start; None if there is none.
         protections: the protections that hold in its process, in words.
@@ -73,12 +72,12 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Starts an enclave. For a Gramine kind, `folder` has the manifest. Raises UsageError, EnclaveError."""
         require_kind(kind)
         self.kind, self.folder, self.table_info = kind, folder, dict[str, Any]()
-        self.write_state: Callable[[bytes], None] = _drop_state
+        self.write_state: Callable[[bytes], None] = lambda state: None  # without a folder there is no next start
         self.tokenizer: Path | None = None
         self._template: Any = None
         self._stage: Stage = no_stage
         self._call_lock = threading.Lock()  # held for a call: its request, its answer, and a charge between them
-        command, environment = _command_and_environment(kind, folder)
+        command, environment = _command_and_environment(kind)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         work_folder = None if kind == "process" else folder
         self._process = subprocess.Popen(command, **pipes, env=environment, cwd=work_folder, start_new_session=True)
@@ -97,7 +96,6 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Requires a measurement and, for gramine-sgx, a new quote that proves it. Raises EnclaveError.
 
         Args:
-            measurement: the measurement in hex.
             verifier: decides which quotes are accepted. None: the policy in the enclave's folder does.
         """
         if self.measurement != measurement:
@@ -177,7 +175,6 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Opens the sealed table, which can be done once.
 
         Args:
-            sealed: the sealed package.
             secret: the content of the host's file of the secret, for kinds without SGX.
             state: the newest sealed state.
             tokenizer: the folder of the tokenizer, as the enclave sees it.
@@ -282,12 +279,11 @@ def require_kind(kind: str) -> None:
         raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
 
 
-def _drop_state(state: bytes) -> None:
-    """Drops the state of an enclave that was not opened from a folder: there is no next start."""
+def _command_and_environment(kind: str) -> tuple[list[str], dict[str, str]]:
+    """Returns the command that starts a kind, and its environment, which has only what the command needs.
 
-
-def _command_and_environment(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Returns the command that starts a kind, and its environment, which has only what the command needs."""
+    Raises UsageError if the command is not installed.
+    """
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-P", "-m", PROGRAM_MODULE, kind]

@@ -47,10 +47,9 @@ FetchPackage = Callable[[Enclave], bytes]  # returns the provider's package for 
 
 @dataclass(frozen=True)
 class EnclaveDescription:
-    """Holds the content of enclave.json.
+    """The content of enclave.json.
 
     Attributes:
-        kind: the enclave's kind.
         measurement: the measurement, in hex, of the code for which the table was sealed.
         model: the provider's name for the model.
         table: SHA-256 of the table, in hex.
@@ -110,13 +109,10 @@ def build_enclave(
     """Starts an enclave, lets the provider release its table to it, and stores what the enclave sealed.
 
     Args:
-        folder: the enclave's folder: a new one or, for a Gramine kind, a prepared and signed one.
-        kind: the enclave's kind.
+        folder: a new folder or, for a Gramine kind, a prepared and signed one.
         model: the provider's name for the model.
         k: the length of candidate lists.
-        fetch_package: gets the package for the enclave from the provider.
         corpus: a file of texts, one a line, whose tokens are counted. None: a list of English words is counted.
-        stage: reports progress.
 
     Returns:
         The content of enclave.json, and the enclave, whose process has ended and which says whether it was attested.
@@ -159,7 +155,10 @@ def build_enclave(
 
 @contextmanager
 def _build_folder(folder: Path, kind: str) -> Iterator[Path]:
-    """Yields the folder to build in. After a failure a new folder is removed, and a prepared one restored."""
+    """Yields the folder to build in. After a failure a new folder is removed, and a prepared one restored.
+
+    Raises UsageError if a folder that should be new exists, or a prepared one has an enclave or is not signed.
+    """
     if kind == "process":
         _require_new(folder)
         with files.new_dir(folder) as new_folder:
@@ -230,10 +229,11 @@ def token_counts_of(tokenizer: Any, row_count: int, corpus: Path | None, stage: 
     """Returns (row_count,) how often each token occurs in a corpus, or without one in a list of English words.
 
     Args:
-        tokenizer: the provider's tokenizer.
         row_count: how many rows the table has.
         corpus: a file of the user's texts, one a line, which stay on this machine.
-        stage: reports progress.
+
+    Raises:
+        UsageError: the corpus has no text, or is not UTF-8.
     """
     if corpus is None:
         return token_counts(tokenizer, row_count, stage("tokenize a list of English words", len(english_frequencies())))

@@ -37,7 +37,6 @@ class EnclaveHandler:
     """Answers the host's requests, and holds the enclave's secrets and its table.
 
     Attributes:
-        kind: the enclave's kind.
         measurement: the measurement of its code, in hex.
         stage: reports the progress of long work to the host.
     """
@@ -200,7 +199,6 @@ class OpenTable:
         sanitizer: replaces private tokens.
         root: the secret (32 bytes) of the sanitizer's draws. The same text gets the same substitutes, so that its
             repetition gives no second draw.
-        tokenizer: the provider's tokenizer.
     """
 
     package: TablePackage = field(repr=False)

@@ -34,7 +34,7 @@ ROLE = re.compile(r"[a-zA-Z_-]{1,32}")
 
 @dataclass(frozen=True)
 class PromptPiece(TextPiece):
-    """Holds a part of a prompt.
+    """A part of a prompt.
 
     Attributes:
         is_private: whether the part is of the user's text, which is sanitized.
@@ -45,7 +45,7 @@ class PromptPiece(TextPiece):
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Holds the tokens of a prompt.
+    """The tokens of a prompt.
 
     Attributes:
         ids: (t,) the tokens.
@@ -104,9 +104,6 @@ def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, add
     """Tokenizes a prompt, each piece separately.
 
     Args:
-        tokenizer: the provider's tokenizer.
-        pieces: the prompt.
-        limit: the most tokens.
         adds_special: whether the tokenizer's special tokens are put around the prompt.
 
     Raises:
@@ -146,7 +143,7 @@ def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
 # --- the template -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _MessagePlace:
-    """Holds the place of a message in a layout.
+    """The place of a message in a layout.
 
     Attributes:
         message: the message's index.
@@ -161,7 +158,7 @@ class _MessagePlace:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Holds a rendered conversation: the template's texts and the messages' places, in order."""
+    """A rendered conversation: the template's texts and the messages' places, in order."""
 
     parts: tuple[str | _MessagePlace, ...] = field(repr=False)
 

@@ -37,7 +37,6 @@ def encrypt_package(package: bytes, public_key: bytes, nonce: bytes) -> Iterator
     """Yields the provider's answer: its public key, then the encrypted pieces. Raises EnclaveError for an invalid key.
 
     Args:
-        package: the package as bytes.
         public_key: the enclave's X25519 public key, 32 bytes.
         nonce: the provider's nonce, 32 bytes.
     """
@@ -50,13 +49,7 @@ def encrypt_package(package: bytes, public_key: bytes, nonce: bytes) -> Iterator
 
 
 def decrypt_package(answer: bytes, private_key: X25519PrivateKey, nonce: bytes) -> bytes:
-    """Decrypts the package in the provider's answer. Raises EnclaveError if it was cut off or changed.
-
-    Args:
-        answer: what `encrypt_package` yields.
-        private_key: the enclave's key.
-        nonce: the provider's nonce.
-    """
+    """Decrypts an answer, which `encrypt_package` yielded. Raises EnclaveError if it was cut off or changed."""
     if len(answer) < PUBLIC_KEY_BYTES + TAG_BYTES:
         raise EnclaveError("the provider's package is cut off", "build the enclave again")
     cipher = ChaCha20Poly1305(_package_key(private_key, answer[:PUBLIC_KEY_BYTES], nonce))

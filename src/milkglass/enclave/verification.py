@@ -32,7 +32,6 @@ class QuoteVerifier:
     Attributes:
         policy: what is demanded of an enclave and its CPU.
         root: a root certificate in DER in place of Intel's, for tests.
-        now: the clock.
     """
 
     policy: EnclavePolicy
@@ -65,7 +64,6 @@ class QuoteVerifier:
         """Returns the verdict on a quote. Raises EnclaveError, with the reasons, if it does not verify or is refused.
 
         Args:
-            quote: the quote.
             report_data: the 64 bytes that the enclave must have put into it.
             collateral: Intel's collateral as JSON; empty if there is none.
         """

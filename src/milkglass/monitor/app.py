@@ -125,7 +125,7 @@ def make_routes(view: MonitorView, access: PageAccess) -> APIRouter:
         return Response(html.replace(NONCE_MARK, nonce), media_type="text/html; charset=utf-8", headers=headers)
 
     @router.post(OPENING_PATH)
-    async def let_in(request: Request) -> JSONResponse:
+    async def exchange_code(request: Request) -> JSONResponse:
         try:
             code = CodeBody.model_validate_json(await request.body()).code
         except ValidationError:

@@ -169,12 +169,11 @@ class LiveAttacker:
     def _attack_model(self, scene: Scene, show_readings: Callable[[], object]) -> Candidates | None:
         """Runs the attacks that undo a scheme, and then the others, unless the first ones read all.
 
-        Args:
-            scene: the scene in which every id is sent.
-            show_readings: called when there are new readings.
+        Returns the candidates that they found for each token, or None.
 
-        Returns:
-            The candidates that the attacks found for each token, or None.
+        Args:
+            scene: in which every id is sent.
+            show_readings: called when there are new readings.
         """
         self.model_budget, candidates = self._stoppable_budget(self.budget), None
         for undoes in (True, False):

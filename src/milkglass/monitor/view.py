@@ -205,7 +205,8 @@ class MonitorView:
         self.texts.forget(exchanges)
         readings = [] if self.attacker is None else list(self.attacker.readings)
         counted_exchanges = await self._count(exchanges, readings)
-        reading = self._strongest_reading([text for _, texts in counted_exchanges for text in texts], readings)
+        texts = [text for _, texts_of_exchange in counted_exchanges for text in texts_of_exchange]
+        reading = self._strongest_reading(texts, readings)
         upstream = self.backend.upstream
         figures = {
             "version": version,
@@ -214,7 +215,7 @@ class MonitorView:
             "bytes": {"sent": upstream.traffic.sent, "received": upstream.traffic.received},
             "speed": next((exchange.speed for exchange in reversed(exchanges) if exchange.speed), 0.0),
             "key": self._key_figures(),
-            "attack": self._attack_figures(reading, [text for _, texts in counted_exchanges for text in texts]),
+            "attack": self._attack_figures(reading, texts),
             "count": log.total_count,
             "misspelt": self.backend.memory.misspelt_count,
             "kept": [exchange.number for exchange in exchanges],

@@ -27,7 +27,7 @@ from milkglass.threat.defence import Server
 
 @dataclass(frozen=True)
 class SplitScene:
-    """Holds a scene, and the number of texts of the user's file that are too long to be sent."""
+    """A scene, and the number of texts of the user's file that are too long to be sent."""
 
     scene: Scene
     left_out_count: int
@@ -36,14 +36,7 @@ class SplitScene:
 def encoder_scene(
     base: Checkpoint, description: folders.ClientDescription, client: EncoderClient, server: Server, files: AuditFiles
 ) -> SplitScene:
-    """Builds the scene of an audit of two halves.
-
-    Args:
-        base: the model that was split.
-        description: the client half's description.
-        client: the client's half.
-        server: the server's half.
-        files: the user's texts, those of an attacker, and the seed.
+    """Builds the scene of an audit of two halves of `base`.
 
     Raises:
         UsageError: there is too little text for an audit.

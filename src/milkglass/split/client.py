@@ -71,10 +71,7 @@ class ClientHalf:
         """Returns (texts, classes) the probabilities of the classes.
 
         Args:
-            texts: the texts.
             pairs: the second text of each pair. None: texts are single.
-            info: what the server takes.
-            answer: sends a frame and returns its logits.
             progress: receives the number of texts of each frame.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
@@ -21,11 +21,10 @@ DESCRIPTION_FILE, VERSION = "split.json", 1
 
 @dataclass(frozen=True)
 class ClientDescription:
-    """Holds the content of a client half's split.json.
+    """The content of a client half's split.json.
 
     Attributes:
         method: the name of the defence by which states are disturbed.
-        parameters: the defence's parameters.
         training: the fields of `HalvesTraining`.
         model: the original model's folder or hub id.
         labels: the number of each class, by its name.
@@ -49,10 +48,13 @@ class ClientDescription:
 
 @dataclass(frozen=True)
 class ServerDescription:
-    """Holds the content of a server half's split.json: the defence's name, and its parameters."""
+    """The content of a server half's split.json: the defence's name, and its parameters."""
 
     method: str
     parameters: Mapping[str, Any]
+
+
+Description = TypeVar("Description", ClientDescription, ServerDescription)
 
 
 def write_description(folder: Path, description: ClientDescription | ServerDescription) -> None:
@@ -64,22 +66,16 @@ def write_description(folder: Path, description: ClientDescription | ServerDescr
 
 def read_client(folder: Path) -> ClientDescription:
     """Reads a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
-    raw = _read(folder, "client")
-    labels = raw.get("labels")
+    description = _read(folder, "client", ClientDescription)
+    labels: Any = description.labels
     if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
         raise _damaged_error(folder)
-    try:
-        return ClientDescription(**raw)
-    except TypeError:
-        raise _damaged_error(folder) from None
+    return description
 
 
 def read_server(folder: Path) -> ServerDescription:
     """Reads a server half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
-    try:
-        return ServerDescription(**_read(folder, "server"))
-    except TypeError:
-        raise _damaged_error(folder) from None
+    return _read(folder, "server", ServerDescription)
 
 
 def require_one_split(client: Path, server: Path) -> ClientDescription:
@@ -98,8 +94,8 @@ def require_one_split(client: Path, server: Path) -> ClientDescription:
     return client_half
 
 
-def _read(folder: Path, half: str) -> dict[str, Any]:
-    """Returns the fields of split.json. Raises UsageError if `half` is not its half, and CorruptCheckpoint."""
+def _read(folder: Path, half: str, description_class: type[Description]) -> Description:
+    """Returns the content of split.json. Raises UsageError if `half` is not its half, and CorruptCheckpoint."""
     if not (folder / DESCRIPTION_FILE).is_file():
         raise UsageError(f"{folder} is not a half of a split model", "give a folder that `milkglass split train` wrote")
     raw = read_json(folder / DESCRIPTION_FILE)
@@ -110,7 +106,10 @@ def _read(folder: Path, half: str) -> dict[str, Any]:
     stored_half = raw.pop("half", None)
     if stored_half != half:
         raise UsageError(f"{folder} holds the other half, the {half}'s is needed", f"give the {half}'s folder")
-    return raw
+    try:
+        return description_class(**raw)
+    except TypeError:
+        raise _damaged_error(folder) from None
 
 
 def _damaged_error(folder: Path) -> CorruptCheckpoint:

@@ -44,7 +44,6 @@ class ServerHalf:
     """Answers frames with the server's half, one at a time.
 
     Attributes:
-        server: the half.
         info: what a client may know of it, with its limits.
     """
 

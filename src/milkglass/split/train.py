@@ -39,7 +39,7 @@ NO_LENGTH_LIMIT = 1 << 40  # tokens, so that only the model's own limit applies
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """Holds labelled texts for a training.
+    """Labelled texts for a training.
 
     Attributes:
         corpus: the texts with the numbers of their classes.
@@ -82,9 +82,6 @@ def require_readable(
     """Checks the model and the texts before the training.
 
     Args:
-        defence: the defence that cuts the model.
-        base: the model.
-        data: the texts.
         max_length: the most tokens of a text. None: the defence's own limit.
 
     Raises:
@@ -128,16 +125,14 @@ def train_and_write(
     server: Path,
     progress: Progress,
 ) -> None:
-    """Trains both halves and writes their folders.
+    """Trains both halves and writes their folders, which must be new.
 
     Args:
-        defence: the defence that cuts the model.
-        base: the model.
         model: the model's folder or hub id, which the client's half names.
-        data: the texts.
-        client: the new folder of the client's half.
-        server: the new folder of the server's half.
         progress: receives a 1 for each step.
+
+    Raises:
+        UsageError: one of the folders exists, or lies in the other.
     """
     require_free_folders(client, server)
     with _folder_beside(client) as client_beside, _folder_beside(server) as server_beside:
@@ -186,7 +181,7 @@ def _report_steps(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Holds the accuracy of two halves on texts on which they were not trained.
+    """The accuracy of two halves on texts on which they were not trained.
 
     Attributes:
         accuracy: the share of texts that are classified correctly.
@@ -203,7 +198,6 @@ def read_labelled_texts(source: Source, labels: dict[str, int], has_pairs: bool)
     """Reads texts and the numbers of their classes from a file.
 
     Args:
-        source: the file.
         labels: the numbers of the training's classes, by their names.
         has_pairs: whether the training's texts are pairs.
 

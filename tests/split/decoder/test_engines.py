@@ -64,10 +64,9 @@ def ids(stub: Server, sampling: SplitSampling = TWELVE, prompt: list[int] = PROM
 
 
 # --- what comes -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("streaming", [True, False])
-def test_an_engine_answers_as_the_unsplit_model_does(stub: Server, folder: Path, streaming: bool) -> None:
+def test_an_engine_answers_as_the_unsplit_model_does(stub: Server, folder: Path) -> None:
     for prompt in (PROMPT, [9], [100, 4, 4, 8]):
-        assert ids(stub, prompt=prompt, streaming=streaming) == greedy(folder, prompt, 12)
+        assert ids(stub, prompt=prompt) == greedy(folder, prompt, 12)
 
 
 def test_ids_come_one_at_a_time_however_they_are_grouped(stub: Server, folder: Path) -> None:
@@ -75,11 +74,10 @@ def test_ids_come_one_at_a_time_however_they_are_grouped(stub: Server, folder: P
     assert ids(stub) == greedy(folder, PROMPT, 12)
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-def test_an_id_that_ends_the_answer_is_its_last(stub: Server, folder: Path, streaming: bool) -> None:
+def test_an_id_that_ends_the_answer_is_its_last(stub: Server, folder: Path) -> None:
     whole = greedy(folder, PROMPT, 12)
     end = whole[3]
-    found = ids(stub, streaming=streaming, stop_token_ids=(end,))
+    found = ids(stub, stop_token_ids=(end,))
     assert found == whole[: whole.index(end) + 1] and len(found) < 12
     assert stub.engine.requests[-1]["stop_token_ids"] == [end]
 
@@ -148,9 +146,8 @@ def test_a_prompt_that_is_too_long_is_not_sent(stub: Server) -> None:
 
 
 # --- answers that cannot be -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("streaming", [True, False])
-def test_the_engines_own_refusals_come_with_a_hint(stub: Server, streaming: bool) -> None:
-    engine = client(stub, streaming=streaming)
+def test_the_engines_own_refusals_come_with_a_hint(stub: Server) -> None:
+    engine = client(stub)
     info = engine.info(about(stub))
 
     def refusal(engine: PromptEmbedsEngine, prompt: torch.Tensor, **fields: Any) -> RemoteError:
@@ -197,10 +194,9 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("what", BAD)
-def test_answers_that_cannot_be(stub: Server, what: str, streaming: bool) -> None:
-    engine = client(stub, streaming=streaming)
+def test_answers_that_cannot_be(stub: Server, what: str) -> None:
+    engine = client(stub)
     info = engine.info(about(stub))
     stub.engine.mangle, fault = BAD[what]
     with pytest.raises(RemoteError, match=fault) as found:

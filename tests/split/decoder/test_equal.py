@@ -88,7 +88,7 @@ def test_draws_depend_on_the_seed_and_not_on_the_company(served: Served) -> None
 def test_what_crosses_is_the_prompt_once_then_a_vector_a_token(served: Served) -> None:
     stream = served.stream(10, "float16")
     table = served.table.half()
-    ids = [one.id for one in stream.answer(table[PROMPT], lambda one: table[[one]])]
+    ids = [*stream.ids(table[PROMPT], lambda one: table[[one]])]
     vectors = len(PROMPT) + len(ids) - 1  # the last token of an answer has no successor
     assert 0 < stream.sent_bytes - vectors * served.info.width * 2 < frames.OVERHEAD_BYTES * len(ids)
     assert 0 < stream.received_bytes < frames.OVERHEAD_BYTES * len(ids), "ids come back, and never the cache"

@@ -180,7 +180,7 @@ def test_a_lost_connection_is_an_error_and_its_session_ends(served: Served, afte
 
     stream._server = Kept(served.server.url, TOKEN, retry=PATIENCE)
     with pytest.raises(Unreachable) as caught:
-        list(stream.answer(served.table[PROMPT], cut))
+        list(stream.ids(served.table[PROMPT], cut))
     assert "ask again" in caught.value.hint and calls == after + 1
     assert served.settled()
     assert len(served.answer(PROMPT, 4)) == 4

@@ -65,10 +65,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield Running(PromptEmbedsEngine(url, NAME, KEY, retry=PATIENCE), folder / "model")
 
 
-@pytest.mark.parametrize("streaming", [True, False])
-def test_vllm_answers_as_the_unsplit_model_does(engine: Running, streaming: bool) -> None:
+def test_vllm_answers_as_the_unsplit_model_does(engine: Running) -> None:
     for prompt in PROMPTS:
-        found = engine.ids(prompt, SplitSampling(max_tokens=12), streaming=streaming)
+        found = engine.ids(prompt, SplitSampling(max_tokens=12))
         assert found == greedy(engine.folder, prompt, 12)
 
 

@@ -51,9 +51,6 @@ def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle: float =
     """Returns the application behind its guard.
 
     Args:
-        table: opens the sessions.
-        gate: releases the table to enclaves.
-        bearer_token: the token that requests need.
         idle: the seconds that a client may take to send its next message, or to read one.
     """
 

@@ -43,7 +43,7 @@ from milkglass.threat.observations import Activations, Tokens
 
 @dataclass(frozen=True)
 class EnclaveTexts:
-    """Holds what an enclave returned for texts.
+    """What an enclave returned for texts.
 
     Attributes:
         vectors: (total, d) a row for each token.
@@ -94,10 +94,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
 
     Args:
         base: the provider's model.
-        enclave: the open enclave.
-        settings: how texts are sanitized.
         k: the length of candidate lists.
-        files: the user's texts, those of an attacker, and the seed.
 
     Raises:
         KeyForOtherModel: the model is not the enclave's.
@@ -139,7 +136,10 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
 def _send_through(
     enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
 ) -> EnclaveTexts:
-    """Has the enclave sanitize texts. Returns the vectors that would be sent, and the ids behind them."""
+    """Has the enclave sanitize texts. Returns the vectors that would be sent, and the ids behind them.
+
+    Raises EnclaveError if the enclave fails or has another tokenizer, and UsageError if all texts are too long.
+    """
     row_of_digest = {hashlib.sha256(row.tobytes()).digest(): number for number, row in enumerate(_row_bytes(table))}
     vectors, sent, original, left_out_count = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:

@@ -60,7 +60,6 @@ class DecoderServer:
     """Talks to a split decoder's server.
 
     Attributes:
-        url: the server's address.
         bearer_token: the server's token. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
         authority: a PEM file with the server's certificate or its authority. None: the system's authorities.
@@ -126,7 +125,7 @@ class DecoderServer:
                 max_size=MAX_MESSAGE_BYTES,
                 ping_interval=None,
                 **options,
-            ).__enter__()  # `SplitStream.answer` closes it
+            ).__enter__()  # `SplitStream.ids` closes it
         except InvalidStatus as error:
             status = error.response.status_code
             if status in (401, 403):
@@ -142,7 +141,7 @@ class DecoderServer:
 
 
 class SplitStream:
-    """Sends one prompt and reads its answer. Call `answer` or `ids` once.
+    """Sends one prompt and reads its answer. Call `ids` once.
 
     Attributes:
         sent_bytes: bytes of messages with vectors that were sent.
@@ -150,17 +149,15 @@ class SplitStream:
     """
 
     def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
-        """Prepares a stream. `dtype` is the type of the vectors that `answer` gets."""
+        """Prepares a stream. `dtype` is the type of the vectors that `ids` gets."""
         self._server, self._info, self._sampling, self._dtype = server, info, sampling, dtype
         self.sent_bytes = self.received_bytes = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """Yields the ids of the answer to a prompt (t, d). `row_of` returns an id's vector. Raises as `answer` does."""
-        for token in self.answer(prompt, row_of):
-            yield token.id
+        """Yields the ids of the answer to a prompt (t, d). `row_of` returns an id's vector.
 
-    def answer(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[NextToken]:
-        """Yields the tokens of the answer, as `ids` does. Raises RemoteError, and Unreachable for a lost connection."""
+        Raises RemoteError, and Unreachable for a lost connection.
+        """
         with closing(self._connect()) as socket:
             token = self._exchange(socket, prompt)
             for count in itertools.count(1):
@@ -169,7 +166,7 @@ class SplitStream:
                         f"the server's answer goes on after {count} ids, {self._sampling.max_tokens} were asked for",
                         "don't trust this server",
                     )
-                yield token
+                yield token.id
                 if token.reason is not None:
                     return
                 token = self._exchange(socket, row_of(token.id))
@@ -183,7 +180,7 @@ class SplitStream:
             return socket
 
     def _exchange(self, socket: ClientConnection, vectors: torch.Tensor) -> NextToken:
-        """Sends vectors, and returns the token that follows them."""
+        """Sends vectors, and returns the token that follows them. Raises RemoteError, Unreachable."""
         message = frames.encode_vectors(vectors)
         with self._as_unreachable(socket):
             socket.send(message)

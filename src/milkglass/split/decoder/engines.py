@@ -42,13 +42,11 @@ class PromptEmbedsEngine:
     """Talks to a stock engine.
 
     Attributes:
-        url: the engine's address.
         model: the engine's name for the model.
         bearer_token: the engine's API key. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
         authority: a PEM file with the engine's certificate or its authority. None: the system's authorities.
         retry: when a call that never arrived is made again.
-        streaming: whether ids come as they are made, or all at the end.
         stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
     """
 
@@ -58,7 +56,6 @@ class PromptEmbedsEngine:
     allow_http: bool = False
     authority: Path | None = None
     retry: RetryPolicy = RetryPolicy()
-    streaming: bool = True
     stop_token_ids: tuple[int, ...] = ()
 
     def info(self, description: Mapping[str, Any]) -> DecoderInfo:
@@ -83,7 +80,7 @@ class PromptEmbedsEngine:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Yields a connection, whose errors have a hint for this engine."""
+        """Yields a connection. Its RemoteErrors have a hint for this engine."""
         with closing(
             Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry)
         ) as connection:
@@ -98,7 +95,7 @@ class PromptEmbedsStream:
 
     Attributes:
         sent_bytes: bytes of the prompt's vectors as they were sent, in base64.
-        received_bytes: bytes of the events' data; 0 without streaming.
+        received_bytes: bytes of the events' data.
     """
 
     def __init__(self, engine: PromptEmbedsEngine, info: DecoderInfo, sampling: SplitSampling) -> None:
@@ -109,13 +106,21 @@ class PromptEmbedsStream:
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
         """Yields the ids of the answer to a prompt (t, d). `row_of` is not called: the engine embeds its own ids.
 
-        Raises TooLong for a prompt that is too long, before anything is sent, and RemoteError.
+        Raises TooLong for a prompt that is too long, before anything is sent, RemoteError, and Unreachable.
         """
-        body = self._body(prompt)
-        with self._engine.connection() as connection:
-            yield from (
-                self._events(connection, body) if self._engine.streaming else self._answer_at_once(connection, body)
-            )
+        body, empty_count = self._body(prompt), 0
+        with self._engine.connection() as connection, connection.stream("POST", COMPLETIONS, body) as stream:
+            for _, _, data in server_events(stream):
+                self.received_bytes += len(data.encode())
+                if data.strip() == "[DONE]":
+                    self._require_end()
+                    return
+                new_ids = self._ids_of(document(data, "an event of the answer"))
+                yield from new_ids
+                empty_count += not new_ids
+                if empty_count > MAX_EMPTY_EVENTS:
+                    raise RemoteError(f"the answer has more than {MAX_EMPTY_EVENTS} events without an id", "try again")
+        raise Unreachable("the answer broke off before its end", "try again")
 
     def _body(self, prompt: torch.Tensor) -> dict[str, Any]:
         """Returns the body of the request for an answer to a prompt (t, d). Raises TooLong, UsageError."""
@@ -131,35 +136,14 @@ class PromptEmbedsStream:
         stop = {"stop_token_ids": list(self._engine.stop_token_ids)} if self._engine.stop_token_ids else {}
         return {
             "model": self._engine.model, "prompt_embeds": packed, "return_token_ids": True,
-            "stream": self._engine.streaming, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
+            "stream": True, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
             "top_p": sampling.top_p, "top_k": sampling.top_k,
             "min_p": 0.0, "repetition_penalty": 1.0,  # otherwise generation_config.json decides
             **seed, **stop,
         }  # fmt: skip
 
-    def _answer_at_once(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
-        """Yields the ids of an answer that is not streamed. Raises RemoteError."""
-        yield from self._ids_of(connection.json("POST", COMPLETIONS, body))
-        self._require_end()
-
-    def _events(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
-        """Yields the ids of a streamed answer. Raises RemoteError."""
-        empty_count = 0
-        with connection.stream("POST", COMPLETIONS, body) as stream:
-            for _, _, data in server_events(stream):
-                self.received_bytes += len(data.encode())
-                if data.strip() == "[DONE]":
-                    self._require_end()
-                    return
-                new_ids = self._ids_of(document(data, "an event of the answer"))
-                yield from new_ids
-                empty_count += not new_ids
-                if empty_count > MAX_EMPTY_EVENTS:
-                    raise RemoteError(f"the answer has more than {MAX_EMPTY_EVENTS} events without an id", "try again")
-        raise Unreachable("the answer broke off before its end", "try again")
-
     def _ids_of(self, answer: Mapping[str, Any]) -> list[int]:
-        """Returns the ids of an answer or an event, and notes why the answer ended. Raises RemoteError."""
+        """Returns the ids of an event, and notes why the answer ended. Raises RemoteError."""
         error = answer.get("error")
         if isinstance(error, dict):
             raise RemoteError(f"the engine stopped: {error.get('message') or 'no reason given'}", "try again")

@@ -149,7 +149,6 @@ class SplitSession:
     All methods run in the event loop, except `_on_token` and `_on_error`, which the engine's thread calls.
 
     Attributes:
-        request: the first message.
         is_over: whether the answer has ended.
     """
 
@@ -266,9 +265,7 @@ def open_decoder(
     The sessions' engine is not started yet.
 
     Args:
-        checkpoint: the decoder.
         name: the provider's name for the model.
-        policy: how many rows of the table may leave an enclave.
         sessions: the most sessions that are open at a time.
 
     Raises:

@@ -49,7 +49,6 @@ class SplitText:
 
     Attributes:
         enclave: the open enclave.
-        server: the server.
         info: what the server says of the model.
         settings: how prompts are sanitized.
         exact: whether vectors are sent in the table's own type, even if that is fp32.
