@@ -69,7 +69,8 @@ class Rows:
         if self.pairs is None:
             return list(self.texts)
         return [
-            _pair(text.lower().split(), pair.lower().split()) for text, pair in zip(self.texts, self.pairs, strict=True)
+            _joined_pair(text.lower().split(), pair.lower().split())
+            for text, pair in zip(self.texts, self.pairs, strict=True)
         ]
 
 
@@ -162,7 +163,7 @@ def _letters(text: str) -> set[str]:
     return {text[i : i + 3] for i in range(len(text) - 2)}
 
 
-def _pair(first_words: list[str], second_words: list[str]) -> str:
+def _joined_pair(first_words: list[str], second_words: list[str]) -> str:
     both = sorted({*first_words} & {*second_words})
     return " ".join([*first_words, *(f"second{word}" for word in second_words), *(f"both{word}" for word in both)])
 
@@ -290,9 +291,9 @@ class LinearModel:
             outputs.append(_cross_validate(candidate, part, target[sample], 0 if regression else len(classes), seed))
             if progress is not None:
                 progress(1)
-        best, temperatures, validation_score = _choose_members(outputs, target[sample], regression)
+        chosen, temperatures, validation_score = _choose_members(outputs, target[sample], regression)
         members = tuple(
-            Member(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n]) for n in best
+            Member(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n]) for n in chosen
         )
         class_numbers = np.zeros(0, np.int64) if regression else classes.astype(np.int64)
         return cls(vectorizers, members, class_numbers, len(rows), validation_score)
@@ -354,12 +355,15 @@ def _cross_validate(
 def _choose_members(
     outputs: Sequence[Floats], target: NDArray[Any], regression: bool
 ) -> tuple[list[int], list[float], float]:
-    """Returns the best candidates, a temperature for each candidate, and the quality of the best ones' mean."""
+    """Returns the indices of the best candidates, each candidate's temperature, and the quality of the best ones' mean.
+
+    The quality is the accuracy, or of a regression the share of explained variance.
+    """
     if regression:
         errors = [float(((output[:, 0] - target) ** 2).mean()) for output in outputs]
-        best = [int(n) for n in np.argsort(errors, kind="stable")[:MAX_MEMBERS]]
-        mean = np.mean([outputs[n][:, 0] for n in best], axis=0)
-        return best, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
+        chosen = [int(n) for n in np.argsort(errors, kind="stable")[:MAX_MEMBERS]]
+        mean = np.mean([outputs[n][:, 0] for n in chosen], axis=0)
+        return chosen, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
     rows = np.arange(len(target))
 
     def mean_log_likelihood(output: Floats, temperature: float) -> float:
@@ -369,9 +373,9 @@ def _choose_members(
     temperatures = [max(TEMPERATURES, key=partial(mean_log_likelihood, output)) for output in outputs]
     log_likelihoods = [mean_log_likelihood(*pair) for pair in zip(outputs, temperatures, strict=True)]
     order = sorted(range(len(outputs)), key=lambda n: (-accuracies[n], -log_likelihoods[n]))
-    best = order[:MAX_MEMBERS]
-    mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in best], axis=0)
-    return best, temperatures, float((mean.argmax(1) == target).mean())
+    chosen = order[:MAX_MEMBERS]
+    mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in chosen], axis=0)
+    return chosen, temperatures, float((mean.argmax(1) == target).mean())
 
 
 def pool_probabilities(server: NDArray[Any], local: Floats) -> Floats:

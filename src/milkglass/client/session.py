@@ -227,6 +227,7 @@ class Session(AbstractContextManager["Session"]):
 
         Raises:
             CodecError: the text is empty or too long, or the model has no template.
+            UsageError: there is a system's message, and no template is used.
         """
         uses_template = self.codec.has_chat_template if chat is None else chat
         if system is not None and not uses_template:

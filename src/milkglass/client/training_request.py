@@ -118,7 +118,10 @@ class TrainingRequest:
         cls, key: Key, limit: int, data: Source | str, validation: Source | str | None, task: str | None,
         hold_out: bool, hyperparameters: Mapping[str, Any], notice: Log = no_log,
     ) -> TrainingRequest:  # fmt: skip
-        """Reads the files whole and checks the request. See `Session.finetune`. `limit`: tokens of the model."""
+        """Reads the files whole and checks the request. `limit` is the most tokens that the model takes.
+
+        See `Session.finetune` for the other arguments and the errors.
+        """
         source = DataFile.of(data)
         train = checked_summary(source, task)
         require_generator(source, train, key.info.kind)
@@ -203,7 +206,10 @@ def _held_out_count(train: Summary, name: str) -> int:
 
 
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
-    """Refuses, before a key is opened, the hyperparameters that `Session.finetune` would refuse."""
+    """Raises UsageError, before a key is opened, for hyperparameters that `Session.finetune` would refuse.
+
+    `called` returns a hyperparameter's name in messages.
+    """
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes

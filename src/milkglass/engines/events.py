@@ -69,6 +69,7 @@ def refusal(status: int, error_name: Any) -> RemoteError:
 
 
 def ids_of(ids: Any) -> list[int]:
+    """Returns token ids. Raises RemoteError for anything else than a list of ids below MAX_ID."""
     if not isinstance(ids, list) or not all(is_whole(token) and 0 <= token < MAX_ID for token in ids):
         raise RemoteError("the engine's answer has no token ids, or some that cannot be", HINT)
     return ids

@@ -23,6 +23,7 @@ from milkglass.errors import UnsupportedModel
 from milkglass.files import atomic_path
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import architecture_of
+from milkglass.models.safetensors_header import READABLE_DTYPES
 from milkglass.progress import Progress, Stage, no_stage
 
 Config = Mapping[str, Any]
@@ -57,6 +58,7 @@ class GGUFLayout:
 
 
 def layout_of(config: Config) -> GGUFLayout:
+    """Returns the layout of a model. Raises UnsupportedModel for a model type that is not written."""
     model_type = str(config.get("model_type"))
     if model_type not in LAYOUTS:
         raise UnsupportedModel(
@@ -255,7 +257,7 @@ def _write_tensors(
 
 def _ggml_type(dtype: str, dimensions: int) -> str:
     """Returns GGML's name of a type. Raises UnsupportedModel for a type that it does not have."""
-    if dtype not in ("F32", "F16", "BF16"):
+    if dtype not in READABLE_DTYPES:
         raise UnsupportedModel(f"weights stored as {dtype} are not written", "scramble a model in fp32, fp16 or bf16")
     return "F32" if dimensions < 2 else dtype
 

@@ -16,7 +16,7 @@ from milkglass.engines.engine import MAX_NAMES, NAME_PATTERN, opaque_name
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import architecture_of
-from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX
+from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER, TOKENIZER_CONFIG
 from milkglass.models.staging import link_or_copy
 
 
@@ -57,5 +57,5 @@ def copy_with_tokenizer(folder: Path, target: Path) -> None:
         configs = [folder / name for name in (CONFIG, GENERATION_CONFIG, INDEX)]
         for path in (*weights, *(config for config in configs if config.is_file())):
             link_or_copy(path, partial / path.name)
-        (partial / "tokenizer.json").write_text(json.dumps(document), "utf-8")
-        files.write_json(partial / "tokenizer_config.json", settings)
+        (partial / TOKENIZER).write_text(json.dumps(document), "utf-8")
+        files.write_json(partial / TOKENIZER_CONFIG, settings)

@@ -15,6 +15,7 @@ from typing import Any
 
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.file_names import TOKENIZER
 
 RUN_COMMANDS = {
     "trl": "torchrun --standalone --nproc_per_node 2 -m trl.scripts.sft --config {config}",
@@ -44,7 +45,7 @@ class TrainerSettings:
 
     def check(self, trainer: str) -> None:
         """Raises UsageError for a model or rows that the trainer could not read."""
-        if not (self.model / "tokenizer.json").is_file():
+        if not (self.model / TOKENIZER).is_file():
             raise UsageError(
                 f"{self.model} has no tokenizer, which trainers insist on",
                 f"milkglass export {self.model} --for transformers --out FOLDER",

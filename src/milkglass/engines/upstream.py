@@ -188,7 +188,7 @@ class Upstream:
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns a vector for each row of ids, in order.
 
-        Raises UsageError for no row or an empty one, and UnsupportedModel if the engine embeds no ids.
+        Raises UsageError for no row or an empty one, UnsupportedModel if the engine embeds no ids, and RemoteError.
         """
         if not rows or not all(rows):
             raise UsageError("there is nothing to embed: no row, or an empty one", "give at least one id a row")
@@ -247,7 +247,7 @@ class Upstream:
 
     @asynccontextmanager
     async def _open_response(self, call: Call) -> AsyncIterator[httpx2.Response]:
-        """Yields a successful response, its body unread."""
+        """Yields a successful response, its body unread. Raises RemoteError for an error, Unreachable for silence."""
         try:
             async with self._calls.call():
                 answer = await self._send(call)

@@ -68,10 +68,7 @@ def create_app(
     """Returns the application.
 
     Args:
-        backends: answer the requests.
         token: the API key. None: any is accepted, from this machine only.
-        page: a page beside OpenAI's addresses.
-        limits: of connections and requests.
         attested: what STATE_HEADER says of answers by an attested server. None: there is no such header.
     """
 
@@ -110,10 +107,8 @@ async def _respond(
     """Answers a request.
 
     Args:
-        request: the request.
         encode: checks and encodes the request, in a thread, so that a long prompt or a slow template delays no other
             answer.
-        stream: whether the answer is streamed.
         done_event: whether a stream ends with "[DONE]", and its events have no type of their own.
     """
     exchange = await asyncio.to_thread(encode)

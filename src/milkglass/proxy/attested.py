@@ -29,12 +29,10 @@ class AttestedProxy:
     """OpenAI's API in front of an attested server.
 
     Attributes:
-        channel: to the attested server.
         token: what applications give as their API key. None: anything.
         server_token: the bearer token for the server, in place of the application's key; "" for none.
         quiet: how the sizes and times of answers are hidden. None: they are not.
         attestation_state: the value of STATE_HEADER in the server's answers.
-        limits: of connections and requests.
 
     Raises:
         UsageError: the server's token cannot be part of a header, or quiet answers are wanted from a server that is

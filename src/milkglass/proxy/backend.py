@@ -66,7 +66,7 @@ class Backend:
         for model in self.models:
             if name in (model.name, ""):
                 return model
-        raise no_such_model(name, self.models)
+        raise no_such_model_error(name, self.models)
 
     @property
     def default_sampling(self) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def names_shown(models: Sequence[ServedModel]) -> str:
     return f"{', '.join(model.name for model in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
 
 
-def no_such_model(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
+def no_such_model_error(name: str, models: Sequence[ServedModel]) -> ModelNotFound:
     """Returns the error for a request that names a model which is not served."""
     return ModelNotFound(f"there is no model {name!r} here", f"there is: {names_shown(models)}")
 
@@ -329,7 +329,10 @@ async def connect_backend(
 
 
 async def _models_of_key(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
-    """Returns the engine's models of this key, and those of which the engine does not name the key."""
+    """Returns the engine's models of this key, and those of which the engine does not name the key.
+
+    Raises what `connect_backend` raises.
+    """
     if not codec.readable:
         raise UnsupportedModel(
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
@@ -394,7 +397,7 @@ class Backends:
         for backend in self.backends:
             if not name or name in [model.name for model in backend.models]:
                 return backend
-        raise no_such_model(name, self.models)
+        raise no_such_model_error(name, self.models)
 
     def notices(self, warnings: Sequence[str]) -> list[str]:
         """Returns the lines that are shown at the start: these warnings, and how answers are sampled."""

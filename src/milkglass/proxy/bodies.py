@@ -212,7 +212,7 @@ class ResponseBody(TemplateBody):
         return self.top_logprobs
 
     @model_validator(mode="after")
-    def _plain_text(self) -> ResponseBody:
+    def _require_plain_text(self) -> ResponseBody:
         text = self.text or {}
         unknown = sorted(set(text) - {"format", "verbosity"})
         if unknown or text.get("verbosity") not in (None, "", "medium"):

@@ -19,7 +19,7 @@ from milkglass.engines.concurrency import REQUEST
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
 from milkglass.server.http import errors
-from milkglass.server.http.guard import BodyMemory, BodyRule, CountedBody, too_large
+from milkglass.server.http.guard import BodyMemory, BodyRule, CountedBody, too_large_error
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
@@ -42,7 +42,6 @@ class LocalGuard:
         Args:
             token: the API key; None if none is needed.
             other_token: a second token that is accepted, if one is needed.
-            limits: of connections and requests.
         """
         tokens = [] if token is None else [token, *([] if other_token is None else [other_token])]
         self._app, self._expected = app, [f"Bearer {token}".encode() for token in tokens]
@@ -68,7 +67,7 @@ class LocalGuard:
         claimed = headers.get(b"content-length", b"0")
         size = int(claimed[:20]) if claimed.isdigit() else 0
         body = CountedBody(receive, BodyRule(MAX_BODY), self._memory, self._limits, size)
-        refusal = too_large(MAX_BODY) if size > MAX_BODY else self._refusal(scope["path"], headers)
+        refusal = too_large_error(MAX_BODY) if size > MAX_BODY else self._refusal(scope["path"], headers)
         try:
             await (self._app if refusal is None else refusals.respond(refusal))(scope, body, send_in_time)
         except _Unread:

@@ -60,7 +60,7 @@ class Responses:
     def of(cls, key: Key) -> Responses | None:
         """Returns the responses of a key, or None if its ids are sent unchanged.
 
-        Codecs of older versions have no stream.
+        Codecs of older versions have no stream. Raises DamagedKey if the key's ids for draws do not fit its symbols.
         """
         mechanism = mechanism_of(key)
         if mechanism is None:

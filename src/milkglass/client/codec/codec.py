@@ -57,7 +57,6 @@ class Codec:
         responses: exchanges ids at random. None: they are sent unchanged.
         draw: returns the random stream of one call, which chooses among the several ids of a token.
         readable: whether a scrambled id names a token.
-        key_id: the key's identifier.
         sampling: how the model's own generation_config samples.
     """
 
@@ -95,8 +94,7 @@ class Codec:
         vocabulary_ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
         is_token[vocabulary_ids[vocabulary_ids < size]] = True
         visible = is_token.copy()
-        added_special = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
-        special_ids = np.array(sorted({*tokenizer.all_special_ids, *added_special}), np.int64)
+        special_ids = np.array(tokenizer.special_ids, np.int64)
         special_ids = special_ids[special_ids < size]
         visible[special_ids] = False
         alias_choices = AliasChoices.of(key)
@@ -140,6 +138,7 @@ class Codec:
             EmptyText: a text has no token. Its message, and that of TooLong, has the text's number.
             TooLong: a text is too long.
             IdOutOfRange: the tokenizer has a token that the model has no row for.
+            UsageError: the numbers of texts and pairs differ, or the limit leaves no room for a token.
         """
         require_text(texts)
         if pairs is not None:
@@ -187,7 +186,6 @@ class Codec:
         (`kept_ids.ANSWER_IDS`), what it repeats of the answer is sent as these ids.
 
         Args:
-            messages: the conversation.
             add_generation_prompt: whether the template's start of an answer follows.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
@@ -215,7 +213,6 @@ class Codec:
         """Encodes a prompt that a program put together: the text of a special token in it is that token.
 
         Args:
-            text: the prompt.
             answers: the scrambled ids of each answer that the prompt may repeat. What it repeats is sent as these ids.
 
         Raises:
@@ -265,7 +262,6 @@ class Codec:
         """Encodes conversations as supervised examples, with labels of -100 outside the assistant's turns.
 
         Args:
-            conversations: the messages of each.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether conversations that are too long lose their end. Otherwise they are refused.
             tools: for each conversation the functions that the template shows to the model. Empty: there are none.
@@ -326,7 +322,6 @@ class Codec:
         Ids of padding rows, which a model can emit, have no text (`count_unknown`).
 
         Args:
-            ids: what the server returned.
             skip_special: whether special tokens have no text.
 
         Raises:

@@ -160,28 +160,27 @@ def misspelt_runs(codec: Codec, ids: Sequence[int], final: bool = True) -> set[t
     original = codec.inverse[np.asarray(ids, np.int64)]
     original = original[codec.visible[original]]
     text = codec.decode(ids)
-    own_ids = _own_places(codec.tokenizer, text)
-    plain = np.array([number for _, numbers in own_ids for number in numbers], np.int64)
-    if np.array_equal(original, plain):
+    own_ids = np.array([number for _, numbers in _own_places(codec.tokenizer, text) for number in numbers], np.int64)
+    if np.array_equal(original, own_ids):
         return set()
-    by_names = _places_by_name(codec.tokenizer, original, plain)
-    if by_names is None:  # a broken character, or tokens whose names are not the text's
+    places_by_name = _places_by_name(codec.tokenizer, original, own_ids)
+    if places_by_name is None:  # a broken character, or tokens whose names are not the text's
         decoded_places, text = _decoded_places(codec, ids, final)
         return _runs(decoded_places, _own_places(codec.tokenizer, text), len(text), final)
-    return _runs(*by_names, final)
+    return _runs(*places_by_name, final)
 
 
 Places = dict[tuple[int, int], tuple[int, ...]]
 OwnPlaces = list[tuple[tuple[int, int], tuple[int, ...]]]
 
 
-def _runs(decoded: Places, own_ids: OwnPlaces, length: int, final: bool) -> set[tuple[int, ...]]:
+def _runs(decoded: Places, own_places: OwnPlaces, length: int, final: bool) -> set[tuple[int, ...]]:
     """Returns the runs of ids that differ, of the answer's and the tokenizer's ids by where they begin and end."""
     runs, run = set[tuple[int, ...]](), list[int]()
     end_places = {end for _, end in decoded}
-    for start, ids in own_ids:
-        run += () if decoded.get(start) == ids else ids
-        if run and start[1] in end_places and (final or start[1] < length):
+    for place, ids in own_places:
+        run += () if decoded.get(place) == ids else ids
+        if run and place[1] in end_places and (final or place[1] < length):
             runs.add(tuple(run))
             run = []
     return runs | ({tuple(run)} if run and final else set())

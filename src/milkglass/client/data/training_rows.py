@@ -152,13 +152,9 @@ def write_parquet(
 
 
 def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, model_limit: int) -> None:
-    """Raises TooLong if conversations have no answer within the limit: cut, they would teach nothing.
+    """Raises TooLong if conversations have no answer within the limit in tokens: cut, they would teach nothing.
 
-    Args:
-        unanswered: these rows, and the tokens before their first answer.
-        rows: the number of rows of the file.
-        limit: the limit in tokens.
-        model_limit: the most tokens that the model takes.
+    `unanswered` has these of the file's `rows`, and the tokens before the first answer of each.
     """
     if not unanswered:
         return

@@ -75,7 +75,10 @@ class KeySeal:
 
     @classmethod
     def new(cls, passphrase: str, scrypt_n: int = SCRYPT_N) -> KeySeal:
-        """Makes a seal with a fresh salt, of any passphrase that is not empty. `write_key` requires a strong one."""
+        """Makes a seal with a fresh salt. `write_key` requires a strong passphrase.
+
+        Raises KeyFileError for an empty passphrase.
+        """
         if not passphrase:
             raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
         return cls.derive(passphrase, scrypt_n, secrets.token_bytes(SALT_BYTES))
@@ -139,7 +142,7 @@ def unseal(file_bytes: bytes, passphrase: str, name: str = "this") -> Key:
 
 
 def _parse(file_bytes: bytes, name: str) -> tuple[Header, bytes]:
-    """Returns the header of a complete file, and the header's line."""
+    """Returns the header of a complete file, and the header's line. Raises what `unseal` raises for a broken file."""
     has_checksum = _has_checksum(file_bytes)
     header, line = parse(file_bytes, has_checksum, name)
     length = len(line) + header.length + CHECKSUM_BYTES

@@ -161,7 +161,7 @@ def format_of(key: Key) -> str:
 def pack(key: Key) -> bytes:
     document = json.dumps(dict(key.info.document))
     arrays = {"sigma": np.asarray(key.sigma, np.int32)}
-    notes = {"model_digest": key.model_digest, "about": document, "sigma_sha256": _sum(key.sigma)}
+    notes = {"model_digest": key.model_digest, "about": document, "sigma_sha256": _sigma_digest(key.sigma)}
     if key.secret is None:
         return save(arrays, {**notes, "identifier": key.identifier})
     return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, notes)
@@ -188,7 +188,7 @@ def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
         raise _damage_error("holds no permutation")
     if root is not None and root.shape != (ROOT_BYTES,):
         raise _damage_error("holds a root of another size than 32 bytes")
-    if _sum(sigma) != notes["sigma_sha256"]:
+    if _sigma_digest(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
     if root is None and not IDENTIFIER.fullmatch(notes["identifier"]):
         raise _damage_error("holds an identifier that is not of 32 hexadecimal digits")
@@ -196,7 +196,7 @@ def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
     return Key(secret, notes["model_digest"], sigma, KeyInfo(document), notes.get("identifier"))
 
 
-def _sum(sigma: NDArray[np.int32]) -> str:
+def _sigma_digest(sigma: NDArray[np.int32]) -> str:
     return hashlib.sha256(np.asarray(sigma, "<i4").tobytes()).hexdigest()
 
 

@@ -58,6 +58,10 @@ def new_key(
     """Makes a key for a model, by default with the scheme of `scheme_for`.
 
     `root` replaces a fresh secret: one derived from a parent (`for_job`), or a public one of an attacker or recipe.
+
+    Raises:
+        UnsupportedModel: the scheme is of no use to such a model.
+        UsageError: the map of the scheme is of another model.
     """
     architecture = architecture_of(base)
     scheme = scheme or scheme_for(base)
@@ -105,7 +109,12 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
 
 
 def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
-    """Returns the child of `parent`, whose model `base` is, with this name. The same name gives the same child."""
+    """Returns the child of `parent`, whose model `base` is, with this name. The same name gives the same child.
+
+    Raises:
+        CodecAlone: the parent is a codec, which has no secret.
+        UsageError: the name is empty or too long, or the parent cannot have such clusters.
+    """
     parent.require_whole()
     name = unicodedata.normalize("NFC", name).strip()
     if not 0 < len(name) <= MAX_JOB_NAME:

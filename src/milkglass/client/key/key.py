@@ -152,12 +152,12 @@ class KeyInfo:
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
         """Returns the label names of a fine-tuned model, or None if it is not known."""
-        return next((labels for job, labels in self.labels_by_job.items() if _job_made(job, model)), None)
+        return next((labels for job, labels in self.labels_by_job.items() if _is_made_by(model, job)), None)
 
     def scale_of(self, model: str, job: str) -> Scale | None:
         """Returns the scale of a fine-tuned model, by its name or else by its job."""
         scales = self.scales_by_job
-        return next((scale for name, scale in scales.items() if _job_made(name, model)), scales.get(job))
+        return next((scale for name, scale in scales.items() if _is_made_by(model, name)), scales.get(job))
 
     # --- changed copies -----------------------------------------------------------------------------------------------
     def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
@@ -182,7 +182,7 @@ class KeyInfo:
         return KeyInfo({**self.document, **fields})
 
 
-def _job_made(job: str, model: str) -> bool:
+def _is_made_by(model: str, job: str) -> bool:
     """Returns whether a job made a model: the model's name contains the job's number."""
     return job.removeprefix("ftjob-") in model
 
@@ -337,7 +337,10 @@ class Key:
 
     @property
     def slots(self) -> Slots:
-        """Returns the token of each slot of sigma. If many tokens share a slot, it is the one with the lowest id."""
+        """Returns the token of each slot of sigma. If many tokens share a slot, it is the one with the lowest id.
+
+        Raises DamagedKey if the number of ids does not fit the number of aliases.
+        """
         if self.token_symbols is not None:
             lowest = np.unique(self.token_symbols, return_index=True)[1].astype(np.int64)
             return Slots(lowest, np.zeros(len(lowest), np.int64), 1)
@@ -391,6 +394,7 @@ class Key:
         return subkey(self.root, self.model_digest, "identifier")[:16].hex()
 
     def require_model(self, digest: str) -> None:
+        """Raises KeyForOtherModel if the key belongs to a model of another digest."""
         if digest != self.model_digest:
             raise KeyForOtherModel(
                 f"this key belongs to the model {self.model_digest}, not to {digest}",

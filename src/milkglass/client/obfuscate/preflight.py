@@ -69,7 +69,10 @@ def assumption_of(base: Checkpoint) -> str | None:
 
 
 def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
-    """Requires a padding id of a decoder that classifies: its answer is read at the last id that is not padding."""
+    """Raises UnsupportedModel for a decoder that is to classify and has no padding id.
+
+    Its answer is read at the last id that is not padding.
+    """
     padding = base.config.get("pad_token_id")
     if scheme.for_labels and architecture.kind == "decoder" and (padding is None or padding == -1):
         raise UnsupportedModel(
@@ -107,7 +110,7 @@ def max_fine_tuned_bytes(base: Checkpoint, scheme: Scheme) -> int:
 
 
 def _require_tokenizer(folder: Path, size: int) -> None:
-    """Requires a tokenizer that loads and whose tokens have rows.
+    """Raises ModelError for a tokenizer that does not load, or that has a token without a row.
 
     Special tokens may lie beyond the table, as one of Gemma 3's does: no text has them.
     """

@@ -203,6 +203,11 @@ def scramble(
 
     Args:
         key: must be of this model: call `key.require_model(base.digest())` first.
+
+    Raises:
+        CorruptCheckpoint: the key has another number of tokens than the model, or a row of the table is not finite.
+        UsageError: `out` exists, or a delta cannot hold what the scheme changes.
+        UnsupportedModel: the scheme cannot change the model's layers.
     """
     architecture = architecture_of(base)
     if len(key.first) != architecture.vocab_size:

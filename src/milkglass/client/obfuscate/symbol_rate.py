@@ -67,7 +67,6 @@ def rate_of(
     """Returns the rate of a map. Shares of nothing are 0.
 
     Args:
-        scheme: the scheme with its map.
         counts: (n,) how common each token is.
         sent: (n,) occurrences in the client's texts, 0 for special tokens.
         content: (n,) whether each token carries content.

@@ -75,6 +75,7 @@ def require_scrambled(folder: Path) -> list[Path]:
 
     Raises:
         UsageError: the folder may not leave.
+        ModelNotFound: it has no config, or lacks weights.
         CorruptCheckpoint: the weights are not sound safetensors.
     """
     if not (folder / CONFIG).is_file():
@@ -143,7 +144,7 @@ def _tensors_by_file(folder: Path) -> dict[str, set[str] | None]:
 
 
 def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
-    """Requires a file whose header has tensors of the model and nothing else. No tensor is read."""
+    """Raises UsageError for a file whose header has anything but tensors of the model. No tensor is read."""
     header = read_header(file)
     hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
     if has_notes(file):
@@ -206,6 +207,7 @@ def _is_numbered(name: str, labels: Any) -> bool:
 
 
 def json_file(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a JSON file, or None without a file. Raises UsageError for a file with anything else."""
     if not path.is_file():
         return None
     try:

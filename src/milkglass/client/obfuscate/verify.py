@@ -47,7 +47,7 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
     total = sum(base.tensors[name].bytes for name in (*replaced, *unchanged))
     advance = stage("compare", total)
     differing = [
-        n for n in replaced if n not in tensors or not _equal(base.tensors[n], tensors[n], replaced[n], advance)
+        n for n in replaced if n not in tensors or not _is_equal(base.tensors[n], tensors[n], replaced[n], advance)
     ]
     changed = [n for n in sorted(unchanged & set(tensors)) if not _same_bytes(base.tensors[n], tensors[n], advance)]
     noted = sorted(file.name for file in {ref.file for ref in tensors.values()} if has_notes(file))
@@ -100,7 +100,12 @@ def _same_bytes(first: TensorRef, second: TensorRef, advance: Progress) -> bool:
     return all(a == b for a, b in zip(read_bytes(first), read_bytes(second), strict=True))
 
 
-def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress) -> bool:
+def _is_equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress) -> bool:
+    """Returns whether a scrambled tensor has the dtype and shape of the model's, and the expected rows within ROUNDING.
+
+    Args:
+        source: the expected rows.
+    """
     if (old.dtype, old.shape) != (new.dtype, new.shape):
         return False
     step = max(1, (4 << 20) // max(1, old.bytes // old.shape[0]))

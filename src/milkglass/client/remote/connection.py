@@ -281,7 +281,7 @@ class Connection:
                 with self._within(total, RemoteError), self._ask(method, path, headers, timeout, arguments) as answer:
                     status = answer.status_code
                     if is_last or not (status in BUSY_STATUSES or (retry and status in LOST_STATUSES)):
-                        return _object(answer)
+                        return _read_object(answer)
             except httpx2.TransportError as error:
                 if is_last or not (retry or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
                     raise self._unreachable(error) from error
@@ -429,7 +429,7 @@ def error_from(answer: httpx2.Response) -> RemoteError:
     return error
 
 
-def _object(answer: httpx2.Response) -> dict[str, Any]:
+def _read_object(answer: httpx2.Response) -> dict[str, Any]:
     if answer.status_code >= 300:
         raise error_from(answer)
     require_plain(answer)

@@ -111,6 +111,10 @@ class Remote(AbstractContextManager["Remote"]):
         """Sends a scrambled folder or a delta, registers it, and returns its id. All is checked before.
 
         Without a name it gets a random one, because the folder's own name stays here.
+
+        Raises:
+            UsageError: the folder may not leave, or the server's model of this name was made with another key.
+            ModelError: no server would take the model.
         """
         if name is not None and not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
@@ -254,7 +258,8 @@ class Remote(AbstractContextManager["Remote"]):
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
         """Yields the job's events until it ends, past ones first. No event comes twice.
 
-        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_SILENCE_SECONDS.
+        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_SILENCE_SECONDS,
+        and RemoteError after more than MAX_MESSAGES messages.
         """
         last: str | None = None
         message_count = 0
@@ -304,9 +309,9 @@ class Remote(AbstractContextManager["Remote"]):
         self, model: str, batch: Sequence[IdSequence], token_type_ids: Sequence[IdSequence] | None = None
     ) -> list[Prediction]:
         """Classifies lists of scrambled ids, and returns one answer for each, in order."""
-        body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
+        body: dict[str, Any] = {"model": plain_name(model), "input": [_id_list(ids) for ids in batch]}
         if token_type_ids is not None:
-            body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
+            body["token_type_ids"] = [_id_list(ids) for ids in token_type_ids]
         result = responses.rows(self.connection.json("POST", "/classify", body, retry=True))
         return [read_prediction(row) for row in sort_by_index(result, len(batch))]
 
@@ -315,11 +320,12 @@ class Remote(AbstractContextManager["Remote"]):
 
         Raises:
             Unreachable: the answer broke off. It cannot be continued.
+            RemoteError: an event is not valid, or there are more than MAX_EMPTY_EVENTS without a token.
         """
         sampling = sampling or Sampling()
         body = {
             "model": plain_name(model),
-            "prompt": _list(ids),
+            "prompt": _id_list(ids),
             "stream": True,
             "return_token_ids": True,
             **sampling.body(),
@@ -346,7 +352,7 @@ class Remote(AbstractContextManager["Remote"]):
         sampling = sampling or Sampling()
         body = {
             "model": plain_name(model),
-            "prompt": [_list(ids) for ids in batch],
+            "prompt": [_id_list(ids) for ids in batch],
             "return_token_ids": True,
             **sampling.body(),
         }
@@ -354,5 +360,5 @@ class Remote(AbstractContextManager["Remote"]):
         return [token_ids(choice)[: sampling.max_tokens] for choice in sort_by_index(result, len(batch))]
 
 
-def _list(ids: IdSequence) -> list[int]:
+def _id_list(ids: IdSequence) -> list[int]:
     return np.asarray(ids, np.int64).tolist()

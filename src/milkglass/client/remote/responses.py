@@ -115,6 +115,7 @@ def read_event(event_data: str) -> dict[str, Any]:
 
 
 def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
+    """Returns the records of a list, which must be JSON objects."""
     records = answer.get(name)
     if not isinstance(records, list) or len(records) > MAX_ROWS or not all(isinstance(row, dict) for row in records):
         raise RemoteError(f"the answer has no list of {name}, or one of more than {MAX_ROWS} entries", HINT)
@@ -159,6 +160,7 @@ class Prediction:
 
 
 def read_prediction(row: Mapping[str, Any]) -> Prediction:
+    """Reads one answer of /classify: a class with its probabilities, or the score of a regression."""
     if "score" in row:
         if not is_number(row["score"]):
             raise RemoteError("the server's score is not a finite number", "try again")

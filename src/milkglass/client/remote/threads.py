@@ -69,7 +69,10 @@ class Threads:
                 self._idle.append(connection)
 
     async def _step(self, connection: Connection, work: Callable[[], T]) -> T:
-        """Runs `work` in a thread. When cancelled, cuts the connection at once and closes it when the thread ends."""
+        """Runs `work` in a thread. When cancelled, cuts the connection at once and closes it when the thread ends.
+
+        Raises UsageError if the session is closed.
+        """
         if self._closed:
             raise UsageError("the session is closed", "open another with AsyncSession.open")
 

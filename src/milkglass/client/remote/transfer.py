@@ -47,8 +47,6 @@ def upload_file(
     """Uploads a file or its missing rest, unless the server has it already, and returns the server's id of it.
 
     Args:
-        connection: to the server.
-        path: the file.
         digest: the file's SHA-256 in hex.
         purpose: what the server keeps it for, such as "model".
         name: the file's name at the server.
@@ -119,7 +117,10 @@ def _existing_file(connection: Connection, digest: str, purpose: str) -> str | N
 def _send_chunks(
     connection: Connection, path: Path, size: int, route: str, offset: int, chunk_bytes: int, progress: Progress
 ) -> None:
-    """Sends the rest of the file. If a chunk arrives and its answer is lost, the server says where to go on."""
+    """Sends the rest of the file. If a chunk arrives and its answer is lost, the server says where to go on.
+
+    Raises RemoteError if the file became shorter, or the server takes no more.
+    """
     with path.open("rb") as file:
         short_chunk_count = 0  # chunks in a row that the server did not take whole
         while offset < size:
@@ -190,7 +191,10 @@ def require_sha256(target: Path, sha256: str, progress: Progress = no_progress) 
 def _download_rest(
     connection: Connection, route: str, target: Path, received: int, size: int, progress: Progress
 ) -> None:
-    """Appends the rest of a file to `target`, which has the first `received` bytes of it."""
+    """Appends the rest of a file to `target`, which has the first `received` bytes of it.
+
+    Raises RemoteError if the server sends more than `size` bytes.
+    """
     headers = {"Range": f"bytes={received}-"} if received else {}
     with connection.stream("GET", route, headers=headers) as stream:
         if received and stream.answer.status_code != 206:  # it sends everything again
@@ -303,7 +307,13 @@ def require_room(offered: list[OfferedFile], staging: Path) -> None:
 def fetch_files(
     connection: Connection, route: str, model: str, out: Path, stage: Stage, largest: int | None = None
 ) -> Path:
-    """Downloads the files that `route` lists into the new folder `out`; see `Remote.fetch_model`."""
+    """Downloads the files that `route` lists into the new folder `out`; see `Remote.fetch_model`.
+
+    Raises:
+        UsageError: `out` exists, or the disk is full. Nothing was written.
+        RemoteError: the server offers impossible files, or sends damaged ones.
+        ModelError: the files are no model.
+    """
     from milkglass.models.checkpoint import Checkpoint
 
     if out.exists():

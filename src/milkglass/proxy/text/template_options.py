@@ -37,6 +37,12 @@ def template_options(requested: Mapping[str, Any], variables: frozenset[str], ma
 
 @dataclass
 class _TemplateOptions:
+    """Collects variables of the template. Each method reads a field of a request, and raises UsageError for its value.
+
+    Attributes:
+        readable: the variables that the template reads.
+    """
+
     readable: frozenset[str]
     marks_reasoning: bool
     options: dict[str, Any] = field(default_factory=dict)
