@@ -22,8 +22,7 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False,
     "axes.titlesize": 12, "axes.titlelocation": "left", "text.parse_math": False, "svg.id": None,
 }  # fmt: skip
-# Where a label, or a name, may be put beside its point: offsets in points, the first that fits is taken
-OFFSETS = tuple((x, y) for far in (1, 2, 3) for x in (6 * far, -6 * far) for y in (5 * far, -5 - 8 * far))
+# Where a name may be put beside its point: offsets in points, the first that fits is taken
 NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))
 Box = tuple[float, float, float, float]
 
@@ -41,22 +40,6 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
     """
     figure = Figure(figsize=(count * width / 72, height / 72), dpi=72, layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
-
-
-def write_numbers(axes: Any, points: Sequence[tuple[float, float]], colours: Sequence[str]) -> None:
-    """Writes numbers from 1 beside points, each at the first place near its point that is free."""
-    axes.figure.draw_without_rendering()  # sets where the axes lie
-    taken_places = [axes.transData.transform(point) for point in points]
-    for number, (point, colour) in enumerate(zip(points, colours, strict=True), 1):
-        place = axes.transData.transform(point)
-        free_offsets = (xy for xy in OFFSETS if all(_are_apart(place + xy, taken) for taken in taken_places))
-        offset = next(free_offsets, OFFSETS[0])
-        taken_places.append(place + offset)
-        side = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
-        axes.annotate(
-            str(number), point, xytext=offset, textcoords="offset points", ha=side, color=colour, fontsize=11,
-            annotation_clip=False,
-        )  # fmt: skip
 
 
 def write_names(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
@@ -88,11 +71,6 @@ def _box(x: float, y: float, dx: float, dy: float, words: str) -> Box:
 
 def _overlap(box: Box, other: Box) -> bool:
     return box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
-
-
-def _are_apart(place: Any, other: Any) -> bool:
-    across, up = abs(place - other)
-    return across > 12 or up > 10
 
 
 def svg(figure: Figure, title: str) -> str:

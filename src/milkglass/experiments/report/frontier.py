@@ -19,7 +19,7 @@ from typing import Any
 
 from milkglass.errors import UsageError
 from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
-from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names, write_numbers
+from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
 
 UTILITY = ("accuracy", "matthews", "f1", "pearson")
 PLAIN, CONTROL = "plain", "no defence"
@@ -32,8 +32,6 @@ class DefencePoint:
     """The utility of one defence on one data set, and what is read of it.
 
     Attributes:
-        data: the data set.
-        defence: its name.
         measure: the name of the utility.
         utility: of the measure, in points.
         tokens, content: what the strongest attack reads of all tokens and of content tokens, in percent. A content of
@@ -96,11 +94,11 @@ def one_result_svg(points: Sequence[DefencePoint]) -> str:
     """Returns one result's defences on one data set as SVG. Each point has the number of its row in the table."""
     with plot_style():
         figure, (axes,) = panels(1, 500, 320)
-        places = [(point.tokens, point.utility) for point in points]
-        axes.scatter(*zip(*places, strict=True), color=OFF_FRONTIER)
+        coordinates = [(point.tokens, point.utility) for point in points]
+        axes.scatter(*zip(*coordinates, strict=True), color=OFF_FRONTIER)
         axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)
         axes.margins(y=0.12)
-        write_numbers(axes, places, [OFF_FRONTIER] * len(places))
+        write_names(axes, coordinates, [str(number) for number in range(1, len(points) + 1)])
         return svg(figure, f"{points[0].data}: {points[0].measure} against what the strongest attack reads")
 
 
@@ -115,12 +113,12 @@ def points(results: Sequence[Sequence[ResultRecord]], data: str) -> list[Defence
     plain = {round(point.utility, 1) for point in all_points if point.defence == PLAIN}
     if len(plain) > 1:
         raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
-    best_of_defence: dict[str, DefencePoint] = {}
+    point_of_defence: dict[str, DefencePoint] = {}
     for point in all_points:
         if point.content is not None:
-            best = best_of_defence.get(point.defence, point)
-            best_of_defence[point.defence] = max(best, point, key=lambda defence_point: defence_point.content_read)
-    return list(best_of_defence.values())
+            earlier_point = point_of_defence.get(point.defence, point)
+            point_of_defence[point.defence] = max(earlier_point, point, key=lambda entry: entry.content_read)
+    return list(point_of_defence.values())
 
 
 def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
