@@ -315,9 +315,17 @@ def test_an_encoder_of_berts_size_is_taken_if_it_is_here_and_costs_what_its_laye
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     reason = large.refuses(setting)
     assert reason is not None and "milkglass models demo:mpnet" in reason
+    assert large.work(setting) == 0 and not (tmp_path / "cache").exists(), "an estimate fetches no model"
     assert replace(large, model="demo:minilm").work(setting) > 100, "a tiny model has thousands of weights"
     own_size = replace(large, size=range(1, 10**6))
     assert own_size.refuses(setting) is None and own_size.base(setting) is base
+    decoder = replace(setting, base=Checkpoint.open(tiny.save("gpt2", tmp_path / "gpt2")))
+    assert own_size.refuses(decoder) == reason, "a decoder of that size is no encoder"
+    assert (
+        WAYS["alone"].refuses(decoder) is None
+        and WAYS["alone"].work(decoder) == 1
+        and WAYS["untuned"].work(decoder) == 0
+    )
 
 
 def test_attacks_that_the_clock_cut_run_again_with_more_time(tmp_path: Path) -> None:

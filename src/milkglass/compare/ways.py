@@ -241,20 +241,21 @@ class LinearWay(Way):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderWay(Way):
-    """An encoder that is trained on this machine: the comparison's own model if it has the size, else `model`."""
+class ModelWay(Way):
+    """A model on this machine: the comparison's own if it suits, else the embedded one that `model` names."""
 
     model: str
-    size: range = SMALL_BYTES
+
+    @abc.abstractmethod
+    def suits(self, base: Checkpoint) -> bool:
+        """Returns whether the comparison's own model is used."""
 
     def base(self, setting: ComparisonSettings) -> Checkpoint:
-        """Returns what is trained. Raises ModelNotFound if the embedded model is not installed."""
-        if architecture_of(setting.base).kind == "encoder" and weight_bytes(setting.base) in self.size:
-            return setting.base
-        return Checkpoint.open(resolve(self.model))
+        """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
+        return setting.base if self.suits(setting.base) else Checkpoint.open(resolve(self.model))
 
     def refuses(self, setting: ComparisonSettings) -> str | None:
-        if weight_bytes(setting.base) in self.size or is_here(self.model):
+        if self.suits(setting.base) or is_here(self.model):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
@@ -262,8 +263,18 @@ class EncoderWay(Way):
         return self.base(setting)
 
     def work(self, setting: ComparisonSettings) -> float:
-        base = self.base(setting)
-        return layer_weights(base) / layer_weights(setting.base)
+        trained = None if self.refuses(setting) else self.trained_model(setting)  # what is not here is not fetched
+        return 0.0 if trained is None else layer_weights(trained) / layer_weights(setting.base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderWay(ModelWay):
+    """An encoder that is trained on this machine: the comparison's own model if it has the size, else `model`."""
+
+    size: range = SMALL_BYTES
+
+    def suits(self, base: Checkpoint) -> bool:
+        return architecture_of(base).kind == "encoder" and weight_bytes(base) in self.size
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base = Stopwatch(), self.base(setting)
@@ -276,7 +287,7 @@ class EncoderWay(Way):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderWay(Way):
+class DecoderWay(ModelWay):
     """A small decoder on this machine: the comparison's own model if it is small, else `model`.
 
     Attributes:
@@ -287,17 +298,11 @@ class DecoderWay(Way):
     is_tuned: bool = True
     tasks: tuple[str, ...] = (TASK,)
 
-    def base(self, setting: ComparisonSettings) -> Checkpoint:
-        """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
-        if weight_bytes(setting.base) <= MAX_SMALL_DECODER:
-            return setting.base
-        return Checkpoint.open(resolve(self.model))
+    def suits(self, base: Checkpoint) -> bool:
+        return weight_bytes(base) <= MAX_SMALL_DECODER
 
     def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
-        return self.base(setting) if self.is_tuned else None
-
-    def work(self, setting: ComparisonSettings) -> float:
-        return layer_weights(self.base(setting)) / layer_weights(setting.base) if self.is_tuned else 0.0
+        return super().trained_model(setting) if self.is_tuned else None
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         watch, base, rows = Stopwatch(), self.base(setting), setting.rows
