@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
+from milkglass import device
 from milkglass.errors import Conflict, DiskFull, MemoryShort, SaveFailed
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
@@ -155,11 +156,11 @@ def test_more_memory_than_there_is_is_refused_when_it_is_asked_for(
 ) -> None:
     body = body_of(client, folders)
     monkeypatch.setattr(queue, "memory_bytes", lambda only_available: 1 << 10)
-    monkeypatch.setattr(queue, "gpu_memory", lambda: None)
+    monkeypatch.setattr(device, "memory_bytes", lambda only_free: None)
     answer = client.post("/v1/fine_tuning/jobs", json=body)
     assert answer.status_code == 507 and error(answer)["code"] == "memory_short"
     assert "of memory at least and the server has 0.0 MB" in error(answer)["message"]
-    monkeypatch.setattr(queue, "gpu_memory", lambda: 1 << 40)
+    monkeypatch.setattr(device, "memory_bytes", lambda only_free: 1 << 40)
     assert client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": {"seed": SUCCEED}}).status_code == 200
 
 

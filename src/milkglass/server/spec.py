@@ -91,7 +91,7 @@ class Hyperparameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_task(cls, values: Any) -> Any:
+    def _add_defaults_of_task(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("task") == "causal-lm":
             return {**GENERATION_DEFAULTS, **values}
         if isinstance(values, dict) and values.get("task") == "regression":
@@ -100,20 +100,20 @@ class Hyperparameters(BaseModel):
 
     @field_validator("num_labels")
     @classmethod
-    def _one_number(cls, value: int, info: ValidationInfo) -> int:
+    def _require_one_number(cls, value: int, info: ValidationInfo) -> int:
         if info.data.get("task") == "regression" and value != 1:
             raise ValueError("must be 1 for regression: one number a row")
         return value
 
     @field_validator("early_stopping")
     @classmethod
-    def _whole_epochs(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _require_comparable_epochs(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and info.data.get("max_steps") is not None:
             raise ValueError("no epochs can be compared where max_steps ends the training")
         return value
 
     @model_serializer(mode="wrap")
-    def _without_later(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_unset_settings(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out later settings that are off, so that an older training keeps its document."""
         document: dict[str, Any] = fields(self)
         return {name: value for name, value in document.items() if name not in LATER_SETTINGS or value is not None}

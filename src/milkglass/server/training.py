@@ -45,7 +45,6 @@ from milkglass.server.jobs.trainer import (
     CheckpointTrainer,
     Reporter,
     Reserve,
-    drop_reserve,
     drop_unfinished,
     newest_checkpoint,
     reported_figures,
@@ -60,7 +59,7 @@ def load_model(folder: str, hyperparameters: Hyperparameters) -> PreTrainedModel
     """Returns the model with weights in fp32.
 
     A new classifier head is drawn from the seed, and so is a pooler if the model has none, as sentence encoders are
-    published. No other tensor is invented.
+    published. No other tensor is invented: BadUpload is raised for a missing one, or one of another shape.
     """
     config = AutoConfig.from_pretrained(folder)
     model_class = AutoModelForCausalLM
@@ -161,7 +160,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     token_count = int(trainer.state.num_input_tokens_seen)
     if hyperparameters.chosen_method == "lora":
         lora.merge(model)
-    drop_reserve(job)  # the result takes its place
+    reporter.reserve.release()  # the result takes its place
     with saving("the result"):
         save_result(model, job, Path(spec.model))
     return Status(state="succeeded", trained_tokens=token_count, metrics=metrics)
@@ -265,12 +264,10 @@ def main(job: Path, attached: bool = False) -> int:
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
         failed = failed_status(error, job)
         drop_unfinished(job)  # a full disk has no room for the status otherwise
-        drop_reserve(job)
         _finish(job, reporter, failed)
         raise
     if status is None:
         return INTERRUPTED
-    drop_reserve(job)
     _finish(job, reporter, status)
     return 0
 
@@ -287,6 +284,8 @@ def _interrupt_with_parent(reporter: Reporter) -> None:
 
 
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
+    """Frees the reserved room, and reports the end of the job."""
+    (job / RESERVE).unlink(missing_ok=True)
     reporter.emit(f"job {status.state}", failed=status.state == "failed")
     files.write_json(job / "status.json", status.model_dump(), indent=None)
 

@@ -39,7 +39,7 @@ class BodyRule:
     in_memory: bool = True
 
 
-def too_large(limit: int) -> TooLarge:
+def too_large_error(limit: int) -> TooLarge:
     return TooLarge(f"the request body is larger than {limit} bytes", HINTS[413])
 
 
@@ -69,7 +69,7 @@ class BodyMemory:
     def _make_room(self, body: CountedBody, size: int, is_complete: bool) -> None:
         """Evicts the slowest bodies that arrive more slowly than `body`. A complete body counts as the fastest.
 
-        It evicts none if that would not be enough.
+        If that would not be enough, it evicts none and raises Busy.
         """
         lacking = self.used + size - self.limit
         if lacking <= 0:
@@ -124,7 +124,7 @@ class CountedBody:
         self._is_complete = self._is_complete or not message.get("more_body", False)
         self._received_bytes += size
         if self._received_bytes > self._rule.limit:
-            raise RefusedRequest(too_large(self._rule.limit))
+            raise RefusedRequest(too_large_error(self._rule.limit))
         if self._rule.in_memory:
             self._fade(time.monotonic())
             self._recent_bytes += size
@@ -205,7 +205,7 @@ class Guard:
         claimed = headers.get(b"content-length", b"0")
         size = int(claimed[:20]) if claimed.isdigit() else 0
         if size > rule.limit:
-            await error_response(too_large(rule.limit))(scope, receive, send)
+            await error_response(too_large_error(rule.limit))(scope, receive, send)
             return
         body = CountedBody(receive, rule, self._memory, self._limits, size)
         try:

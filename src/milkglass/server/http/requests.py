@@ -115,7 +115,10 @@ def prompt_rows(value: Ids | Rows) -> list[Ids]:
 
 
 def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra_tokens: int = 0) -> None:
-    """Checks prompts against the model and `extra_tokens` further tokens each. No message names an id."""
+    """Checks prompts against the model and `extra_tokens` further tokens each. No message names an id.
+
+    Raises TooLarge for too many or too long prompts, EmptyText, IdOutOfRange, and TooLong for the model's positions.
+    """
     if len(rows) > settings.max_inputs:
         raise TooLarge(f"{len(rows)} inputs are more than the {settings.max_inputs} of one request", "send several")
     for index, row in enumerate(rows):
@@ -148,6 +151,10 @@ def require_max_tokens(count: int, settings: ServerSettings) -> None:
 
 
 def token_types(body: Classification, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
+    """Returns the token types of each row, or None for those that the model needs none for.
+
+    Raises UsageError if their shape is not that of the rows, IdOutOfRange for a type that the model does not have.
+    """
     if body.token_type_ids is None:
         return [None] * len(rows)
     types = prompt_rows(body.token_type_ids)

@@ -46,7 +46,7 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few(cls, value: Any) -> Any:
+    def _limit_fields(cls, value: Any) -> Any:
         return limit_fields(value)
 
 

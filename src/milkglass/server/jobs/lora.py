@@ -21,7 +21,10 @@ from milkglass.server.spec import Hyperparameters
 
 
 def layer_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Returns the name and the list of the transformer layers: the longest list of modules in the model."""
+    """Returns the name and the list of the transformer layers: the longest list of modules in the model.
+
+    Raises UsageError if the model has none.
+    """
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise UsageError("this model has no list of layers to adapt", 'use method "full"')

@@ -76,7 +76,7 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyp
 
 
 def _require_labels(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
-    """Checks labels that are whole numbers: classes or ids."""
+    """Checks labels that are whole numbers: classes or ids. Raises UsageError or IdOutOfRange."""
     causal = hyperparameters.task == "causal-lm"
     if rows.max_label is None or rows.min_label is None:
         raise UsageError("every label is -100: there is nothing to learn", "give the answers their ids as labels")
@@ -143,7 +143,7 @@ class ModelSizes:
             prod(table.shape),
             sum(prod(base.tensors[name].shape) for name in heads),
             sum(prod(ref.shape) for ref in base.tensors.values()),
-            sum(ref.bytes for ref in base.tensors.values()),
+            base.total_bytes,
             table.shape[1],
             architecture.vocab_size,
             architecture.kind == "decoder",

@@ -119,7 +119,7 @@ class Jobs:
         """
         sizes, rows = ModelSizes.of(Checkpoint.open(self._registry.folder(model))), self._store.files.get(training).rows
         mean_length = rows.tokens / max(1, rows.rows) if rows else 0.0
-        gpu = gpu_memory()
+        total_memory = device.memory_bytes(only_free=False) or memory_bytes(only_available=False)
 
         def estimate(settings: Hyperparameters) -> Needs:
             return needs_of(sizes, settings.for_layers(len(sizes.layers)), mean_length)
@@ -127,7 +127,7 @@ class Jobs:
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]
         temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY]
         require_disk(estimate, hyperparameters, self._home.free + bytes_on_disk(*temporary))
-        require_memory(estimate, hyperparameters, gpu or memory_bytes(only_available=False))
+        require_memory(estimate, hyperparameters, total_memory)
 
     def resume(self, job_id: str) -> JobRecord:
         """Queues a job again that a full disk ended.
@@ -371,11 +371,6 @@ def _disk_full_status(step: int) -> Status:
         return Status(state="failed", error=NO_ROOM)
     message = f"the server's disk is full; what was trained up to step {step} is kept there"
     return Status(state="failed", error=f"{message}: free some space, then resume the job", resumable=True)
-
-
-def gpu_memory() -> int | None:
-    """Returns the bytes of the GPU's memory, or None."""
-    return device.memory_bytes(only_free=False)
 
 
 def _count_crash(job: JobRecord, step: int) -> None:

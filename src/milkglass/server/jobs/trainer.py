@@ -67,10 +67,6 @@ class Reserve:
         self._path.unlink(missing_ok=True)
 
 
-def drop_reserve(job: Path) -> None:
-    (job / RESERVE).unlink(missing_ok=True)
-
-
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the tensors that training changes, by name; tied weights once."""
     tensors = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}

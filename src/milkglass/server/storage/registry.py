@@ -17,7 +17,15 @@ from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
 from milkglass.models.checkpoint import Checkpoint, read_generation, read_json, write_json
 from milkglass.models.config_entries import check_configs
-from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
+from milkglass.models.file_names import (
+    CONFIG,
+    DELTA_CONFIG,
+    DELTA_FORMAT,
+    DELTA_WEIGHTS,
+    GENERATION_CONFIG,
+    INDEX,
+    WEIGHTS,
+)
 from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.models.soundness import facts_of
 from milkglass.models.staging import assemble, fits, link_or_copy
@@ -159,7 +167,7 @@ class Registry:
         elif registration.index is not None:
             required = set(_weight_map(registration.index).values())
         else:
-            required = {"model.safetensors"}
+            required = {WEIGHTS}
         if set(registration.files) != required:
             raise BadUpload(
                 f"{len(registration.files)} files are given and they are not the {len(required)} that this model needs",
@@ -182,7 +190,7 @@ class Registry:
         self._link_files(registration, delta)
         write_json(delta / DELTA_CONFIG, {"format": registration.delta.format, "base": registration.delta.base})
         base = self._bases.find(registration.delta.base, read_header(delta / DELTA_WEIGHTS))
-        self._home.require_space(sum(ref.bytes for ref in base.tensors.values()))
+        self._home.require_space(base.total_bytes)
         assemble(base, registration.delta.base, delta, target)
         return target
 
@@ -207,6 +215,7 @@ class Registry:
             return self._publish(model_id, folder, {}, job, parent)
 
     def require_base(self, digest: str) -> None:
+        """Raises NotFound if this machine has no base model with this digest."""
         try:
             self._bases.find(digest, {})
         except WrongBaseModel as error:
@@ -223,11 +232,9 @@ class Registry:
     ) -> ModelRecord:
         checkpoint = Checkpoint.open(folder)
         facts = facts_of(checkpoint)
-        pending = [file for file in checkpoint.files if not sha256.get(file.name)]
+        pending = [file for file in checkpoint.files if file.name not in sha256]
         computed = {file.name: digest for file, digest in zip(pending, in_threads(files.sha256, pending), strict=True)}
-        digests = {
-            file.name: computed[file.name] if file in pending else sha256[file.name] for file in checkpoint.files
-        }
+        digests = {**sha256, **computed}
         model = ModelRecord(id=model_id, **asdict(facts), sha256=digests, job=job, parent=parent, delta=delta)
         target = self.folder(model_id)
         if folder != target:

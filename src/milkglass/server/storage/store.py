@@ -122,10 +122,10 @@ R = TypeVar("R", bound=Record)
 
 
 class RecordTable(Generic[R]):
-    """Records of one kind, the oldest first."""
+    """Records of one type, the oldest first."""
 
-    def __init__(self, store: Store, name: str, kind: type[R], noun: str) -> None:
-        self._store, self._name, self._kind, self._noun = store, name, kind, noun
+    def __init__(self, store: Store, name: str, record_type: type[R], noun: str) -> None:
+        self._store, self._name, self._record_type, self._noun = store, name, record_type, noun
 
     def add(self, record: R) -> R:
         """Adds a record. Raises Conflict if the id is taken."""
@@ -146,7 +146,7 @@ class RecordTable(Generic[R]):
 
     def _read(self, body: str) -> R:
         try:
-            return self._kind.model_validate_json(body)
+            return self._record_type.model_validate_json(body)
         except ValidationError:
             raise Unreadable(f"the record of this {self._noun} cannot be read", "delete it, and make it anew") from None
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import BadUpload, CorruptCheckpoint
 from milkglass.models.safetensors_header import TensorRef, read_all
-from milkglass.server.spec import IGNORED, LABEL_TENSORS, ROWS_METADATA, ROWS_TENSORS
+from milkglass.server.spec import IGNORED, LABEL_TENSORS, NUMPY_DTYPES, ROWS_METADATA, ROWS_TENSORS
 from milkglass.server.storage.store import TrainingFileInfo
 
 MAX_HEADER = 4096  # bytes; five tensors need about 400
@@ -60,7 +60,7 @@ class TrainingRows:
 
     def map_tensor(self, name: str) -> NDArray[Any]:
         ref = self.tensors[name]
-        return np.asarray(np.memmap(ref.file, _dtype(ref), "r", ref.start, ref.shape))
+        return np.asarray(np.memmap(ref.file, NUMPY_DTYPES[ref.dtype], "r", ref.start, ref.shape))
 
     def read_parts(self, name: str) -> Iterator[NDArray[Any]]:
         """Yields a whole tensor in parts of NUMBERS_PER_PART numbers, each read into memory."""
@@ -69,7 +69,7 @@ class TrainingRows:
             file.seek(ref.start)
             for start in range(0, ref.shape[0], NUMBERS_PER_PART):
                 count = min(NUMBERS_PER_PART, ref.shape[0] - start)
-                part = np.fromfile(file, _dtype(ref), count)
+                part = np.fromfile(file, NUMPY_DTYPES[ref.dtype], count)
                 if len(part) < count:
                     _refuse(f"the file became shorter while {name} was read")
                 yield part
@@ -147,10 +147,6 @@ def _extremes(rows: TrainingRows, name: str) -> tuple[int, int]:
     """Returns the least and the largest number of a tensor that is not empty."""
     extremes = [(int(part.min()), int(part.max())) for part in rows.read_parts(name)]
     return min(low for low, _ in extremes), max(high for _, high in extremes)
-
-
-def _dtype(ref: TensorRef) -> np.dtype[Any]:
-    return np.dtype({"I32": "<i4", "F32": "<f4", "I8": "i1"}[ref.dtype])
 
 
 def _refuse(message: str) -> NoReturn:

@@ -118,6 +118,7 @@ class Uploads:
         self._checking = threading.BoundedSemaphore(MAX_CONCURRENT_CHECKS)
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> UploadRecord:
+        """Announces an upload. Raises BadUpload for its name, TooLarge, Conflict for too many uploads, or DiskFull."""
         require_suffix(filename, purpose)
         if size > self._max_bytes:
             raise TooLarge(f"{size} bytes are more than the {self._max_bytes} that a file may have", "split the model")
