@@ -56,7 +56,7 @@ def spki_digest_of_file(certificate: Path) -> bytes:
 
 
 class Front:
-    """Answers requests for evidence, takes released files, and forwards all else to the engine.
+    """Answers requests for evidence, takes released files, and forwards requests for listed paths to the engine.
 
     Attributes:
         source: makes the evidence.

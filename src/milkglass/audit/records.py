@@ -2,12 +2,12 @@
 
 A row of the file is an answer as anybody on the way sees it, and what the user knows of it:
 
-    {"topic": "medicine", "sizes": [412, 88, 91], "times": [0.31, 0.33, 0.36], "lengths": [4, 7]}
+    {"topic": "medicine", "sizes": [412, 88, 91], "times": [0.31, 0.33, 0.36], "lengths": [4, 7], "question": "q12"}
 
-`sizes` are the bytes of its TLS records and `times` the seconds from the request to each; `lengths`, which may be left
-out, are the bytes of each of its tokens. A random half plays the attacker's own recordings, and the other half is read.
-`question` may be left out, too. Answers to one question are put into the same half, since two answers to one question
-are more alike than two answers on one topic. The control has recordings whose topics are shuffled.
+`sizes` are the bytes of its TLS records and `times` the seconds from the request to each. Two fields may be left out:
+`lengths`, the bytes of each of its tokens, and `question`, a name of what was asked. A random half plays the attacker's
+own recordings, and the other half is read. Answers to one question are put into the same half, since two answers to
+one question are more alike than two answers on one topic. The control has recordings whose topics are shuffled.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EncryptedAnswers:
         return dict(score(guess, truth, rng).measures)
 
     def _halves(self, rng: np.random.Generator) -> tuple[Ids, Ids]:
-        """Returns the indices of two random halves. Each half has every topic that has two questions."""
+        """Returns the indices of two random halves. Where questions are known, answers to one are in one half."""
         if self.questions is None:
             order = rng.permutation(len(self.topics))
             return order[: len(order) // 2], order[len(order) // 2 :]
@@ -104,7 +104,8 @@ class EndpointAudit:
     Attributes:
         answers, topics: how many there were.
         chance: the share of answers on the commonest topic, which a guess gets right.
-        reading, control: shares of topics and of tokens' lengths.
+        reading: shares of topics and of tokens' lengths that were read.
+        control: shares of topics that were read after recordings with shuffled topics.
     """
 
     answers: int

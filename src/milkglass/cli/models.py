@@ -79,11 +79,11 @@ def models(
 
 
 # --- a server's -------------------------------------------------------------------------------------------------------
-def _list_models(credentials: ServerOptions, key: Key | None, as_json: bool) -> None:
+def _list_models(server: ServerOptions, key: Key | None, as_json: bool) -> None:
     """Prints a server's models, and with a key which of them were made with it."""
     from milkglass.client.remote.responses import is_made_with
 
-    with credentials.open() as remote:
+    with server.open() as remote:
         records = remote.models()
     names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
     model_documents = [{name: model.get(name) for name in names} for model in records]
@@ -228,16 +228,16 @@ def _key_of(path: Path, key: Path | None, passphrase_file: Path | None) -> Unloc
     return unlocked
 
 
-def _next_commands(remote: Remote, model: str, server: ServerOptions, key: str) -> str:
+def _next_commands(remote: Remote, model: str, server: ServerOptions, key_options: str) -> str:
     """Returns the commands that are suggested after an upload.
 
     The server does not say whether a decoder's scheme needs fine-tuning. So two commands are suggested for a decoder.
-    `key` has the options of the key, as they are typed.
+    `key_options` are the options of the key, as they are typed.
     """
-    tune = f"next: milkglass finetune {model} YOUR.jsonl {key} {server}"
+    tune = f"next: milkglass finetune {model} YOUR.jsonl {key_options} {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune
-    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy {key} {server}"
+    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy {key_options} {server}"
 
 
 @with_options

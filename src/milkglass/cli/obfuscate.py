@@ -95,7 +95,7 @@ def _permutation_text(key: Key) -> str:
 
 def next_steps(
     unlocked: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
-    column_options: str = "",
+    typed_column_options: str = "",
 ) -> list[str]:  # fmt: skip
     """Returns lines with warnings and with the commands that come next.
 
@@ -103,20 +103,20 @@ def next_steps(
         delta: whether `out` is a delta, which needs the original model at the server.
         passphrase_file: the option --passphrase-file of the commands. None: they have no such option.
         data: the user's training rows, if they are known.
-        column_options: the options by which those rows are read, with a space before them.
+        typed_column_options: the options by which those rows are read, with a space before them.
     """
     from milkglass.client.key.scheme import scheme_of
     from milkglass.client.plain_names import is_plain
 
     key_options = KeyOptions(unlocked.path, None, passphrase_file)
-    audit = f"next: milkglass audit {key_options} --text {shlex.quote(str(data or 'TEXTS'))}{column_options}"
+    audit = f"next: milkglass audit {key_options} --text {shlex.quote(str(data or 'TEXTS'))}{typed_column_options}"
     key, folder = unlocked.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
     folder_name = out.name if is_plain(out.name) else None
     name = f"--name {folder_name} " if folder_name else ""
     upload = f"milkglass upload {folder} {name}{key_options} --server {server}{token}"
-    rows = f"{shlex.quote(str(data))}{column_options}"
+    rows = f"{shlex.quote(str(data))}{typed_column_options}"
     tune = f"then: milkglass finetune {folder_name or 'MODEL'} {rows} {key_options} --server {server}{token}"
     tune_lines = [tune] if data is not None else []
     answers_untuned = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning

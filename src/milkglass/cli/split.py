@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
     from milkglass.enclave.verification import QuoteVerifier
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.split.client import Answer
+    from milkglass.split.client import AskServer
     from milkglass.split.spec import EncoderInfo
     from milkglass.split.train import Evaluation
     from milkglass.threat.defence import LabelledTexts
@@ -93,10 +93,10 @@ def classify(
     base = open_original(model or split_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
         require_sendable(client, split_info, base, texts, pairs)
-    with _open_server_half(url, folder, credentials) as (encoder_info, answer), bars(as_json) as stage:
+    with _open_server_half(url, folder, credentials) as (encoder_info, ask), bars(as_json) as stage:
         client_half = ClientHalf.open(client, base, split_info, text_count=len(rows))
         progress = stage("classify", len(rows))
-        class_probabilities = client_half.classify(texts, pairs, encoder_info, answer, progress)
+        class_probabilities = client_half.classify(texts, pairs, encoder_info, ask, progress)
     results = [
         Classified(
             split_info.label_names[int(probabilities.argmax())],
@@ -110,7 +110,7 @@ def classify(
 @contextmanager
 def _open_server_half(
     url: str | None, folder: Path | None, credentials: CredentialOptions
-) -> Iterator[tuple[EncoderInfo, Answer]]:
+) -> Iterator[tuple[EncoderInfo, AskServer]]:
     """Yields the server half's description, and the function that answers frames: over HTTP, or in this process.
 
     The server's half in `folder` is run in this process. None: the server at `url` has it.

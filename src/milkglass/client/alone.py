@@ -1,13 +1,13 @@
 """Linear models over words and letters, which a client trains alone in seconds: the baseline that a defence must beat.
 
-Candidates are every pair of features and model below. Cross-validation on the training rows ranks them; the answer is
-the mean of the probabilities of the best five. All fitting is scikit-learn's.
+Candidates are the pairs of features and model that `candidates` yields. Cross-validation on the training rows ranks
+them; the answer is the mean of the probabilities of the best five. All fitting is scikit-learn's.
 
     features    "words"         TF-IDF of words, marks and pairs of neighbours, with sublinear counts
-                "content"       the same without English stop words and marks
+                "content"       the same without English stop words, marks and words of one letter
                 "letters"       TF-IDF of two to five neighbouring letters inside a word
                 "both"          words and letters
-                "agreement"     of pairs: shares of words, letters and numbers that both texts contain
+                "agreement"     of pairs: how many words, letters and numbers both texts contain, and how many each does
     models      naive Bayes (multinomial, complement), logistic regression, a linear SVM; for scores ridge regression
 
 The words of second texts are features of their own, and so are words that both texts of a pair contain. A text is read
@@ -131,14 +131,18 @@ def _vectorizer(name: str) -> Any:
 
 
 def agreement(rows: Rows) -> Floats:
-    """Returns (rows, 22) shares of words, neighbours, letters and numbers that both texts of each pair contain."""
+    """Returns (rows, 22) features of each pair of texts.
+
+    Of words, neighbours and runs of three letters: four shares that both texts contain, and three logarithms of how
+    many each contains; then the count of numbers that only one of the two contains.
+    """
     assert rows.pairs is not None
     return np.array([_agreement(text, other) for text, other in zip(rows.texts, rows.pairs, strict=True)], np.float64)
 
 
 def _agreement(first_text: str, second_text: str) -> list[float]:
     values = list[float]()
-    for units in (_words, _neighbours, _letters):
+    for units in (_words, _neighbours, _trigrams):
         first, second = units(first_text), units(second_text)
         shared, total = len(first & second), len(first | second)
         values += [
@@ -158,7 +162,7 @@ def _neighbours(text: str) -> set[tuple[str, str]]:
     return {*zip(words, words[1:])}  # noqa: B905 - of unlike lengths
 
 
-def _letters(text: str) -> set[str]:
+def _trigrams(text: str) -> set[str]:
     text = " ".join(text.lower().split())
     return {text[i : i + 3] for i in range(len(text) - 2)}
 

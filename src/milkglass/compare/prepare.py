@@ -37,15 +37,15 @@ def prepare(
     open_model: Callable[[], Checkpoint], data: DataFile, held_out: DataFile | None, options: Mapping[str, Any],
     seed: int, *, task: str | None, quick: bool, text_length: int, max_rows: int | None, report_skipped: ReportSkipped,
 ) -> PreparedRows:  # fmt: skip
-    """Reads and checks the rows, then opens the model.
+    """Reads and checks the rows, opens the model, and decides the settings of its trainings.
 
     Args:
         held_out: the rows that are asked about. None: a part of the data.
-        options: hyperparameters. None: not given by the user.
+        options: hyperparameters by name; None for one that the user did not give.
         task: "classification" or "regression". None: decided by the labels.
         quick: whether rows with answers are few and their trainings short.
         text_length: tokens to which rows with labels are cut, if `options` has no other.
-        max_rows: how many rows with labels are taken at most, those that are asked about included. None: all.
+        max_rows: how many rows with labels are taken of `data` at most. None: all. `held_out` is read whole.
 
     Raises:
         CodecError: the rows have neither labels nor answers, or are too few.

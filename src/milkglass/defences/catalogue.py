@@ -79,7 +79,7 @@ def sanitizer_of(name: str, entry: Mapping[str, Any], words: Path | None) -> San
     """Returns a sanitizer as a defence. Without `words`, a GloVe file, it may replace tokens, as papers or `by` say."""
     parameters = dict(entry)
     by = parameters.pop("by", None)
-    method = SANITIZERS.make(name, parameters)
-    return SanitizerDefence(
-        method, words, ("tokens" if method.by_tokens and words is None else "words") if by is None else by
-    )
+    sanitizer = SANITIZERS.make(name, parameters)
+    if by is None:
+        by = "tokens" if sanitizer.by_tokens and words is None else "words"
+    return SanitizerDefence(sanitizer, words, by)

@@ -225,7 +225,7 @@ def _parse_finite(word: str) -> float:
 
 
 def read_json(path: Path, must_be_finite: bool = False) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises CorruptCheckpoint for anything else.
+    """Returns the object in a JSON file. Raises CorruptCheckpoint for other content, and FileNotFoundError.
 
     With `must_be_finite`, NaN and infinities are refused too.
     """

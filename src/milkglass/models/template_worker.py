@@ -28,7 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from milkglass.system import close_memory
 
 MEMORY_BYTES = 1 << 29  # bytes that rendering may add after the modules are loaded
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # a message's thoughts; templates read the first
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # where messages hold their thoughts
 
 
 class Generation(jinja2.ext.Extension):
@@ -130,7 +130,7 @@ def render(
 
 
 def _with_thoughts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a message with its thoughts under all names that templates read."""
+    """Returns a message with its thoughts as `reasoning_content` and `thinking`, the names that templates read."""
     thoughts = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 

@@ -116,13 +116,13 @@ async def _respond(
         document = await result_unless_gone(exchange.response(), wait_for_disconnect(request))
         return CLIENT_GONE if document is None else JSONResponse(document)
     events = exchange.events()
-    async with AsyncExitStack() as closing:
-        closing.push_async_callback(events.aclose)
+    async with AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(events.aclose)
         # status and headers are sent once the engine has answered: a refusal must not look like a success
         first = await result_unless_gone(anext(events), wait_for_disconnect(request))
         if first is None:
             return CLIENT_GONE
-        return EventStream(_stream(first, events, done_event), closing.pop_all())
+        return EventStream(_stream(first, events, done_event), cleanup.pop_all())
 
 
 async def _stream(

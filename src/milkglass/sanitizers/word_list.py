@@ -91,7 +91,7 @@ def _count(tokenizer: Any, row_count: int, progress: Progress) -> NDArray[np.int
 
 
 def is_spelling_piece(token: str, marks_blanks: bool) -> bool:
-    """Returns whether a token is one byte, or one character that is not a word of the list.
+    """Returns whether a token is one byte, or one character other than a word of the list that begins a word.
 
     `marks_blanks`: the tokenizer marks a token that begins a word, with a blank. If not, it marks one that continues a
     word, with ##.

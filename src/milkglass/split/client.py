@@ -33,7 +33,7 @@ from milkglass.split.spec import ENCODER_HINT, SPLIT_PATH, EncoderInfo
 
 TEXTS_PER_FRAME = 32  # the most texts of a frame that this client sends
 HEADERS = {"Content-Type": "application/octet-stream"}
-Answer = Callable[[bytes], NDArray[np.float32]]  # sends a frame and returns its logits (texts, outputs)
+AskServer = Callable[[bytes], NDArray[np.float32]]  # sends a frame and returns its logits (texts, outputs)
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ class ClientHalf:
         texts: Sequence[str],
         pairs: Sequence[str] | None,
         info: EncoderInfo,
-        answer: Answer,
+        ask: AskServer,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
         """Returns (texts, classes) the probabilities of the classes.
 
         Args:
             pairs: the second text of each pair. None: texts are single.
+            ask: sends a frame to the server's half.
             progress: receives the number of texts of each frame.
 
         Raises:
@@ -85,7 +86,7 @@ class ClientHalf:
         logits_of_frames = []
         for texts_of_frame in frame_slices(lengths, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[texts_of_frame], None if pairs is None else pairs[texts_of_frame])
-            logits = self.client.receive(answer(frame))
+            logits = self.client.receive(ask(frame))
             count = texts_of_frame.stop - texts_of_frame.start
             if logits.shape != (count, len(self.description.labels)):
                 raise RemoteError(
@@ -113,7 +114,7 @@ class ClientHalf:
                 f"the client has {len(self.description.labels)} classes, the server {info.classes}",
                 "split the model again",
             )
-        require_pairs(self.description, has_pairs)
+        require_same_form(self.description, has_pairs)
 
 
 def require_sendable(
@@ -131,12 +132,12 @@ def require_sendable(
         CodecError: a text has no token, or is too long.
     """
     require_base(read_description(folder), folder, base)
-    require_pairs(description, pairs is not None)
+    require_same_form(description, pairs is not None)
     length = restore_defence(description.method, description.parameters, description.training).training.max_length
     PublicTokenizer(base.folder, length).encode(texts, pairs)
 
 
-def require_pairs(description: folders.ClientDescription, has_pairs: bool) -> None:
+def require_same_form(description: folders.ClientDescription, has_pairs: bool) -> None:
     """Raises UsageError if the half was trained on pairs and the texts are single, or the reverse."""
     if has_pairs != description.pairs:
         raise UsageError(

@@ -186,8 +186,8 @@ def _options_of_new_text(
 
     One position suffices if a token is in no previous text; else as many are restricted as needed.
     """
-    restricted, same_length = list(options), [text for text in previous if len(text) == len(options)]
-    if not same_length:
+    restricted, remaining_texts = list(options), [text for text in previous if len(text) == len(options)]
+    if not remaining_texts:
         return restricted
     if unused := _unused_options(options, previous):
         position, token = unused[int(rng.integers(len(unused)))]
@@ -196,8 +196,8 @@ def _options_of_new_text(
     for position in rng.permutation(len(restricted)).tolist():
         token = int(rng.choice(restricted[position]))
         restricted[position] = [token]
-        same_length = [text for text in same_length if text[position] == token]
-        if not same_length:
+        remaining_texts = [text for text in remaining_texts if text[position] == token]
+        if not remaining_texts:
             break
     return restricted
 
@@ -315,8 +315,8 @@ def _max_length(batch: SharedBatch, lengths: list[int] | None, first: list[Span]
 
 def _options(span_tokens: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
     """Returns the tokens of each position up to the last, or the nearest token if none is in the span."""
-    positions = [position for position in range(len(span_tokens.tokens)) if span_tokens.at(position)]
-    count = max(lengths) if lengths is not None else max(positions) + 1
+    filled_positions = [position for position in range(len(span_tokens.tokens)) if span_tokens.at(position)]
+    count = max(lengths) if lengths is not None else max(filled_positions) + 1
     return [span_tokens.at(position) or (span_tokens.nearest[position],) for position in range(count)]
 
 

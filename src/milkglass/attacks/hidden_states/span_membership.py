@@ -168,7 +168,7 @@ class SpanReader:
         return ranked_tokens
 
     def read_in_order(self, rows: torch.Tensor, second_rows: torch.Tensor, length: int, budget: Budget) -> Ids:
-        """Returns (length, 1) a decoder's text by its rows of layers 1 and 2, NO_BELIEF if none fits the second."""
+        """Returns (length, 1) a decoder's text by its rows of layers 0 and 1, NO_BELIEF if none fits the second."""
         read_tokens, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(second_rows)
         candidates = self.span_tokens(rows, length)
         if span is None or not candidates.at(0):

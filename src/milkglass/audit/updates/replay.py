@@ -148,9 +148,11 @@ class RecordedRun:
     def _verify(self) -> None:
         """Checks that the updates lead to the run's weights. Raises UsageError."""
         replayed, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
-        shapes, recorded_shapes = ({n: t.shape for n, t in weights.items()} for weights in (replayed, recorded))
+        shapes, recorded_shapes = (
+            {name: tensor.shape for name, tensor in weights.items()} for weights in (replayed, recorded)
+        )
         if shapes != recorded_shapes or not all(
-            torch.allclose(replayed[n], recorded[n], **TOLERANCES) for n in recorded
+            torch.allclose(replayed[name], recorded[name], **TOLERANCES) for name in recorded
         ):
             raise UsageError(
                 "the recorded updates do not lead from this model to the run's weights",

@@ -1,8 +1,8 @@
 """Sends and receives files in pieces that resume after a kill of either side, and downloads a model's folder.
 
-The id of an unfinished upload is stored in the cache folder, in a file named by a digest of address and content. A
-client that was killed finds the upload by it. Before the first byte of a download is written, each name must be a
-checkpoint's, and the sizes must fit the model and the room on the disk: a server could offer any file of any size.
+The id of an unfinished upload is stored in the cache folder, in a file named by a digest of address, content and
+purpose. A client that was killed finds the upload by it. Before the first byte of a download is written, each name must
+be a checkpoint's, and the sizes must fit the model and the room on the disk: a server could offer any file of any size.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def upload_file(
         digest: the file's SHA-256 in hex.
         purpose: what the server keeps it for, such as "model".
         name: the file's name at the server.
-        progress: receives the bytes that the server has.
+        progress: receives, again and again, how many more bytes the server has.
 
     Raises:
         Unreachable: the server does not answer. Another call goes on where this one stopped.

@@ -119,10 +119,10 @@ class GradientRecipe(SharedStepRecipe):
         refs = [self.data, *([texts.reference] if texts.reference else [])]
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_refs.sums(run.data, refs)})
         cache = ArtifactCache(run.cache or run.out, run.out)
-        attackers = Attackers(self, base, texts, run.data, cache, run.progress)
+        builder = SceneBuilder(self, base, texts, run.data, cache, run.progress)
         figures = list[ResultRecord]()
         for name, entry in self.defences.items():
-            scene = attackers.scene(DefenceSpec.of(name, entry))
+            scene = builder.scene(DefenceSpec.of(name, entry))
             figures += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
         return figures
 
@@ -166,7 +166,7 @@ def figures(result: AttackResult) -> dict[str, float]:
 
 
 @dataclass(frozen=True, eq=False)
-class Attackers:
+class SceneBuilder:
     """Makes the scene of each defence: what is attacked, and what attackers have.
 
     Attributes:

@@ -155,8 +155,8 @@ def _tweets() -> Description:
 
 def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields rows of Latin-1 files, as published, alternating between the sides, so that any part has both."""
-    sides = [text_lines(path, encoding="latin-1", strip=True) for path in (negative, positive)]
-    for pair in zip_longest(*sides):
+    rows_of_sides = [text_lines(path, encoding="latin-1", strip=True) for path in (negative, positive)]
+    for pair in zip_longest(*rows_of_sides):
         for name, placed_row in zip(SIDES, pair, strict=True):
             if placed_row is not None:
                 yield placed_row[0], {**placed_row[1], "side": name}

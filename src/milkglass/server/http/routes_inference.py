@@ -1,4 +1,4 @@
-"""/v1/completions (OpenAI's format, ids in and out) and /classify (vLLM's)."""
+"""/v1/completions and /v1/embeddings (OpenAI's format, ids in and out) and /classify (vLLM's)."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class PromptRun:
     answers: list[list[int]] = field(default_factory=list)
 
     def prepare(self, end_ids: frozenset[int]) -> None:
+        """Makes a sequence of each prompt, whose tokens come to this event loop. `end_ids` end an answer."""
         loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
         self._running = len(self.prompts)
 
@@ -102,13 +103,16 @@ class PromptRun:
             yield arrival
 
     def cancel(self) -> None:
+        """Asks the engine to stop all sequences."""
         for sequence in self.sequences:
             sequence.cancelled = True
 
     def usage(self) -> dict[str, int]:
+        """Returns the counts of tokens read and written, as OpenAI names them."""
         return _usage(self.prompts, [sequence.answer for sequence in self.sequences])
 
     def answer(self, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """Returns the body of an answer, or of an event of a stream."""
         head = {"id": self.answer_id, "object": "text_completion", "created": self.created, "model": self.body.model}
         return {**head, "choices": choices, **fields}
 

@@ -112,7 +112,11 @@ class Registry:
         """Makes the model's folder, or returns the model of an earlier equal call, whose answer may have been lost.
 
         Raises:
-            Conflict: the name is taken; also ModelError, BadUpload and DiskFull. Nothing is left of the new model.
+            Conflict: the name is taken.
+            NotFound: an uploaded file was deleted.
+            WrongBaseModel: this machine lacks the delta's base.
+            ModelError, BadUpload, DiskFull: the model cannot be made of the files.
+                Nothing is left of the new model.
         """
         with self._locks.hold(registration.id):
             existing = self._store.models.find(registration.id)
@@ -205,7 +209,7 @@ class Registry:
             write_json(folder / GENERATION_CONFIG, registration.generation_config)
 
     def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
-        """Makes a job's result a model. It can be called again after a kill."""
+        """Makes a job's result a model. A call after a kill goes on. Raises CorruptCheckpoint if it is no model."""
         with self._locks.hold(model_id):
             existing = self._store.models.find(model_id)
             if existing:
@@ -286,7 +290,7 @@ class Registry:
         raise NotFound("this model has no such file", "list its files")
 
     def sweep(self) -> None:
-        """Removes, at the start, folders that the store does not know: unfinished ones, or moved results of jobs."""
+        """Removes, at the start, folders that neither a model nor a job's result names."""
         model_ids = self._store.models.ids()
         model_ids |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
         for folder in self._home.models.iterdir():

@@ -59,7 +59,7 @@ class EnclaveTexts:
 
 
 @dataclass(frozen=True)
-class TableOwner:
+class TableAttacker:
     """Runs the sanitizer as an attacker with the model, such as the provider, can.
 
     Attributes:
@@ -109,15 +109,17 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     enclave_texts = _send_through(enclave, settings, codec, table, private)
     texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
     package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
-    owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
+    attacker = TableAttacker(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
     for name, attacker_texts in texts.items():
         remaining = [attacker_texts[i] for i in decontaminate(attacker_texts, private)]
         if remaining:
             corpora[name] = Sequences.of(codec.encode(remaining, truncate=True).ids)
-    runs = "the table and the enclave's sanitizer"
+    what_it_runs = "the table and the enclave's sanitizer"
     adversaries = [
-        Adversary.with_text(name, Knowledge(corpus=corpus, observe=owner.observe, rehearse=owner.rehearse), runs)
+        Adversary.with_text(
+            name, Knowledge(corpus=corpus, observe=attacker.observe, rehearse=attacker.rehearse), what_it_runs
+        )
         for name, corpus in corpora.items()
     ]
     sent = enclave_texts.sent

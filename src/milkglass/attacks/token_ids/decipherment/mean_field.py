@@ -3,7 +3,8 @@
 `settle` works inside groups of candidates, `settle_all` without.
 
 All that does not change between sweeps is computed once: the public bigrams that a scrambled one could be, and their
-counts over what chance would give. A sweep is then two `bincount`s and a logarithm for each direction.
+counts over what chance would give. A sweep is then, for each direction, a logarithm and two `bincount`s (`settle`) or
+two sparse products (`settle_all`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Message:
     Attributes:
         slot, neighbour, strength: for each hit its slot, the neighbour's cell, and its strength.
         cell: for each slot the cell about which it says something.
-        slot_count: for each slot how often its bigram occurs, times the weight of the distance.
+        slot_weight: for each slot how often its bigram occurs, times the weight of the distance.
         base, floor: for each slot, see above.
     """
 
@@ -80,8 +81,8 @@ class Message:
         other_side = 1 - side
         self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other_side]
         self.strength = join.hit_count / (alpha * public.share[blocks.member[self.neighbour]])
-        self.cell, self.slot_count = join.slot_cell[side], join.count[join.slot_edge[side]]
-        self.slot_count *= weight
+        self.cell, self.slot_weight = join.slot_cell[side], join.count[join.slot_edge[side]]
+        self.slot_weight *= weight
         self.base = public.counts[blocks.member[self.cell]]
         self.base += alpha
         np.divide(alpha, self.base, out=self.base)
@@ -104,20 +105,28 @@ class Message:
         ratio *= 1 - doubt
         ratio += doubt
         evidence = np.log(ratio, out=ratio)
-        evidence *= self.slot_count
+        evidence *= self.slot_weight
         return sum_by_index(self.cell, evidence, len(belief))
 
     @cached_property
     def _device_arrays(self) -> tuple[torch.Tensor, ...]:
-        arrays = self.slot, self.neighbour, self.strength, self.cell, self.slot_count, self.base, np.asarray(self.floor)
+        arrays = (
+            self.slot,
+            self.neighbour,
+            self.strength,
+            self.cell,
+            self.slot_weight,
+            self.base,
+            np.asarray(self.floor),
+        )
         return tuple(device.tensor(array) for array in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
         """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
-        slot, neighbour, strength, cell, slot_count, base, floor = self._device_arrays
+        slot, neighbour, strength, cell, slot_weight, base, floor = self._device_arrays
         beliefs = device.tensor(belief)
         ratio = beliefs.new_zeros(len(cell)).index_add_(0, slot, beliefs[neighbour] * strength)
-        evidence = ratio.add_(floor).mul_(base).mul_(1 - doubt).add_(doubt).log_().mul_(slot_count)
+        evidence = ratio.add_(floor).mul_(base).mul_(1 - doubt).add_(doubt).log_().mul_(slot_weight)
         return device.array(torch.zeros_like(beliefs).index_add_(0, cell, evidence))
 
 
@@ -178,7 +187,7 @@ class GrowthSchedule:
 
     Attributes:
         sizes, sweeps: the number of ids at each stage, and of sweeps there.
-        spare, margin: ids are compared with `spare` times as many public tokens and `margin` more.
+        spare, margin: k ids are compared with `margin` and `spare` k / a public tokens, where a token has a aliases.
         tau, patience, doubt, temperature, alpha, second, inertia: as in Decipherment.
     """
 
