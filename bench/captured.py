@@ -163,8 +163,10 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="names with commas between")
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="names with commas between")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, help="needed with --only, which measures a part")
     given = parser.parse_args(words)
+    if given.only and given.out is None:
+        parser.error("--only measures a part: give it an --out of its own")
     base = Checkpoint.open(resolve(given.model))
     texts = [one.text for one in read_texts(DataFile(given.rows))][: given.count]
     chosen = [one for one in defences() if not given.only or one in given.only.split(",")]
@@ -176,7 +178,7 @@ def main(words: Sequence[str]) -> None:
     settings = {"model": given.model, "texts": len(texts), "work": given.work, "seed": given.seed}
     document = {"recipe": "captured", **settings, "made": made, "seconds": round(time.monotonic() - started)}
     document["figures"] = [record.round_to(1).to_json() for record in figures]
-    files.write(given.out, json.dumps(document, indent=1) + "\n")
+    files.write(given.out or OUT, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from milkglass import cli
+from milkglass.cli import commands
 from milkglass.cli.commands import COMMANDS
 from milkglass.cli.main import app
 
@@ -59,3 +60,23 @@ def test_each_file_of_a_command_is_in_the_table() -> None:
 def test_a_wrong_name_is_told_the_nearest_one() -> None:
     result = CliRunner().invoke(app, ["obfuscat"])
     assert result.exit_code == 2 and "obfuscate" in result.stderr
+
+
+def test_a_command_that_lacks_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(commands, "import_module", lacking)
+    monkeypatch.setattr(commands.LazyCommands, "__getitem__", lambda self, name: COMMANDS[name].load())
+    result = CliRunner().invoke(app, ["audit"])
+    assert result.exit_code == 2 and "audit needs torch" in result.stderr and "milkglass[audit]" in result.stderr
+
+
+def test_a_fault_of_a_commands_module_is_not_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(self: commands.CommandEntry) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(commands.CommandEntry, "load", faulty)
+    monkeypatch.setattr(commands.LazyCommands, "__getitem__", lambda self, name: COMMANDS[name].load())
+    result = CliRunner().invoke(app, ["audit"])
+    assert isinstance(result.exception, KeyError)

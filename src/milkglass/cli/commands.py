@@ -107,6 +107,13 @@ class LazyGroup(TyperGroup):
         super().__init__(**attributes)  # type: ignore[arg-type]
         self.commands = LazyCommands()  # type: ignore[assignment]
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns the command of a name, or None. An error of its import names the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        ctx.invoked_subcommand = cmd_name  # typer sets it after the import
+        return self.commands[cmd_name]
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the commands with their summaries."""
         with formatter.section("Commands"):

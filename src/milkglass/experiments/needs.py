@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from milkglass import device, files, system
 from milkglass.errors import UsageError
@@ -83,9 +82,10 @@ class RecipeNeeds:
 
 
 class MemorySampler(threading.Thread):
-    """Notes the most memory that this process and its children hold together, once a second.
+    """Notes the most memory that this process and its children hold together.
 
     Pages that several processes share count once (proportional set size). A peak between two samples is not seen.
+    Between samples it waits a second, or a hundred times as long as a sample takes, so that timings are not disturbed.
 
     Attributes:
         peak_bytes: the largest sum so far.
@@ -98,28 +98,36 @@ class MemorySampler(threading.Thread):
 
     def run(self) -> None:
         """Samples until `stop`."""
-        while not self._is_over.wait(SAMPLE_SECONDS):
+        cost = 0.0
+        while not self._is_over.wait(max(SAMPLE_SECONDS, 100 * cost)):
+            started = time.monotonic()
             self.sample()
+            cost = time.monotonic() - started
 
     def stop(self) -> None:
-        """Takes the last sample."""
+        """Ends the thread and takes the last sample."""
         self._is_over.set()
         self.join()
         self.sample()
 
     def sample(self) -> None:
         """Takes one sample."""
+        import psutil  # of the extra `recipes`; comparisons import this module without it
+
         process = psutil.Process()
         total = sum(map(_memory_bytes, (process, *process.children(recursive=True))))
         self.peak_bytes = max(self.peak_bytes, total)
 
 
-def _memory_bytes(process: psutil.Process) -> int:
-    """Returns a process's share of the memory; 0 if it has ended."""
+def _memory_bytes(process: Any) -> int:
+    """Returns a process's share of the memory; 0 if it has ended. Without shares, all that it has in memory."""
+    import psutil
+
     try:
-        return int(process.memory_full_info().pss)
+        usage = process.memory_full_info()
     except psutil.Error:
         return 0
+    return int(getattr(usage, "pss", usage.rss))
 
 
 @contextmanager
