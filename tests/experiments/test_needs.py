@@ -160,3 +160,9 @@ def test_a_sampler_stops_with_its_run_and_sees_what_was_held_at_the_end() -> Non
     sampler.start()
     sampler.stop()
     assert not sampler.is_alive() and sampler.peak_bytes > 1 << 20
+
+
+def test_a_missing_library_is_missed_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(ModuleNotFoundError, match="psutil"), note_usage(tmp_path):
+        pytest.fail("the run began")

@@ -350,3 +350,16 @@ def test_conversations_with_calls_of_tools_and_text_in_parts(tmp_path: Path) -> 
     made = json.loads(out.read_text())["messages"]
     assert made[1] == messages[1] and made[0]["content"][0]["text"] != "apple zanzibar"
     assert "zanzibar" not in out.read_text() and "messages.tool_calls" in json.dumps(report)
+
+
+def test_what_workers_run_does_not_show_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of a pool of processes may show it."""
+    seen = list[str]()
+
+    def showing(work: Any, blocks: Any, workers: Any) -> Any:
+        seen.append(repr(work))
+        return map_blocks(work, blocks, workers)
+
+    monkeypatch.setattr("milkglass.sanitizers.files.map_blocks", showing)
+    run(lines_file(tmp_path / "in.txt", 3), tmp_path / "out.txt", seed=123456789)
+    assert seen and not [text for text in seen if "123456789" in text]

@@ -134,6 +134,7 @@ def _memory_bytes(process: Any) -> int:
 def note_usage(out: Path) -> Iterator[None]:
     """Notes in the run folder, when the run ends in any way, what it used."""
     started, sampler = time.monotonic(), MemorySampler()
+    sampler.sample()  # a library that is missing is missed now, and not after hours
     sampler.start()
     try:
         yield

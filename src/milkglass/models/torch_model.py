@@ -68,7 +68,7 @@ def body(base: Checkpoint | Model, attention: str | None = None, layers: int | N
 
     config = dict(base.config)
     if layers is not None:
-        config |= {name: min(layers, int(config[name])) for name in DEPTH_ENTRIES if name in config}
+        config |= {name: min(layers, int(config[name])) for name in DEPTH_ENTRIES if config.get(name) is not None}
         if isinstance(config.get("layer_types"), list):
             config["layer_types"] = config["layer_types"][:layers]
     return _build(AutoModel, base, config, attention)

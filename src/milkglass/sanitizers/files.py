@@ -14,6 +14,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -99,11 +100,13 @@ def sanitize_file(
     require_free(out)
     if workers:
         sanitizer.sanitizer.prepare()  # so that the workers' copies have it
-    work = partial(_sanitize_block, sanitizer, shape, fresh_seed() if seed is None else seed)
+    sanitize_block = _BlockSanitizer(sanitizer, shape, fresh_seed() if seed is None else seed)
     row_count, tally, unchanged_fields = 0, WordTally(), set[str]()
     with new_file(out) as file:
         file.write(shape.head())
-        for block, (text, tally_of_block, fields_of_block) in map_blocks(work, blocks_of(source, shape), workers):
+        for block, (text, tally_of_block, fields_of_block) in map_blocks(
+            sanitize_block, blocks_of(source, shape), workers
+        ):
             file.write(text)
             row_count += len(block.raw)
             tally.add(tally_of_block)
@@ -151,19 +154,25 @@ def method_document(method: SanitizerMethod, corpus_given: bool) -> dict[str, An
 
 
 # --- in workers -------------------------------------------------------------------------------------------------------
-def _sanitize_block(
-    sanitizer: FileSanitizer, shape: FileShape, seed: int, block: Block
-) -> tuple[str, WordTally, set[str]]:
-    """Returns a block's text after sanitizing, the tally of its words, and the names of unchanged fields."""
-    rows, slots, unchanged_fields = shape.parse(block)
-    tally = WordTally()
-    pairs = [shape.split_instruction(container[key]) for container, key in slots]
-    private_texts = [private_text for _, private_text in pairs]
-    stream = stream_of(seed, block.number, json.dumps(private_texts))
-    texts = sanitizer.texts(private_texts, stream, tally)
-    for (container, key), (instruction, _), text in zip(slots, pairs, texts, strict=True):
-        container[key] = instruction + text
-    return shape.write(rows), tally, unchanged_fields
+@dataclass(frozen=True)
+class _BlockSanitizer:
+    """Sanitizes blocks of a file. Its repr, which an error may show, has no seed."""
+
+    sanitizer: FileSanitizer
+    shape: FileShape
+    seed: int = field(repr=False)
+
+    def __call__(self, block: Block) -> tuple[str, WordTally, set[str]]:
+        """Returns a block's text after sanitizing, the tally of its words, and the names of unchanged fields."""
+        rows, slots, unchanged_fields = self.shape.parse(block)
+        tally = WordTally()
+        pairs = [self.shape.split_instruction(container[key]) for container, key in slots]
+        private_texts = [private_text for _, private_text in pairs]
+        stream = stream_of(self.seed, block.number, json.dumps(private_texts))
+        texts = self.sanitizer.texts(private_texts, stream, tally)
+        for (container, key), (instruction, _), text in zip(slots, pairs, texts, strict=True):
+            container[key] = instruction + text
+        return self.shape.write(rows), tally, unchanged_fields
 
 
 def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:

@@ -152,9 +152,13 @@ def write_parquet(
 
 
 def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, model_limit: int) -> None:
-    """Raises TooLong if conversations have no answer within the limit in tokens: cut, they would teach nothing.
+    """Raises TooLong if conversations have no answer within the limit: cut, they would teach nothing.
 
-    `unanswered` has these of the file's `rows`, and the tokens before the first answer of each.
+    Args:
+        unanswered: the place of each such conversation, with the number of tokens before its first answer.
+        rows: how many rows the file has.
+        limit: the most tokens of a row.
+        model_limit: the most tokens that the model takes.
     """
     if not unanswered:
         return

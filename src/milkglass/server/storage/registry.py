@@ -111,12 +111,13 @@ class Registry:
     def add(self, registration: Registration) -> ModelRecord:
         """Makes the model's folder, or returns the model of an earlier equal call, whose answer may have been lost.
 
+        After an error nothing is left of the new model.
+
         Raises:
             Conflict: the name is taken.
             NotFound: an uploaded file was deleted.
             WrongBaseModel: this machine lacks the delta's base.
             ModelError, BadUpload, DiskFull: the model cannot be made of the files.
-                Nothing is left of the new model.
         """
         with self._locks.hold(registration.id):
             existing = self._store.models.find(registration.id)

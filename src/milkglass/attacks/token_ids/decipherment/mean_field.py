@@ -187,7 +187,7 @@ class GrowthSchedule:
 
     Attributes:
         sizes, sweeps: the number of ids at each stage, and of sweeps there.
-        spare, margin: k ids are compared with `margin` and `spare` k / a public tokens, where a token has a aliases.
+        spare, margin: k ids are compared with `spare` k + `margin` public tokens; aliases of a token count as one id.
         tau, patience, doubt, temperature, alpha, second, inertia: as in Decipherment.
     """
 
