@@ -31,7 +31,7 @@ FIRST_NAMES = {  # renamed classes: the present name and the first one
 
 
 class HasName(Protocol):
-    """A frozen dataclass with a name."""
+    """Has the name by which a catalogue finds it. Entries are frozen dataclasses."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +41,7 @@ E = TypeVar("E", bound=HasName)
 
 
 class Catalogue(Mapping[str, E], Generic[E]):
-    """Instances by name: the built-in ones in their order, then those of installed packages by package and name.
+    """Finds instances by name: built-in ones in their order, then those of installed packages by package and name.
 
     Entry points are loaded when the catalogue is first read, not when it is imported.
 
@@ -112,7 +112,7 @@ class Catalogue(Mapping[str, E], Generic[E]):
 
 
 class JoinedCatalogues(Catalogue[E]):
-    """Several catalogues as one, in their order. A name must be unique among all of them."""
+    """Joins several catalogues in their order. A name must be unique among all of them."""
 
     def __init__(self, what: str, *parts: Catalogue[E]) -> None:
         super().__init__(what)

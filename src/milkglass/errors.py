@@ -14,7 +14,12 @@ from typing import Self
 
 
 class MilkglassError(Exception):
-    """The base of all errors that Milkglass raises on purpose. `extra` are fields of the answer over HTTP."""
+    """Says what went wrong and what to do next. All errors that Milkglass raises on purpose derive from it.
+
+    Attributes:
+        hint: what to do next; "" if nothing is advised.
+        extra: further fields of the server's answer over HTTP.
+    """
 
     exit_code = 1
     status = 400
@@ -130,8 +135,11 @@ class KeyExists(KeyFileError):
 class CodecError(MilkglassError):
     """A text or its ids cannot be encoded or decoded.
 
-    Messages count texts from 1. A caller that read the texts from a file names the line instead (`naming`). `place` is
-    the number of the text, from 0, and `fault` what is wrong with it.
+    Messages count texts from 1. A caller that read the texts from a file names the line instead (`naming`).
+
+    Attributes:
+        place: the number of the text, from 0. None: the error is about no single text, or names its line.
+        fault: what is wrong with the text.
     """
 
     exit_code = 5
@@ -171,7 +179,7 @@ class IdOutOfRange(CodecError):
 
 
 class TooLong(CodecError):
-    """A text has more tokens than fit: `tokens`, if they were counted."""
+    """A text has more tokens than fit. `tokens` is their number; None if they were not counted."""
 
     tokens: int | None = None
 
@@ -194,8 +202,10 @@ class EnclaveError(MilkglassError):
 class AttestationError(MilkglassError):
     """Evidence of confidential hardware is damaged, forged or expired, or a policy does not allow what it shows.
 
-    `reason` is the short name of the refusal, such as "signature" or "debug". The message may quote what a server sent:
-    what no terminal should be given is replaced in it.
+    The message may quote what a server sent. Characters that a terminal should not be given are replaced in it.
+
+    Attributes:
+        reason: the short name of the refusal, such as "signature" or "debug".
     """
 
     exit_code = 8

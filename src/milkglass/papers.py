@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """A citation.
+    """Cites a paper, and says where the code departs from it.
 
     Attributes:
         authors: family names, in the published order.

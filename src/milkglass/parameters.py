@@ -31,7 +31,7 @@ NOUNS: Mapping[Any, str] = {
 @final
 @dataclass(frozen=True)
 class Limit:
-    """The range of a number: from `low`, or above it if `open`, to `high`, and less than `below`."""
+    """Limits a number to a range: from `low`, or above it if `open`, to `high`, and less than `below`."""
 
     low: float
     open: bool = False
@@ -75,7 +75,14 @@ def limited(
 @final
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a method. `default` is `dataclasses.MISSING` if there is none, `limit` None."""
+    """Describes a parameter of a method, and reads its values.
+
+    Attributes:
+        kind: the declared type of the field.
+        default: `dataclasses.MISSING` if there is none.
+        limit: the range of a number. None: any finite number.
+        hint: what a refusal advises. "": it names the default.
+    """
 
     name: str
     kind: Any
@@ -247,7 +254,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _value_of(word: str, kind: Any) -> Any:
-    """Returns the value of a word as this type, or None if it cannot be one; of a list, None for each such part."""
+    """Returns the value of a word as this type, or None if it has none. A list has None for each part without one."""
     if kind is bool:
         return {"true": True, "false": False}.get(word.lower())
     if get_origin(kind) in (tuple, frozenset):

@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 class TimeLeft:
-    """Estimates the remaining time from the speed of the last WINDOW_SECONDS, so that a busy machine shows.
+    """Estimates the remaining time from the speed of the last WINDOW_SECONDS, which follows the machine's load.
 
     The first step does not count, because the preparation before it can take longer than all the rest.
     """
@@ -96,7 +96,7 @@ class Heartbeat:
 
 @contextmanager
 def heartbeat(log: Log, silence: float = SILENCE_SECONDS) -> Iterator[Log]:
-    """Yields a log that says that work goes on, if nothing was said for so long."""
+    """Yields a log that says that work goes on if nothing was said for `silence` seconds."""
     beat = Heartbeat(log, silence)
 
     def noting_log(words: str) -> None:

@@ -17,7 +17,12 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sequences of ids: `ids` (ids,) has one after the other, `lengths` (sequences,) says how many ids each has."""
+    """Holds sequences of ids without padding.
+
+    Attributes:
+        ids: (ids,) the ids of all sequences, one sequence after the other.
+        lengths: (sequences,) how many ids each sequence has.
+    """
 
     ids: Ids
     lengths: Ids

@@ -87,8 +87,8 @@ def keep_private() -> None:
 def close_memory() -> bool:
     """Turns off core dumps, and on Linux keeps other processes of this user from reading or tracing this one.
 
-    A program that replaces this process, or that it starts, is open again. This does not protect swap, nor against the
-    owner of the machine. Returns whether both hold.
+    A program that replaces this process, or that this process starts, is open again. Neither swap is protected, nor the
+    memory from the owner of the machine. Returns whether both protections hold.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
@@ -100,7 +100,10 @@ def close_memory() -> bool:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Makes SIGTERM leave through every `with`, so that no child process outlives this one; in the main thread only."""
+    """Makes SIGTERM leave through every `with`, so that no child process outlives this one.
+
+    Outside the main thread nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -22,7 +22,7 @@ from milkglass.threat.observations import Transcript
 
 
 class Solver(Attack):
-    """An attack that works out candidates, from which a later attack can start."""
+    """Works out candidates, from which a later attack can start."""
 
     @abc.abstractmethod
     def learn(

@@ -88,7 +88,7 @@ def _as_operator_statement(claim: Claim) -> Claim:
 
 @dataclass(frozen=True)
 class VerifiedMachine:
-    """What a processor's verified evidence says of the machine.
+    """Holds what a processor's verified evidence says of the machine.
 
     Attributes:
         kind: the technology.
@@ -97,8 +97,8 @@ class VerifiedMachine:
         measurements: the digests of what was measured, in hex, by register ("launch"; "mrtd", "rtmr0" to "rtmr3",
             "config"; "mrenclave", "mrsigner").
         machine_id: what identifies this one processor, in hex: AMD's chip id or Intel's PPID; "" if there is none.
-        tcb: AMD's current versions of the firmware, by component.
-        launch_tcb: AMD's versions when the guest was started.
+        tcb: the versions of AMD's firmware that the report states (REPORTED_TCB), by component; empty elsewhere.
+        launch_tcb: the versions of AMD's firmware when the guest was started, by component; empty elsewhere.
         status: Intel's TCB status of the platform, such as "UpToDate"; "" elsewhere.
         eval_data_number: the smaller TCB evaluation data number of Intel's TCB info and QE identity, by which the
             platform was appraised; a larger number is newer. 0 elsewhere.
@@ -119,7 +119,7 @@ class VerifiedMachine:
 
 @dataclass(frozen=True)
 class VerifiedGpu:
-    """What a GPU's verified evidence says of it.
+    """Holds what a GPU's verified evidence says of it.
 
     Attributes:
         architecture: the architecture that NVIDIA certified, such as "HOPPER".

@@ -37,7 +37,7 @@ SOFTWARE_PREFIX = b"milkglass software evidence 1"  # begins the software stand-
 
 @dataclass(frozen=True)
 class HardwareEvidence:
-    """The evidence of a machine and its GPUs, and the collateral that came with it.
+    """Holds the evidence of a machine and its GPUs, and the collateral that came with it.
 
     Attributes:
         kind: the technology.

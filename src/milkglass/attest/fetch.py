@@ -42,7 +42,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True)
 class Services:
-    """The addresses of the makers' services, in whose place tests put others."""
+    """Names the addresses of the makers' services. Tests put others in their place."""
 
     amd: str = "https://kdsintf.amd.com"
     nvidia_rim: str = "https://rim.attestation.nvidia.com"

@@ -55,7 +55,7 @@ PPCIE_ENABLED = 0xAA  # a value of the field for protected PCIe; older drivers g
 
 @dataclass(frozen=True)
 class Measurements:
-    """A GPU's answer to a request for measurements.
+    """Holds a GPU's answer to a request for measurements.
 
     Attributes:
         nonce: the 32 bytes of the request's nonce.

@@ -173,7 +173,7 @@ class Machine(_PolicyPart):
 
 
 class EnclavePolicy(_PolicyPart):
-    """A policy of SGX enclaves, of a provider or of an enclave's own host.
+    """Says what is demanded of SGX enclaves, of a provider or of an enclave's own host.
 
     Attributes:
         accept: accepted weaknesses by name, each with the reason for which it is accepted.
@@ -190,7 +190,7 @@ class EnclavePolicy(_PolicyPart):
 
 
 class Policy(_PolicyPart):
-    """A policy of one server.
+    """Says what is demanded of one server.
 
     Attributes:
         server: the address that the policy is for.

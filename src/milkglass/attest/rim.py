@@ -28,7 +28,7 @@ HASH_ATTRIBUTE = "{http://www.w3.org/2001/04/xmlenc#sha384}Hash"
 
 @dataclass(frozen=True)
 class ReferenceManifest:
-    """The reference values of a verified manifest.
+    """Holds the reference values of a verified manifest.
 
     Attributes:
         version: the version of the driver or the VBIOS.

@@ -62,9 +62,10 @@ AUTHORITY_INDEX = 1  # of the first certificate in a chain that AMD's revocation
 
 @dataclass(frozen=True)
 class Report:
-    """The fields of an attestation report that are appraised.
+    """Holds the fields of an attestation report that are appraised.
 
     Attributes:
+        raw: the whole report, 1,184 bytes.
         version: the version of the report's format.
         policy: the bits of GUEST_POLICY.
         vmpl: the privilege level of the software that asked.
@@ -74,7 +75,7 @@ class Report:
         measurement: the launch measurement, 48 bytes.
         chip_id: the 64 bytes of CHIP_ID; all 0 if the host masks it.
         migration_agent: the 32 bytes of REPORT_ID_MA.
-        reported_tcb: the eight bytes of the TCB_VERSION for which the key was made, see `tcb_versions`.
+        reported_tcb: the eight bytes of the TCB_VERSION for which the key was made (`tcb_versions` reads them).
         committed_tcb: the TCB_VERSION below which the host cannot go back.
         launch_tcb: the TCB_VERSION when the guest was started.
     """

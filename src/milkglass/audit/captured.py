@@ -48,10 +48,12 @@ MAX_ID = 1 << 22
 
 @dataclass(frozen=True)
 class CapturedRow:
-    """A text and what was sent for it.
+    """Holds a text and what was sent for it.
 
     Attributes:
         place: the row's line, for messages.
+        text: the private text.
+        kind: what was sent: "ids", "text" or "vectors".
         sent: a text, ids (tokens,), or vectors (tokens, d); (1, d) is one vector for the whole text.
     """
 
@@ -179,12 +181,13 @@ def _shows_shared_rows(model: Model, sent: Ids) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _SentTexts:
-    """What crossed for some rows.
+    """Holds what crossed for some rows.
 
     Attributes:
+        observation: what the server saw.
         sent: the ids that crossed; where vectors crossed, the public ids.
         original: the texts' public ids.
-        origin: (tokens of original,) the place of each in `sent`. None: its own place.
+        origin: (tokens of original,) the place of each token in `sent`. None: each was sent in its own place.
     """
 
     observation: Observation

@@ -48,7 +48,7 @@ from milkglass.threat.truth import Truth, content_tokens
 
 @dataclass(frozen=True)
 class AuditFiles:
-    """The files of an audit's texts.
+    """Names the files of an audit's texts.
 
     Attributes:
         text: the user's texts. A random half is private, the other half is an attacker's text of the same kind.
@@ -67,7 +67,7 @@ class AuditFiles:
 
 @dataclass(frozen=True)
 class AttackerText:
-    """The text that one attacker has.
+    """Holds the text that one attacker has.
 
     Attributes:
         public: text in public ids, from which private texts are removed later (`assemble`).

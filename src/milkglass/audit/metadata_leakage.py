@@ -19,16 +19,16 @@ MIN_PATTERN_TOKENS = 16  # the pattern of a shorter text recognises few texts
 
 @dataclass(frozen=True)
 class MetadataLeakage:
-    """What ids reveal by themselves.
+    """Says what ids reveal by themselves.
 
     Attributes:
-        length_bits: entropy of the texts' lengths.
-        repeated: share of the texts that occur earlier, id for id.
+        length_bits: the entropy of the texts' lengths, in bits.
+        repeated: the share of the texts that occur earlier, id for id.
         long: how many distinct texts have MIN_PATTERN_TOKENS or more.
         recognised: the share of these whose pattern of repeated ids no other text of the file has, so that anyone with
             a copy of the text recognises it.
-        sized: median relative error of reading a text's length off the bytes of its request's body; TLS hides a body,
-            not its size.
+        sized: the median relative error of reading a text's length off the bytes of its request's body. TLS hides a
+            body, not its size.
     """
 
     length_bits: float

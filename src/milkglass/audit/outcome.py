@@ -22,18 +22,18 @@ State = Literal["done", "does not apply", "failed", "not run"]
 
 @dataclass(frozen=True)
 class AttackResult:
-    """The figures of one attack by one adversary, or why it has none.
+    """Holds the figures of one attack by one adversary, or why it has none.
 
     Attributes:
-        reason: why it is in this state; empty if it is "done".
-        seconds: how long it ran, by the clock of its budget.
+        reason: why the attack is in this state; empty if it is "done".
+        seconds: how long the attack ran, by the clock of its budget.
         measures: figures of metrics/recovery.py by name.
         by_class: the share that is recovered of each class of token (client/data/texts.py).
-        of_outputs: whether it reads what was generated, and not what was sent.
-        costly: whether it is begun only if enough of the budget is left.
-        joint: whether it works out the clusters or starts from them. Such attacks read most.
-        cut: whether the budget ended it early. The figures are then partial, without intervals.
-        in_group: for solvers, the share of the ordinary vocabulary whose token is among its candidates.
+        of_outputs: whether the attack reads what was generated, and not what was sent.
+        costly: whether the attack is begun only if enough of the budget is left.
+        joint: whether the attack works out the clusters or starts from them. Such attacks read most.
+        cut: whether the budget ended the attack early. The figures are then partial, without intervals.
+        in_group: for solvers, the share of ordinary ids whose public id is in a group that they solved; else None.
     """
 
     attack: str
@@ -104,11 +104,13 @@ def interval_from_json(raw: Mapping[str, Any]) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class FinishedAttack:
-    """What came of one attack by one adversary: its result, also if it did not run, and its guess.
+    """Holds what came of one attack by one adversary.
 
     Attributes:
-        guess: None if there is none, or if the result was read from disk.
-        reading: (total,) the public id read for each sent token, if the attack reads places of what was sent.
+        result: the result, also if the attack did not run.
+        guess: the attack's guess. None: it made none, or the result was read from disk.
+        reading: (total,) the public id that is read for each sent token. None: the attack does not read places of what
+            was sent.
     """
 
     result: AttackResult
@@ -118,7 +120,7 @@ class FinishedAttack:
 
 @dataclass(frozen=True, eq=False)
 class AuditRun:
-    """What came of all attacks of a run.
+    """Holds what came of all attacks of a run.
 
     Attributes:
         attacks: each with its result, guess and reading.
@@ -160,7 +162,7 @@ def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> At
 
 # --- figures that only some attacks have ------------------------------------------------------------------------------
 def share_in_group(solver_candidates: Sequence[Candidates], truth: Truth) -> float | None:
-    """Returns the share of ordinary ids whose public id is in a group that a solver found; None for other attacks."""
+    """Returns the share of ordinary ids whose public id is in a group that a solver solved; None for other attacks."""
     if not solver_candidates:
         return None
     is_hit = np.zeros(len(truth.inverse), np.bool_)

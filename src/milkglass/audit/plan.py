@@ -30,11 +30,12 @@ JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # the siz
 
 @dataclass(frozen=True)
 class AttackTurn:
-    """One attack of a run, with what decides its place in the order and its share of the budget.
+    """Decides an attack's place in the order of a run, and its share of the budget.
 
     Attributes:
-        name: the name of its results.
-        min_seconds: see `Attack`; 0 if it does not count.
+        name: the name of the attack's results.
+        attack: the attack.
+        min_seconds: `Attack.min_seconds`; 0 if it does not count.
     """
 
     name: str
@@ -43,7 +44,7 @@ class AttackTurn:
 
     @property
     def is_solver_without_text(self) -> bool:
-        """Returns whether it is one of the chain: a solver that needs no text of the attacker's."""
+        """Returns whether the attack is one of the chain: a solver that needs no text of the attacker's."""
         return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
 
     @property
@@ -52,16 +53,19 @@ class AttackTurn:
 
     @property
     def must_run(self) -> bool:
-        """Returns whether it runs even if the chain used up the budget: such attacks are cheap and read most."""
+        """Returns whether the attack runs even if the chain used up the budget: such ones are cheap and read most."""
         return self.takes_candidates and not self.min_seconds and not self.is_solver_without_text
 
     @property
     def begin_seconds(self) -> float:
-        """Returns the seconds that must be left for it to be begun."""
+        """Returns the seconds that must be left for the attack to begin."""
         return self.min_seconds * (SPARE_FACTOR if self.attack.baseline else 1)
 
     def share(self, seconds_left: float) -> float:
-        """Returns how many of the seconds left it may use: not all if others need its result or it uses all it gets."""
+        """Returns how many of the seconds left the attack may use.
+
+        These are not all if other attacks need its result, or if it uses all that it gets.
+        """
         seconds_left = max(GRACE_SECONDS if self.must_run else 1.0, seconds_left)
         if self.attack.undoes:  # what it reads leaves nothing for others
             return seconds_left
@@ -70,7 +74,7 @@ class AttackTurn:
         return max(seconds_left / 2, self.min_seconds) if self.min_seconds else seconds_left
 
     def why_late(self, seconds_left: float) -> str:
-        """Returns why there is no time for it, or ""."""
+        """Returns why there is no time for the attack, or ""."""
         if seconds_left <= 0 and not self.must_run:
             return "the budget was spent before its turn"
         if self.begin_seconds and seconds_left < self.begin_seconds:
@@ -79,7 +83,7 @@ class AttackTurn:
 
     @property
     def rank(self) -> int:
-        """Returns its place in the order. Negative ranks are before the chain; 0 is the first after it."""
+        """Returns the attack's place in the order. Negative ranks are before the chain; 0 is the first after it."""
         if self.attack.undoes:
             return -1
         if self.attack.baseline:
@@ -129,14 +133,15 @@ def planned_count(scene: Scene, attacks: Mapping[str, Attack]) -> int:
 # --- how long ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TimeEstimate:
-    """The estimated time of an audit on this machine.
+    """Holds the estimated time of an audit on this machine.
 
     Attributes:
-        seconds: CPU time of the attacks that declare their cost, and of the key's budget.
+        seconds: CPU time of the attacks that the budget lets begin and that end by themselves, and of the curve of the
+            key's budget.
         attack_count: the number of these attacks.
-        open_ended_titles: the others, which use up to half of what is left of the budget.
-        late_titles: strong attacks for which too little time is left.
-        enough_seconds: a budget in which these end, or at least begin. nan: there are none, or no budget was found.
+        open_ended_titles: the other attacks that begin, each of which uses up to half of what is left of the budget.
+        late_titles: attacks, except baselines, for which too little time is left.
+        enough_seconds: a budget in which late attacks end, or at least begin. nan: none is late, or none was found.
     """
 
     seconds: float
@@ -148,10 +153,12 @@ class TimeEstimate:
 
 @dataclass(frozen=True)
 class _Step:
-    """One attack by one attacker, which applies.
+    """Pairs an attack that applies with its attacker and its time.
 
     Attributes:
-        seconds: the time it takes here. None: it uses what it gets.
+        who: the attacker.
+        turn: the attack.
+        seconds: the time that the attack takes here. None: it uses what it gets.
     """
 
     who: Adversary
@@ -163,7 +170,7 @@ def estimate(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Time
     """Estimates the time from the number of tokens, the size of the tables, and a short measurement of this machine.
 
     Args:
-        budget: of the attacks, in seconds of CPU time.
+        budget: the budget of the attacks, in CPU seconds.
     """
     steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
     begun_steps, late_steps = _schedule(steps, budget)

@@ -40,13 +40,14 @@ ALL_READ = "all of the text; behind `proxy --attested --key`, what `milkglass au
 
 @dataclass(frozen=True)
 class EncryptedAnswers:
-    """Answers of which the user knows the topics.
+    """Holds encrypted answers of which the user knows the topics.
 
     Attributes:
         records: the TLS records of each answer.
-        topics: (answers,) the index of each one's topic in `names`.
+        topics: (answers,) the index in `names` of each answer's topic.
+        names: the names of the topics.
         lengths: the bytes of each token of each answer. None: not known.
-        questions: (answers,) a number for each one's question; answers to one question are in one half. None: every
+        questions: (answers,) the number of each answer's question; answers to one question are in one half. None: every
             answer has a question of its own.
     """
 
@@ -99,10 +100,11 @@ def _part(sequences: Sequences | None, indices: NDArray[np.int64]) -> Sequences 
 
 @dataclass(frozen=True)
 class EndpointAudit:
-    """What is read of an attested endpoint while its hardware holds; all of it is read if the hardware fails.
+    """Says what is read of an attested endpoint while its hardware holds. If the hardware fails, all text is read.
 
     Attributes:
-        answers, topics: how many there were.
+        answers: how many answers there were.
+        topics: how many topics there were.
         chance: the share of answers on the commonest topic, which a guess gets right.
         reading: shares of topics and of tokens' lengths that were read.
         control: shares of topics that were read after recordings with shuffled topics.

@@ -25,7 +25,7 @@ from milkglass.threat.knowledge import Candidates, Group
 
 @dataclass(frozen=True)
 class ResumeStore:
-    """Results, the attacker's reading of each, and candidates, by name."""
+    """Stores results, what each attack read, and candidates, by name, in a folder."""
 
     folder: Path
 

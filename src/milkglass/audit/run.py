@@ -38,7 +38,7 @@ MIN_PLACED_SHARE = 0.01  # candidates that place a smaller share of the ids come
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run treats its attacks. The defaults are those of an audit.
+    """Sets how a run treats its attacks. The defaults are those of an audit.
 
     Attributes:
         use_minimum: whether an attack's `min_seconds` counts; recipes set their own times.
@@ -93,7 +93,7 @@ MakeGuess = Callable[[Transcript, Knowledge, Budget, np.random.Generator], Guess
 
 @dataclass(frozen=True, eq=False)
 class _Chain:
-    """What the chain of solvers leaves to the attacks after it.
+    """Holds what the chain of solvers leaves to the attacks after it.
 
     Attributes:
         attacks: the result of each solver.

@@ -33,13 +33,13 @@ TEXT_FIELDS = ("corpus", "pairs", "observe", "rehearse", "noise")
 
 @dataclass(frozen=True)
 class Adversary:
-    """An attacker: a name, what they know, and what they see.
+    """Describes an attacker: a name, what they know, and what they see.
 
     Attributes:
-        name: a word for tables.
-        words: what they have, as the end of a sentence: "has the public model and no text".
-        knowledge: what they know besides what they see.
-        transcript: what they see. None: the scene's transcript.
+        name: the attacker's name in tables.
+        words: what the attacker has, as the end of a sentence: "has the public model and no text".
+        knowledge: what the attacker knows besides what they see.
+        transcript: what the attacker sees. None: the scene's transcript.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Adversary:
 
 @dataclass(frozen=True)
 class DefenceWords:
-    """What a report says about a defence, as Jinja templates that are filled with `scene` (report/texts.toml).
+    """Describes a defence for a report, as Jinja templates that are filled with `scene` (report/texts.toml).
 
     Attributes:
         crosses: what an attacker sees of a text, such as "the hidden states that are sent"; "" for ids under a key.
-        why: why it reveals text.
+        why: why that reveals text.
         change: what lowers the figures.
         notice: what a reader must know first.
         findings: the names of findings that always hold.
@@ -83,12 +83,12 @@ class DefenceWords:
 
 @dataclass(frozen=True)
 class Scene:
-    """All that a run of attacks needs, and what its report says about the defence.
+    """Holds all that a run of attacks needs, and what its report says about the defence.
 
     Attributes:
         transcript: what the untrusted machine sees.
         truth: grades the guesses.
-        adversaries: if there are several, the first one has no text.
+        adversaries: the attackers. If there are several, the first one has no text.
         texts: the private texts, if classes of tokens are reported.
         promise: what a scheme promises; `NO_PROMISE` for any other defence.
         scheme: the defence and its parameters.
@@ -151,10 +151,11 @@ class Scene:
         return adversary.transcript or self.transcript
 
     def players(self, attack: Attack) -> list[Adversary]:
-        """Returns who can run an attack, by what they see; everyone if nobody can, so that the reason is reported.
+        """Returns the attackers who run an attack.
 
-        The first of them runs an attack that reads no text. Everyone with text runs one that reads text, and the first
-        attacker only if there is nobody else.
+        They are chosen among those who see what the attack needs; if nobody does, among all, so that the reason is
+        reported. The first of these runs an attack that uses no public text. All others run one that uses it; the
+        first does so only if there are no others.
         """
         capable = [who for who in self.adversaries if attack.sees <= self.seen_by(who).kinds] or list(self.adversaries)
         reads_text = "corpus" in attack.assumes | attack.uses

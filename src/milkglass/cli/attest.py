@@ -33,7 +33,7 @@ CertificatePath = Annotated[
 
 
 class DefaultCheckGroup(TyperGroup):
-    """A group of commands that takes `milkglass attest URL` as `milkglass attest check URL`."""
+    """Takes `milkglass attest URL` as `milkglass attest check URL`."""
 
     default_command = "check"
 

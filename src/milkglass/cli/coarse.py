@@ -27,9 +27,10 @@ PLAIN_MEANS_NOTE = "no --public-text: tokens are counted in {}, and all tokens o
 
 @dataclass(frozen=True)
 class CoarseFiles:
-    """The files of a coarse vocabulary: the user's rows, from which its map is found, and public text.
+    """Checks and reads the files of a coarse vocabulary.
 
     Attributes:
+        data: the user's rows, from which the map is found.
         public: public text in which tokens are counted. None: they are counted in the rows.
         is_regression: whether the labels of the rows are numbers.
         columns: the options that say how the rows are read.

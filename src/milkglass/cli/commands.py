@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """A command, or a group of commands, of the command line.
+    """Describes a command, or a group of commands, of the command line, and loads it.
 
     Attributes:
         name: as users write it.
@@ -80,7 +80,7 @@ COMMANDS = {
 
 
 class LazyCommands(Mapping[str, Any]):
-    """The commands by name. Each is imported when it is first asked for."""
+    """Finds commands by name. Each is imported when it is first asked for."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class LazyCommands(Mapping[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose list of commands is read from COMMANDS, without an import of any."""
+    """Lists the commands of COMMANDS without importing any."""
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)  # type: ignore[arg-type]

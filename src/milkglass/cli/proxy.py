@@ -48,7 +48,7 @@ DEFAULT_BUDGET = "2m"  # the CPU time for which `ui` attacks the model
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """The options of `proxy` and `ui`: the engine and its models, the address to listen on, its API key and TLS."""
+    """Holds the options of `proxy` and `ui`: the engine, its models, and the address, API key and TLS of the proxy."""
 
     engine: Annotated[
         str, typer.Option("--engine", help="What serves the model: milkglass, vllm, sglang or llamacpp.")

@@ -168,7 +168,7 @@ def _base_folder(ref: str) -> Path:
 
 @dataclass(frozen=True)
 class FrontAddress:
-    """Where an attested server listens, and with which certificate and limits."""
+    """Says where an attested server listens, and with which certificate and limits."""
 
     host: str
     port: int

@@ -56,7 +56,7 @@ LINEAR_FILE, TENSORS_FILE = "linear.json", "linear.safetensors"
 # --- features ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Rows:
-    """Texts, and the second text of each if rows are pairs."""
+    """Holds texts, and the second text of each if rows are pairs."""
 
     texts: Sequence[str]
     pairs: Sequence[str] | None = None
@@ -175,7 +175,7 @@ def _joined_pair(first_words: list[str], second_words: list[str]) -> str:
 # --- candidates -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class LinearCandidate:
-    """A kind of features with a kind of model.
+    """Combines a kind of features with a kind of model.
 
     Attributes:
         strength: the smoothing of naive Bayes, the penalty of ridge regression, the inverse penalty of the others.
@@ -226,11 +226,12 @@ def _outputs(matrix: Any, weights: Floats, bias: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A fitted candidate.
+    """Holds the weights of a fitted candidate.
 
     Attributes:
-        weights, bias: (outputs, features) and (outputs,).
-        temperature: what its outputs are multiplied by before they become probabilities.
+        weights: (outputs, features).
+        bias: (outputs,).
+        temperature: multiplies the outputs before they become probabilities.
     """
 
     candidate: LinearCandidate

@@ -56,7 +56,7 @@ def _pass_through(threads: Threads, returned: T) -> T:
 
 
 class AsyncAnswer(_AsyncWrapper):
-    """`Answer` for asyncio. The request starts with the first piece, and ends when the answer is closed or dropped."""
+    """Wraps an `Answer`. The request starts with the first piece, and ends when the answer is closed or dropped."""
 
     def __init__(self, threads: Threads, answer: Answer) -> None:
         super().__init__(threads, answer)
@@ -73,7 +73,7 @@ class AsyncAnswer(_AsyncWrapper):
 
 
 class AsyncJob(_AsyncWrapper):
-    """`Job` for asyncio. Cancelling a task that waits for the job does not cancel the job on the server."""
+    """Wraps a `Job`. Cancelling a task that waits for the job does not cancel the job on the server."""
 
     wait, cancel = _async_method(Job.wait, _pass_through), _async_method(Job.cancel, _pass_through)
 
@@ -82,7 +82,7 @@ class AsyncJob(_AsyncWrapper):
 
 
 class AsyncConversation(_AsyncWrapper):
-    """`Conversation` for asyncio, one turn at a time. A turn that fails or is cancelled leaves it unchanged."""
+    """Wraps a `Conversation`, one turn at a time. A turn that fails or is cancelled leaves it unchanged."""
 
     def clear(self) -> None:
         self._wrapped.clear()
@@ -94,7 +94,7 @@ class AsyncConversation(_AsyncWrapper):
 
 
 class AsyncSession(_AsyncWrapper, AbstractAsyncContextManager["AsyncSession"]):
-    """`Session` for asyncio. Its methods raise what `Session`'s raise, and UsageError after the session is closed."""
+    """Wraps a `Session`. Its methods raise what `Session`'s raise, and UsageError after the session is closed."""
 
     @classmethod
     async def open(cls, key: Any, passphrase: str, server: str, token: str | None = None, **options: Any) -> Self:

@@ -161,9 +161,10 @@ def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ModelSampling:
-    """The sampling settings in a model's folder, by the names of RANGES. Temperature 0 takes the likeliest token.
+    """Holds the sampling settings of a model's folder. Temperature 0 takes the likeliest token.
 
     Attributes:
+        values: the settings, by the names of RANGES.
         left_out: fields that cannot be requested here, or whose value is out of range.
     """
 

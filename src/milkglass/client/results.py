@@ -15,7 +15,7 @@ from milkglass.rows.messages import Message
 
 @dataclass(frozen=True)
 class Classified:
-    """The classification of one text.
+    """Describes how a model classified or scored one text.
 
     Attributes:
         label: the likeliest class, "LABEL_3" if the key has no fitting names; "" from a regression.
@@ -50,7 +50,15 @@ class Classified:
 
 @dataclass
 class Answer:
-    """Generated text, in pieces as they become certain. Iterate once, then read `text`, `tokens`, scrambled `ids`."""
+    """Yields generated text in pieces, as they become certain.
+
+    Iterate once, then read `text`, `tokens` and `ids`.
+
+    Attributes:
+        prompt_tokens: how many tokens the prompt has.
+        ids: the scrambled ids that were received.
+        text: the text so far.
+    """
 
     pieces: Iterator[str] = field(repr=False)
     prompt_tokens: int
@@ -80,7 +88,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """A fine-tuning job on the server, with its status when it was created."""
+    """Follows, awaits or cancels a fine-tuning job on the server. `status` is from the job's creation."""
 
     remote: Remote = field(repr=False)
     id: str
@@ -103,9 +111,10 @@ class Job:
 
 @dataclass
 class Conversation:
-    """Turns in the chat template. A turn that fails leaves the conversation unchanged.
+    """Holds a conversation in the chat template. A turn that fails leaves the conversation unchanged.
 
     Attributes:
+        ask: returns the answer to messages.
         start: the messages with which the conversation begins: the system's, if any.
         keeps: whether later turns send answers as the ids that were received, so that the server learns nothing from
             how the client would spell them.

@@ -42,7 +42,7 @@ NEWEST = "newest"  # for `labels_of`: the data that was sent last
 
 
 class Session(AbstractContextManager["Session"]):
-    """A client of one server with one key. Use it as a context, or close it.
+    """Classifies, generates and fine-tunes with one key on one server. Use it as a context manager, or close it.
 
     Each method raises RemoteError if the server fails, and CodecError for texts that do not fit the model. A `model` is
     a model's id on the server.
@@ -154,7 +154,7 @@ class Session(AbstractContextManager["Session"]):
         return results
 
     def _trained_length(self, job: object) -> int | None:
-        """Returns to how many tokens the rows of a job were cut, as the server says. None: it has no record of that."""
+        """Returns the tokens to which a job's rows were cut, as the server says. None: it says nothing plausible."""
         if not isinstance(job, str) or not is_plain(job):
             return None
         try:

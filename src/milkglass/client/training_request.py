@@ -83,7 +83,7 @@ def held_out_mask(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingPart:
-    """Rows that become one file.
+    """Selects the rows of a data file that become one training file.
 
     Attributes:
         row_count: how many rows are taken.
@@ -97,7 +97,7 @@ class TrainingPart:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRequest:
-    """A checked request for a fine-tune.
+    """Checks a request for a fine-tune, and writes its rows as scrambled files.
 
     Attributes:
         source: the file with the rows to train on.

@@ -54,7 +54,7 @@ ANSWERED = "answered.json"
 
 @dataclass(frozen=True)
 class ChatSender:
-    """What a client half sends of conversations.
+    """Prepares conversations as a client half sends them.
 
     Attributes:
         codec: the client half's, with the model's own token limit, so that prompts are not cut.

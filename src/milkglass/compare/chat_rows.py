@@ -34,10 +34,11 @@ ROWS_AT_A_TIME = 1000  # rows that are encoded at a time
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is trained and asked.
+    """Limits how much is trained and asked.
 
     Attributes:
-        steps, trained: steps of a training and rows that it takes, the larger of the two, but no more than 3 epochs.
+        steps: the least steps of a training, unless 3 epochs have fewer.
+        trained: the least rows that a training takes, unless 3 epochs have fewer.
         rows: how many rows are asked about, at most.
         attacked: how many texts are attacked, at most.
         written: how many of the rows that are asked about get a written answer.
@@ -57,7 +58,7 @@ QUICK = Extent(steps=12, trained=24, rows=MIN_HELD_OUT, attacked=300, written=20
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChatRows(ComparisonRows):
-    """Rows with answers. `train` and `held_out` hold what users say in them, without labels.
+    """Holds rows with answers. `train` and `held_out` have what users say in these rows; their labels are all 0.
 
     Attributes:
         chats: the rows that are trained with.
@@ -85,8 +86,8 @@ class ChatRows(ComparisonRows):
         Args:
             base: the model, whose template and tokenizer decide which rows are too long.
             validation: the rows that are asked about. None: a random fifth of the data.
-            seed: of that fifth.
-            summary: of the data.
+            seed: decides that fifth.
+            summary: the summary of the data.
 
         Raises:
             CodecError: the model is an encoder, the rows are texts alone, or there are too few rows.
@@ -182,11 +183,11 @@ class ChatRows(ComparisonRows):
 
 @dataclass(frozen=True, eq=False)
 class _MeasuredRows:
-    """A file's rows with their lengths in tokens.
+    """Holds a file's rows with their lengths in tokens.
 
     Attributes:
-        cut_indices: the rows that are cut.
-        unanswered_indices: the rows that lose all answers.
+        cut_indices: the indices of rows that are cut.
+        unanswered_indices: the indices of rows that lose all answers.
     """
 
     examples: list[Example]

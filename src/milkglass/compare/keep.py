@@ -39,7 +39,7 @@ def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path) -> None:
     """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
 
     Args:
-        answer: of the way, with its model. A way without a model writes nothing.
+        answer: the way's answers, with the model that gave them. A way without a model writes nothing.
 
     Raises:
         UsageError: the folder holds something else, or the model has no folder of its own.
@@ -86,7 +86,7 @@ def _write_model(answer: WayAnswer, setting: ComparisonSettings, names: Sequence
 
 @dataclass(frozen=True)
 class LocalAnswer:
-    """The answer to one text: the likeliest class and the probability of each, or a score."""
+    """Holds the answer to one text: the likeliest class and the probability of each, or a score."""
 
     label: str
     probabilities: dict[str, float]

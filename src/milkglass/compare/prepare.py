@@ -21,7 +21,7 @@ ReportSkipped = Callable[[str, Summary], None]  # receives a file's name and its
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """The rows of a comparison, and how every way is trained with them.
+    """Holds the rows of a comparison, and how every way is trained with them.
 
     Attributes:
         notes: how the rows are trained with and asked about, in sentences.

@@ -23,10 +23,10 @@ State = Literal["done", "does not apply", "not run", "failed"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What the strongest attack reads of what a way sends.
+    """Says what the strongest attack reads of what a way sends.
 
     Attributes:
-        attack: its title; "" if nothing has to be attacked.
+        attack: the attack's title; "" if nothing has to be attacked.
         adversary: the attacker's name.
         tokens, content, names, numbers: the share of all tokens, of names and other content words, of names, and of
             tokens in a number. None: the texts have none, or this attack reads no places.
@@ -59,18 +59,19 @@ class Reading:
 
 @dataclass(frozen=True)
 class WayResult:
-    """What one way is worth, what it costs and what is read of it.
+    """Says what one way is worth, what it costs and what is read of it.
 
     Attributes:
         name: the way's name.
-        title: what it does, for a table.
+        title: what the way does, for a table.
         group: what leaves the machine.
         state: "done", or why there are no figures.
-        reason: for every state but "done".
-        quality: of its answers to the held-out rows, with a 95 % interval over rows. For answers in words the loss.
+        reason: why the state is not "done".
+        quality: the quality of the answers to the held-out rows, with a 95 % interval over rows. For answers in words
+            the loss.
         more: further measures of the same answers.
-        above: by how much its quality exceeds the best way with nothing sent, in the same rows; None for that one. Of
-            a loss, less than 0 is better.
+        above: by how much the quality exceeds that of the best way with nothing sent, in the same rows. Of a loss, less
+            than 0 is better. None: the way sends nothing, or there is none to compare with.
         reading: None: nothing is sent.
         seconds: CPU seconds of the user's machine for 1,000 texts, once the way is set up.
         setup: CPU seconds of the user's machine to set the way up, training included where the user trains.
@@ -122,14 +123,14 @@ class WayResult:
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A finished comparison: its ways, with figures, and the verdict on them.
+    """Holds a finished comparison: its ways, with figures, and the verdict on them.
 
     Attributes:
         model: the public model's name.
         task: "classification", "regression" or "causal-lm".
         measure: what `quality` is: "accuracy", "pearson" or "loss".
         rows, held_out, attacked: how many rows were trained with, asked about, and attacked.
-        classes: their number; 0 for scores and answers.
+        classes: the number of classes; 0 for scores and answers.
         ways: in the order of the table.
         verdict: some sentences; the first is for a person who decides.
         seconds: by the clock.

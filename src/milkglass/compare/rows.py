@@ -21,13 +21,13 @@ MAX_ATTACKED = 1_000  # texts that are attacked
 
 @dataclass(frozen=True, eq=False)
 class ComparisonRows:
-    """A user's rows: some are trained with, others are asked about.
+    """Holds a user's rows: some are trained with, others are asked about.
 
     Attributes:
-        names: of the classes, by number; empty for scores.
+        names: the names of the classes, by number; empty for scores.
         train: the rows that are trained with.
         held_out: the rows that are asked about.
-        digest: of the files.
+        digest: the digest of the files.
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class ComparisonRows:
 
         Args:
             validation: the rows that are asked about. None: a random fifth of the data.
-            seed: of that fifth.
+            seed: decides that fifth.
             report_skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.
             max_rows: how many random rows of the data are taken, those that are asked about included. None: all.

@@ -48,11 +48,11 @@ Report = Callable[[WayResult, float], None]  # receives a way as soon as it is k
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """How long a comparison may take.
+    """Limits how long a comparison may take.
 
     Attributes:
-        seconds: of the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
-        attack_work: for the attacks on one way (`Budget.of_work`), in seconds of one core. No clock decides it.
+        seconds: seconds by the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
+        attack_work: seconds of one core's work for the attacks on one way (`Budget.of_work`). No clock decides it.
     """
 
     seconds: float = math.inf

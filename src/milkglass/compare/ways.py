@@ -49,20 +49,20 @@ TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending cost
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """What every way of one comparison shares.
+    """Holds what every way of one comparison shares.
 
     Attributes:
-        name: of the public model, as the user gave it.
+        name: the public model's name, as the user gave it.
         base: the public model.
-        digest: of the public model.
-        training: settings of every training.
-        seed: of every training, key and draw.
+        digest: the public model's digest.
+        training: the settings of every training.
+        seed: the seed of every training, key and draw.
         cells: the folder of trained cells, which recipes share.
-        threads: how many one training uses.
+        threads: how many threads one training uses.
         log: receives the progress of what takes long.
         commands: what {model}, {rows}, {kept}, {text} and {compare} stand for in the next commands.
         notes: how the rows are trained with and asked about.
-        deadline: of `time.monotonic`, at which a training ends.
+        deadline: when a training ends, by `time.monotonic`.
     """
 
     name: str
@@ -85,18 +85,18 @@ class ComparisonSettings:
 
 @dataclass(frozen=True, eq=False)
 class WayAnswer:
-    """A way's answers to the held-out rows.
+    """Holds a way's answers to the held-out rows, and what they cost.
 
     Attributes:
         answers: (rows,) classes or scores; for rows with answers see `predictions` in compare/answers.py.
-        setup: CPU seconds of the user's machine to set it up.
+        setup: CPU seconds of the user's machine to set the way up.
         seconds: CPU seconds of the user's machine for 1,000 texts.
-        bytes: of a text on the wire.
+        bytes: the mean bytes of a text on the wire.
         cell: the trained halves, if there are any: what attacks read.
-        model: the linear model, if it is one.
-        folder: of the public model that was trained here, with its tokenizer.
+        model: the linear model, if the way has one.
+        folder: the folder of the public model that was trained here, with its tokenizer.
         more: further measures of the same answers.
-        notes: what to know of them.
+        notes: what to know of the answers.
     """
 
     answers: NDArray[Any]
@@ -112,18 +112,18 @@ class WayAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Way(abc.ABC):
-    """A way of using a model: what leaves the machine, whom the user trusts, and how its answers are measured.
+    """Describes one way of using a model, and measures its answers and their cost.
 
     Attributes:
-        name: in the catalogue.
-        title: for a table.
+        name: the way's name in the catalogue.
+        title: what the way does, for a table.
         group: what leaves the machine.
         trust: whom the user trusts.
         provider: what the provider needs.
         command: the next command, with fields of `ComparisonSettings.commands`.
-        quick: whether `--quick` runs it.
-        tasks: the tasks of the rows that it is for.
-        attack_work: seconds of one core's work that its attacks get at least, where the attack that undoes it needs
+        quick: whether `--quick` runs the way.
+        tasks: the tasks of rows that the way is for.
+        attack_work: the least seconds of one core's work for attacks on the way, if the attack that undoes it needs
             more than a comparison gives.
     """
 
@@ -242,7 +242,7 @@ class LinearWay(Way):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWay(Way):
-    """A model on this machine: the comparison's own if it suits, else the embedded one that `model` names."""
+    """Uses a model on this machine: the comparison's own if it suits, else the embedded one that `model` names."""
 
     model: str
 
@@ -269,7 +269,7 @@ class ModelWay(Way):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderWay(ModelWay):
-    """An encoder that is trained on this machine: the comparison's own model if it has the size, else `model`."""
+    """Trains an encoder on this machine: the comparison's own model if its bytes are in `size`, else `model`."""
 
     size: range = SMALL_BYTES
 
@@ -288,10 +288,10 @@ class EncoderWay(ModelWay):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderWay(ModelWay):
-    """A small decoder on this machine: the comparison's own model if it is small, else `model`.
+    """Uses a small decoder on this machine: the comparison's own model if it is small, else `model`.
 
     Attributes:
-        is_tuned: whether it is trained on the user's rows.
+        is_tuned: whether the decoder is trained on the user's rows.
     """
 
     model: str = "demo:smollm2"
@@ -319,10 +319,10 @@ class DecoderWay(ModelWay):
 # --- something is sent ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class DefenceWay(Way):
-    """A defence in front of a provider's model.
+    """Puts a defence in front of a provider's model.
 
     Attributes:
-        entry: the defence as a recipe writes it (defences/catalogue.py).
+        entry: the defence as a recipe writes it (defences/catalogue.py). {}: there is none.
     """
 
     entry: Mapping[str, Any] = field(default_factory=dict)

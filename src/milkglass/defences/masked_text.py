@@ -37,7 +37,7 @@ class MaskingClient(ReplacedTextClient):
 
 @dataclass(frozen=True)
 class MaskedText(Defence):
-    """Masking by Presidio. It has no guarantee: a name that is not recognised crosses.
+    """Masks what Presidio recognises. It has no guarantee: a name that is not recognised crosses.
 
     Attributes:
         least: the score from which on an entity is masked, from 0 to 1.

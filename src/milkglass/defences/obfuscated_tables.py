@@ -78,7 +78,7 @@ def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET_BYTES)) -> Codec
 
 @dataclass(frozen=True)
 class Plain(Defence):
-    """No defence: ids and model are public. Attacks must read all of it, and its utility is the best."""
+    """Hides nothing: ids and model are public. Attacks must read all of it, and its utility is the best."""
 
     name: ClassVar[str] = "plain"
     paper: ClassVar[Paper | None] = None
@@ -107,7 +107,7 @@ class Plain(Defence):
 
 @dataclass(frozen=True)
 class TableDefence(Defence):
-    """A scheme of `schemes/`, which permutes the vocabulary and rewrites the tables.
+    """Permutes the vocabulary and rewrites the tables by a scheme of `schemes/`.
 
     Only a coarse vocabulary with an epsilon has a guarantee. ObfusLM's (k, epsilon)-anonymity is nominal, since its
     sensitivity depends on the data.

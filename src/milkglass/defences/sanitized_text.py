@@ -46,7 +46,7 @@ Unit = Literal["words", "tokens"]
 
 @dataclass(frozen=True)
 class SanitizingClient(TokenClient):
-    """A client half with a sanitizer.
+    """Replaces words or tokens before they cross. Subclasses decide which.
 
     Attributes:
         counts: (n,) how often each row of the table occurs in the corpus. None: not counted.
@@ -110,14 +110,14 @@ class SanitizedTokensClient(SanitizingClient):
 
 @dataclass(frozen=True)
 class SanitizerDefence(Defence):
-    """A sanitizer in front of a public model.
+    """Replaces words or tokens in front of a public model.
 
-    It states no guarantee, which depends on the table: the client half's sanitizer or mechanism does.
+    It states no guarantee, since that depends on the table. The sanitizer or mechanism of the client half states it.
 
     Attributes:
         method: the sanitizer and its parameters.
         words: a GloVe file. None: the model's own table.
-        by: what is replaced.
+        by: what is replaced, "words" or "tokens".
 
     Raises:
         UsageError: there is no such `by`, or tokens are to be replaced by a method or a table for words.

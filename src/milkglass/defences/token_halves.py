@@ -38,7 +38,7 @@ TEXTS_AT_A_TIME = 32  # texts answered at a time
 
 @dataclass(frozen=True)
 class TokenClient(Client):
-    """The client half: prepares texts, encodes them, and sends their ids.
+    """Prepares texts, encodes them, and sends their ids: the client half.
 
     Attributes:
         codec: turns texts into the ids that are sent.
@@ -52,7 +52,7 @@ class TokenClient(Client):
 
     @abc.abstractmethod
     def prepare(self, texts: Sequence[str]) -> list[str]:
-        """Returns the texts that are encoded in place of these; abstract, so that no client forgets to disturb."""
+        """Returns the texts to encode in place of these. It is abstract, so that no client forgets to disturb."""
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         prepared_pairs = None if pairs is None else self.prepare(pairs)
@@ -94,7 +94,7 @@ def read_saved(folder: Path, expected: Mapping[str, Any] | None = None) -> tuple
 
 @dataclass(frozen=True)
 class TokenServer(Server):
-    """An ordinary checkpoint, which any software can train and serve."""
+    """Answers ids by an ordinary checkpoint, which any software can train and serve: the server half."""
 
     folder: Path
 

@@ -20,12 +20,12 @@ IDS_SHOWN = 90  # how many ids of a text the page shows
 
 @dataclass(frozen=True)
 class ModelRun:
-    """The steps of one model until it was fine-tuned.
+    """Holds what the steps of one model gave, until it was fine-tuned.
 
     Attributes:
-        name: the name of its files, and of the scrambled model at the server.
+        name: the name of the model's files, and of the scrambled model at the server.
         ref: the original model.
-        options: the options of commands that use its key and the server.
+        options: the options of commands that use the model's key and the server.
         model: the fine-tuned model's name at the server.
         audit: the document of the audit of its training texts.
         sizes: bytes by what they are the size of.
@@ -43,10 +43,10 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The result of a whole demo.
+    """Holds the result of a whole demo.
 
     Attributes:
-        version: of Milkglass.
+        version: the version of Milkglass.
         seconds: the time of the whole demo.
         compared: the document of `milkglass compare`.
         sorting: the steps of the classifier.

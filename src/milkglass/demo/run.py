@@ -128,7 +128,7 @@ class ServerProcess:
 
 @dataclass(frozen=True)
 class Demo:
-    """A run of the demo.
+    """Runs the demo's commands in one folder.
 
     Attributes:
         out: the demo's folder. `client` in it is the owner's folder, `server` the server's home folder.

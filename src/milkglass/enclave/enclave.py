@@ -37,7 +37,7 @@ NAMESPACES = "user, network, processes and mounts of its own"
 
 @dataclass(frozen=True)
 class SanitizedPrompt:
-    """The vectors that an enclave returns for a prompt.
+    """Holds the vectors that an enclave returns for a prompt.
 
     Attributes:
         vectors: the bytes of (tokens, d), in the table's type.

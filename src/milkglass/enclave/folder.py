@@ -47,9 +47,10 @@ FetchPackage = Callable[[Enclave], bytes]  # returns the provider's package for 
 
 @dataclass(frozen=True)
 class EnclaveDescription:
-    """The content of enclave.json.
+    """Holds the content of enclave.json.
 
     Attributes:
+        kind: the enclave's kind, one of KINDS.
         measurement: the measurement, in hex, of the code for which the table was sealed.
         model: the provider's name for the model.
         table: SHA-256 of the table, in hex.

@@ -28,7 +28,7 @@ EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
 
 @dataclass(frozen=True)
 class RnmSettings:
-    """The sanitizer's parameters (CMIF, section 3.2). The defaults of p and share are those of section 4.1.
+    """Holds the sanitizer's parameters (CMIF, section 3.2). The defaults of p and share are those of section 4.1.
 
     Attributes:
         epsilon: the budget of one token. None: nothing is sanitized.

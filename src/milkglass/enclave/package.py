@@ -32,7 +32,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class TablePackage:
-    """An embedding table with what an enclave must know of it.
+    """Holds an embedding table with what an enclave must know of it.
 
     Attributes:
         rows: (n, d * b) uint8, the table's bytes: each row has d numbers of b bytes.

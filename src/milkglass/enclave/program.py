@@ -60,7 +60,7 @@ def serve(handler: EnclaveHandler, requests: IO[bytes], replies: IO[bytes]) -> N
 
 
 def _report_to_host(replies: IO[bytes], name: str, size: int) -> Progress:
-    """Reports progress to the host before an answer: the size of the work, and then what is done. It drops the name."""
+    """Reports progress to the host before an answer: the size of the work, then what is done. Drops the work's name."""
     write_message(replies, {"size": size})
     return lambda done: write_message(replies, {"progress": done})
 

@@ -34,7 +34,7 @@ ROLE = re.compile(r"[a-zA-Z_-]{1,32}")
 
 @dataclass(frozen=True)
 class PromptPiece(TextPiece):
-    """A part of a prompt.
+    """Holds a part of a prompt.
 
     Attributes:
         is_private: whether the part is of the user's text, which is sanitized.
@@ -45,7 +45,7 @@ class PromptPiece(TextPiece):
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of a prompt.
+    """Holds the tokens of a prompt, and replaces those of the user's text.
 
     Attributes:
         ids: (t,) the tokens.
@@ -143,12 +143,12 @@ def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
 # --- the template -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _MessagePlace:
-    """The place of a message in a layout.
+    """Stands for a message in a layout.
 
     Attributes:
         message: the message's index.
         strips_before: whether the template strips white space before the message.
-        strips_after: whether it strips white space after it.
+        strips_after: whether the template strips white space after the message.
     """
 
     message: int
@@ -158,7 +158,7 @@ class _MessagePlace:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A rendered conversation: the template's texts and the messages' places, in order."""
+    """Holds a rendered conversation: the template's texts and the messages' places, in order."""
 
     parts: tuple[str | _MessagePlace, ...] = field(repr=False)
 
@@ -201,8 +201,8 @@ class _Mark:
     Attributes:
         core: random letters, with a quotation mark, a line feed and a backslash among them, which a template that
             escapes texts would change.
-        before: white space before it, which a template may strip.
-        after: white space after it, which a template may strip.
+        before: white space before the core, which a template may strip.
+        after: white space after the core, which a template may strip.
     """
 
     core: str

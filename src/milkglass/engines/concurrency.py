@@ -21,7 +21,7 @@ REQUEST: ContextVar[object | None] = ContextVar("request", default=None)  # the 
 
 @final
 class CallLimit:
-    """A limit of calls at a time.
+    """Admits at most `max_calls` calls at a time.
 
     Attributes:
         timeout: seconds that a call waits while no other call of its request is running.

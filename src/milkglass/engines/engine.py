@@ -27,7 +27,7 @@ NAME_PATTERN = f"t[0-9]{{{NAME_DIGITS}}}"  # of opaque names
 
 @dataclass(frozen=True)
 class IdsRequest:
-    """One prompt, and how tokens are drawn after it. Every engine must honour the fields of `REQUIRED_OPTIONS`.
+    """Holds one prompt, and how tokens are drawn after it. Every engine must honour the fields of `REQUIRED_OPTIONS`.
 
     Attributes:
         prompt: scrambled ids, at least one.
@@ -67,7 +67,7 @@ class IdsRequest:
 
 @dataclass(frozen=True)
 class IdLogprob:
-    """A token and the natural logarithm of its probability."""
+    """Holds the id of a token, and the natural logarithm of its probability."""
 
     id: int
     logprob: float
@@ -75,7 +75,7 @@ class IdLogprob:
 
 @dataclass(frozen=True)
 class IdsChunk:
-    """The content of one event of a streamed answer.
+    """Holds the content of one event of a streamed answer.
 
     Attributes:
         ids: new ids, in order, without those that ended the answer.
@@ -91,12 +91,12 @@ class IdsChunk:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that an engine serves. None stands for what the engine does not say.
+    """Describes a model that an engine serves. None stands for what the engine does not say.
 
     Attributes:
-        name: the model's id there.
+        name: the model's id at the engine.
         length: the most tokens of prompt and answer together.
-        key_id: the identifier of the key that scrambled it.
+        key_id: the identifier of the key that scrambled the model.
         kind: "encoder" or "decoder".
         owner: the engine's name for itself, in `owned_by`.
     """
@@ -120,7 +120,12 @@ def name_of(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """A request to send, below the engine's address. Nothing else is sent but the fixed headers of upstream.py."""
+    """Describes a request to an engine. Nothing else is sent but the fixed headers of upstream.py.
+
+    Attributes:
+        path: follows the engine's address.
+        body: is sent as JSON, by POST. None: the request is a GET.
+    """
 
     path: str
     body: Mapping[str, Any] | None = None
@@ -130,12 +135,14 @@ Reader = Callable[[Mapping[str, Any]], IdsChunk]  # reads the events of one answ
 
 
 class IdsEngine(abc.ABC):
-    """The base of all engines. Subclasses write `completion` and `reader`, and `embedding` and `vectors` if they embed.
+    """Translates requests to one kind of engine, and the answers that it gives.
+
+    Subclasses write `completion` and `reader`, and `embedding` and `vectors` if they embed.
 
     Attributes:
-        name: in `--engine` and in catalogue.py.
-        options: fields of IdsRequest that it honours, besides REQUIRED_OPTIONS.
-        models: the call that lists its models.
+        name: the engine's name in `--engine` and in catalogue.py.
+        options: the fields of IdsRequest that the engine honours, besides REQUIRED_OPTIONS.
+        models: the call that lists the engine's models.
     """
 
     name: ClassVar[str]

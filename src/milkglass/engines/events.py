@@ -108,7 +108,7 @@ def best_first(drawn: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[
 
 
 class EmbedsIds(IdsEngine):
-    """An engine that embeds rows of ids, by OpenAI's `/v1/embeddings`."""
+    """Embeds rows of ids by OpenAI's `/v1/embeddings`."""
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
         return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
@@ -121,7 +121,7 @@ class EmbedsIds(IdsEngine):
 
 
 class ChoiceEngine(EmbedsIds):
-    """An engine that writes events of the format above, and honours these options."""
+    """Reads events of the format that vLLM and Milkglass share (see the module), and honours these options."""
 
     # By name: a new option is refused until `completion` sends it
     options: ClassVar[frozenset[str]] = frozenset({

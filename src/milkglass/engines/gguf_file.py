@@ -35,7 +35,7 @@ BUFFER_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  #
 
 @dataclass(frozen=True)
 class GGUFLayout:
-    """One architecture of llama.cpp: its names for hyperparameters, and where its tensors differ from a checkpoint's.
+    """Says how one architecture of llama.cpp names hyperparameters, and how its tensors differ from a checkpoint's.
 
     Llama and Mistral are one architecture there. Its rotary positions turn neighbouring dimensions, while transformers
     turns a head's first half against its second. The rows of queries and keys are therefore reordered within each head,
@@ -47,8 +47,9 @@ class GGUFLayout:
     folder.
 
     Attributes:
-        values: returns hyperparameters under llama.cpp's names, without the architecture's. Raises UnsupportedModel for
-            a config that llama.cpp would not honour.
+        arch: llama.cpp's name of the architecture.
+        values: returns hyperparameters by llama.cpp's names, without the prefix `arch`. Raises UnsupportedModel for a
+            config that llama.cpp would not honour.
         convert: returns a tensor of the checkpoint, by its name there, as llama.cpp wants it.
     """
 
@@ -78,9 +79,9 @@ def rope(config: Config) -> Mapping[str, Any]:
 
 
 def rope_factors(config: Config) -> torch.Tensor | None:
-    """Returns (h / 2,) the divisor of each rotation speed, or None, for Llama 3.1.
+    """Returns (h / 2,) the divisors of Llama 3.1's rotation speeds, or None for rotary positions without scaling.
 
-    See transformers, `_compute_llama3_parameters`. Raises UnsupportedModel for another kind.
+    See transformers, `_compute_llama3_parameters`. Raises UnsupportedModel for another kind of scaling.
     """
     rotary = rope(config)
     if rotary["rope_type"] == "default":

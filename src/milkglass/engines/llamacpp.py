@@ -41,7 +41,7 @@ EXPORT_HINT = "serve a file that `milkglass export` wrote"
 
 @dataclass(frozen=True)
 class LlamaCpp(IdsEngine):
-    """Generates. It is not asked for embeddings: of two rows in one batch it averages parts of a row (docs/log.md)."""
+    """Generates. llama.cpp is not asked to embed: of two rows in a batch it averages parts of a row (docs/log.md)."""
 
     name: ClassVar[str] = "llamacpp"
     options: ClassVar[frozenset[str]] = frozenset(
@@ -83,7 +83,7 @@ def _model(record: Mapping[str, Any]) -> ServedModel:
 
 
 class _LlamaCppAnswer:
-    """The state of one answer, with the token that may have ended it."""
+    """Reads the events of one answer, and holds the token that may have ended it until the next event."""
 
     def __init__(self, request: IdsRequest) -> None:
         self._request, self._stop_ids, self._tokens_seen = request, frozenset(request.stop_ids), 0

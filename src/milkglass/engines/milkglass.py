@@ -11,7 +11,7 @@ from milkglass.engines.events import ChoiceEngine
 
 @dataclass(frozen=True)
 class MilkglassServer(ChoiceEngine):
-    """`POST /v1/completions` with ids. An encoder embeds: the mean of its last hidden states, of length 1.
+    """Generates by `POST /v1/completions` with ids. An encoder embeds: the mean of its last hidden states, of length 1.
 
     All settings come from the request; no generation_config.json has an effect.
     """

@@ -47,7 +47,7 @@ class SGLang(EmbedsIds):
 
 
 class _SGLangAnswer:
-    """The state of one answer."""
+    """Reads the events of one answer, each with the new ids or with all ids so far."""
 
     def __init__(self, request: IdsRequest) -> None:
         self._request, self._received = request, 0

@@ -26,9 +26,10 @@ RUN_COMMANDS = {
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The settings of another trainer.
+    """Says what another trainer trains, and how.
 
     Attributes:
+        model: the folder that `milkglass export --for transformers` wrote.
         rows: the rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
         max_length: the most tokens of a row; longer ones are cut.
         cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.

@@ -46,7 +46,7 @@ BREAK_OFF_MESSAGES = ("disconnected", "closed connection")  # in messages of htt
 
 @dataclass
 class Traffic:
-    """The bytes of bodies that were sent and received, without headers."""
+    """Counts the bytes of bodies that were sent and received, without headers."""
 
     sent: int = 0
     received: int = 0
@@ -54,7 +54,7 @@ class Traffic:
 
 @final
 class AnswerEvents:
-    """The server-sent events of one answer, within limits of size and time that the engine cannot extend.
+    """Reads the server-sent events of one answer, within limits of size and time that the engine cannot extend.
 
     Close it (`aclosing`), so that the connection is given back.
     """
@@ -88,7 +88,7 @@ class AnswerEvents:
 
 
 class _BoundedBytes(httpx2.AsyncByteStream):
-    """The bytes of an answer, with a limit on those, `no_events`, that are no event."""
+    """Passes the bytes of an answer on. It limits `no_events`, the bytes that are no event."""
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic, self.no_events = stream, traffic, 0
@@ -116,22 +116,27 @@ class Admission(Protocol):
         """Yields a request's body in pieces, each of which is sent only while the connection is admitted."""
 
     async def admit_again(self, error: Exception, earlier_count: int) -> bool:
-        """Returns whether a request that failed so may be sent again. Raises AttestationError for a refused peer.
+        """Returns whether a request that failed with `error` may be sent again.
+
+        Raises AttestationError for a refused peer.
 
         Args:
-            earlier_count: how often this was so for the same request.
+            earlier_count: how often the same request was already allowed to be sent again.
         """
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The seconds to wait for an engine, and the number of connections to it.
+    """Limits the seconds to wait for an engine, and the number of connections to it.
 
     Attributes:
+        connect: for making a connection.
         begin: for the beginning of an answer, before which come a queue and a long prompt; and as long for a free
             connection before that (concurrency.py).
         silence: for each further event of an answer. Comments do not count as events.
         body: for a complete answer that does not stream, once it has begun, and for an error's body.
+        attempts: how often a request is tried whose connection cannot be made.
+        pause: before the second try; each further pause is twice as long.
         connections: the most open connections. More conversations wait.
     """
 
@@ -145,7 +150,7 @@ class Timeouts:
 
 
 class Upstream:
-    """An engine at an address, which translates requests and answers. Every call raises RemoteError."""
+    """Sends the requests of an `IdsEngine` to one address, and reads its answers. Every call can raise RemoteError."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from milkglass.experiments.runs import USED_COMMITS_FILE, current_code, used_com
 
 @dataclass(frozen=True)
 class ArtifactCache:
-    """Files that several runs share.
+    """Shares files among several runs, and records the commits that made them.
 
     Attributes:
         folder: of all runs that share, readable by its owner alone. A run that shares with none uses its own folder.
@@ -57,7 +57,7 @@ def _record(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class PartialResults:
-    """The measurements so far, on disk, so that a stopped run resumes after its last whole part."""
+    """Keeps the measurements so far on disk, so that a stopped run resumes after its last whole part."""
 
     path: Path
 

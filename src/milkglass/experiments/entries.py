@@ -25,7 +25,7 @@ from milkglass.threat.attack import Attack
 @final
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One data set of a comparison.
+    """Describes one data set of a comparison, an entry of the recipe's table [data].
 
     Attributes:
         train: a file or a named data set.

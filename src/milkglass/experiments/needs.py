@@ -32,7 +32,12 @@ SAMPLE_SECONDS = 1.0  # between two samples of the memory
 
 @dataclass(frozen=True)
 class RecipeNeeds:
-    """The table [needs] of a recipe; a need that is not known is None."""
+    """Compares a recipe's table [needs] with this machine. A need that is not known is None.
+
+    Attributes:
+        memory, device: GB of the machine's memory, and of the GPU's.
+        minutes, device_minutes: on two cores, and on an H100-class GPU.
+    """
 
     memory: float | None = limited(None, above=0)
     device: float | None = limited(None, above=0)

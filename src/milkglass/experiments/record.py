@@ -25,12 +25,12 @@ PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord:
-    """One figure of a result, with what identifies it and what was published.
+    """Holds one figure of a result, with what identifies it and what was published.
 
     Attributes:
         measure: the name of what is measured.
         value: nan if it is undefined.
-        attack, attacker: who read it and how.
+        attack, attacker: how it was read, and by whom.
         data: the data set, if a result has several.
         variant: the defence, the scheme or the model.
         when: the state of the variant's model, such as "before" or "after" training.

@@ -42,10 +42,11 @@ USED_COMMITS_FILE = "taken.json"  # see `used_commits`
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a recipe runs, and how.
+    """Says where a recipe runs, and how.
 
     Attributes:
         data: the folder in which the recipe's data paths start.
+        out: the run folder.
         at_once: how many trainings run side by side and share the cores.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
@@ -72,7 +73,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class Variant:
-    """One column of a table: a model, the key that scrambles it, and the folder of its training.
+    """Describes one column of a table: a model, the key that scrambles it, and the folder of its training.
 
     Attributes:
         model: the folder of the model that is trained.

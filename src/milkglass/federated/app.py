@@ -154,7 +154,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
 
 @dataclass(frozen=True, eq=False)
 class Nodes(Sites):
-    """The sites behind a Flower grid.
+    """Asks the sites behind a Flower grid.
 
     Attributes:
         grid: Flower's, which reaches the nodes.
@@ -169,7 +169,7 @@ class Nodes(Sites):
     wait: float
 
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """See `Sites.ask`. Raises NotObfuscated if a site's mod refused, which is not a site that dropped out."""
+        """Asks as `Sites.ask` does. Raises NotObfuscated if a site's mod refused: such a site did not drop out."""
         from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
         nodes = self._connected_nodes()

@@ -41,7 +41,7 @@ _AS_STRICT: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class GhostDemand:
-    """What rows must have passed through.
+    """Says what rows must have passed through.
 
     Attributes:
         folder: the model for which rows must be obfuscated.

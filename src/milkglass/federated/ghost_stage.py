@@ -28,7 +28,13 @@ TEXTS_PER_PART = 4  # most texts whose work an interruption loses
 
 @dataclass(frozen=True, eq=False)
 class GhostRows:
-    """Texts that passed through GHOST: ids, a tally, and the parts on disk, to be removed once the ids are in place."""
+    """Holds texts that passed through GHOST.
+
+    Attributes:
+        ids: the ids of each text after GHOST.
+        tally: what GHOST did, counted.
+        parts: the finished parts on disk, to be removed once the ids are in place.
+    """
 
     ids: list[Ids] = field(repr=False)
     tally: GhostTally

@@ -28,13 +28,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a site sends in a round.
+    """Holds what a site sends in a round.
 
     Attributes:
-        site: its name.
+        site: the site's name.
         tensors: a gradient, or the sum of several, by parameter name.
-        texts: how many texts it saw.
-        steps: how many steps it took; 1 in FedSGD.
+        texts: how many texts the site saw.
+        steps: how many steps the site took; 1 in FedSGD.
     """
 
     site: str

@@ -41,7 +41,12 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """The texts of a site, as they are trained on: a sequence of ids and a class for each."""
+    """Holds the texts of a site, as they are trained on.
+
+    Attributes:
+        ids: a sequence for each text.
+        labels: (texts,) the class of each text.
+    """
 
     ids: Sequences = field(repr=False)
     labels: Ids = field(repr=False)
@@ -63,7 +68,7 @@ class SiteRows:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What rows passed through.
+    """Says what rows passed through.
 
     Attributes:
         method: GHOST's name.

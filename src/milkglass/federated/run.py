@@ -23,11 +23,12 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """The sites' replies in one round.
+    """Holds the sites' replies in one round.
 
     Attributes:
+        updates: the updates that came.
         missing: the sites that dropped out, and why, in words for the user.
-        losses: by site, if reported. Sites on other machines keep theirs.
+        losses: the loss of each site that reports one. Sites on other machines do not.
     """
 
     updates: Sequence[Update]
@@ -36,7 +37,7 @@ class Replies:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss over the texts of all updates; None if a site does not report its loss."""
+        """Returns the mean loss over the texts of all updates; None if a site does not report its loss."""
         if not self.updates or any(update.site not in self.losses for update in self.updates):
             return None
         texts = sum(update.texts for update in self.updates)
@@ -44,23 +45,29 @@ class Replies:
 
 
 class Sites(abc.ABC):
-    """The sites of a run, which answer each round with updates."""
+    """Asks the sites of a run for the updates of each round."""
 
     @abc.abstractmethod
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """Returns the updates of all sites for these weights."""
+        """Returns the replies of all sites to these weights. `round` counts from 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class InProcessSites(Sites):
-    """Runs sites in this process, one after another. Without a demand, rows need not have passed through GHOST."""
+    """Runs sites in this process, one after another.
+
+    Attributes:
+        sites: the sites.
+        step: computes the gradients of all sites.
+        demand: what the sites' rows must have passed through. None: nothing is demanded.
+    """
 
     sites: Sequence[Site]
     step: SharedStep
     demand: checks.GhostDemand | None
 
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """See `Sites.ask`. Raises NotObfuscated, which is not a site that dropped out."""
+        """Asks as `Sites.ask` does. Raises NotObfuscated: a site that refuses did not drop out."""
         updates, missing, losses = list[Update](), dict[str, str](), dict[str, float]()
         for site in self.sites:
             try:

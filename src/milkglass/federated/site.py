@@ -27,16 +27,16 @@ Method = Literal["fedsgd", "fedavg"]
 
 @dataclass(frozen=True)
 class FederatedTraining:
-    """How a run trains.
+    """Describes how a run trains.
 
     Attributes:
         method: fedsgd (a gradient a round) or fedavg (an epoch a round).
         rounds: how many rounds are done in all.
         lr: the learning rate.
-        batch_size: texts of a batch at each site.
+        batch_size: how many texts a batch has at each site.
         minimum: the fewest sites with which a round is done.
-        most_texts: how many texts a site may say that it has in FedAvg, as its weight. None: any number. In
-            FedSGD the batch bounds it.
+        most_texts: the most texts that a site may say it has in FedAvg, which are its weight. None: any number. In
+            FedSGD `batch_size` bounds them.
 
     Raises:
         UsageError: a value is out of its range.
@@ -67,7 +67,7 @@ class FederatedTraining:
 
     @property
     def bound(self) -> int | None:
-        """The most texts that a site may say it saw in a round; None: any number."""
+        """Returns the most texts that a site may say it saw in a round; None: any number."""
         return self.batch_size if self.method == "fedsgd" else self.most_texts
 
     def steps(self, texts: int) -> int:
@@ -77,12 +77,12 @@ class FederatedTraining:
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """What a site computed in a round, of which only the update is sent.
+    """Holds what a site computed in a round, of which only the update is sent.
 
     Attributes:
         update: what may be sent.
-        rows: the digest of the rows that it was trained on.
-        loss: of the first batch before the round, in nats.
+        rows: the digest of the rows that the site trained on.
+        loss: the loss of the first batch before the round, in nats.
     """
 
     update: Update
@@ -92,7 +92,13 @@ class LocalResult:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Trains on rows of its own. `folder` has them and a secret, read in each round; `shield` defends its gradients."""
+    """Trains on rows of its own.
+
+    Attributes:
+        name: the site's name.
+        folder: the folder of the rows and of the site's secret, which are read in each round.
+        shield: defends the gradients that the site shares.
+    """
 
     name: str
     folder: Path

@@ -34,10 +34,13 @@ _LOG = logging.getLogger("milkglass.federated")
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A site, its model, and what it demands of GHOST.
+    """Holds a site, its model, and what it demands of GHOST.
 
     Attributes:
+        site: the site.
+        model: the folder of the model that the site trains.
         search: the least that GHOST's search must exclude.
+        selection: the selection that GHOST must have used.
     """
 
     site: Site
@@ -77,7 +80,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Task:
-    """What a server asks for: a round, from 0, of a model by its digest, with a head of classes from a seed."""
+    """Describes the round that a server asks for.
+
+    Attributes:
+        model: the model's digest.
+        round: the round, from 0.
+        classes: the number of classes of the model's head.
+        seed: draws the head.
+        training: how the run trains.
+    """
 
     model: str
     round: int

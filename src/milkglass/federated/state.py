@@ -38,12 +38,12 @@ SAME_HINT = "give the same options to go on with it, or a new folder"
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """The record of a finished round.
+    """Records a finished round.
 
     Attributes:
-        missing: the sites that dropped out.
+        missing: the names of the sites that dropped out.
         norm: the L2 norm of the mean update.
-        loss: before the round, in nats, over the texts of the round. None: sites do not report it.
+        loss: the loss before the round, in nats, over the texts of the round. None: sites do not report it.
     """
 
     missing: tuple[str, ...]
@@ -53,10 +53,12 @@ class FinishedRound:
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """A run, as far as it is done.
+    """Records a run in its folder, as far as it is done.
 
     Attributes:
+        folder: the run's folder.
         job: a digest of all that decides the weights.
+        done: the rounds that are finished.
         settings: what the server knows of the job (`run.settings_of`), from which an audit repeats the rounds. {}: a
             run of an earlier version.
     """
@@ -85,7 +87,7 @@ class FederatedRun:
 
     @classmethod
     def read(cls, folder: Path) -> FederatedRun:
-        """Returns a run that was begun. Raises UsageError if there is none, CorruptCheckpoint."""
+        """Returns a run that was begun. Raises UsageError if there is none, and CorruptCheckpoint if it is damaged."""
         require_begun(folder)
         job, settings, done = _read(folder)
         return cls(folder, job, done, settings)

@@ -30,10 +30,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three things, none of which is abstract
-    """The base of all defences of gradients. Subclasses are frozen dataclasses whose fields are the parameters.
+    """Changes what a client shares of a training step. The base of all defences of gradients.
+
+    Subclasses are frozen dataclasses whose fields are the parameters.
 
     Attributes:
-        name: as a recipe has it.
+        name: the name that a recipe gives.
         paper: where the method comes from. None if it is not from a paper.
     """
 

@@ -50,7 +50,7 @@ class DPSGD(GradientDefence):
     """Clips each text's gradient, and adds Gaussian noise to their sum.
 
     Attributes:
-        noise: the multiplier: the standard deviation of the noise on the sum, divided by the clip.
+        noise: the noise multiplier: the standard deviation of the noise on the sum, divided by the clip.
         clip: the largest L2 norm of a text's gradient, over all tensors.
     """
 

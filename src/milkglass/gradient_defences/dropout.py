@@ -25,7 +25,7 @@ class Dropout(GradientDefence):
     """Takes the step with dropout, with secret masks.
 
     Attributes:
-        rate: of dropout wherever the model can drop; a Llama can only in its attention.
+        rate: the rate of dropout, wherever the model can drop; a Llama can only in its attention.
     """
 
     rate: float = limited(0.1, above=0, below=1, hint="models are trained with 0.1")

@@ -26,7 +26,7 @@ class FrozenEmbeddings(GradientDefence):
     """Trains no embeddings, so that their gradients are not shared. A head tied to the word table is frozen with it.
 
     Attributes:
-        kinds: which tables; one that a model lacks is left out.
+        kinds: the tables that are frozen; one that a model lacks is left out.
 
     Raises:
         UsageError: no kind is named.

@@ -33,7 +33,7 @@ DELTA = 1e-5  # delta of the guarantee that is stated in words
 
 @dataclass(frozen=True)
 class AdditiveNoise(GradientDefence):
-    """The base of noise defences.
+    """Clips the gradient of a batch, and adds noise to it. The base of noise defences.
 
     Attributes:
         level: the standard deviation, times the clip if there is one.
@@ -72,7 +72,7 @@ class AdditiveNoise(GradientDefence):
 
 @dataclass(frozen=True)
 class GaussianNoise(AdditiveNoise):
-    """Gaussian noise, with the guarantee of the analytic Gaussian mechanism if the gradient is clipped."""
+    """Adds Gaussian noise, with the guarantee of the analytic Gaussian mechanism if the gradient is clipped."""
 
     name: ClassVar[str] = "gaussian"
     law: ClassVar[Literal["gaussian", "laplace"]] = "gaussian"
@@ -89,7 +89,7 @@ class GaussianNoise(AdditiveNoise):
 
 @dataclass(frozen=True)
 class LaplaceNoise(AdditiveNoise):
-    """Laplacian noise, without a guarantee.
+    """Adds Laplacian noise, without a guarantee.
 
     A clip in L2 bounds the L1 norm only by the clip times the square root of the number of parameters, which leaves an
     epsilon of thousands.

@@ -46,7 +46,7 @@ COMMONEST_WORDS = 150  # ids that are left out: function words and marks, as in 
 
 
 class GradientReversal(torch.autograd.Function):
-    """The identity, with a gradient of the opposite sign (Ganin and Lempitsky 2015)."""
+    """Returns its input unchanged, and reverses the sign of the gradient (Ganin and Lempitsky 2015)."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class GradientReversal(torch.autograd.Function):
 
 
 class WordAdversary(torch.nn.Module):
-    """Maps vectors (b, d) to scores of `words` (w,), the public ids that it names."""
+    """Learns which of `words` (w,), public ids, occur in the text of each vector (b, d). A call returns its loss."""
 
     def __init__(self, width: int, words: Ids, size: int) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ KEPT, LOWER = "kept.", "lower."  # before the names of tensors in a saved half
 
 
 class EncoderClient(Client):
-    """The client half: runs the lower layers on texts, and sends the disturbed states.
+    """Runs the lower layers on texts, and sends the disturbed states: the client half.
 
     Attributes:
         defence: the method and its parameters.
@@ -49,7 +49,7 @@ class EncoderClient(Client):
         self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: Lower, secret: bytes, sent: int,
         extra_tensors: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
-        """Makes the half of a `secret` that has `sent` so many texts so far."""
+        """Makes the half of a `secret` under which `sent` texts were sent so far."""
         self.defence, self.base, self.reader = defence, base, reader
         self.lower, self.extra_tensors = device.move(lower), extra_tensors
         self._secret, self._sent = secret, sent
@@ -106,7 +106,7 @@ class EncoderClient(Client):
         return torch.cat([rows.cpu() for rows in rows_of_texts]) if rows_of_texts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:
-        """See `Client.save`. Raises UsageError if the folder exists."""
+        """Writes this half as `Client.save` says. Raises UsageError if the folder exists."""
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
         description = {

@@ -43,7 +43,13 @@ SPLIT_LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class HiddenStateDefence(Mechanism):
-    """The base of all defences of hidden states. Subclasses are frozen dataclasses whose fields are the parameters."""
+    """Cuts a model into two halves, trains them, and disturbs the hidden states that cross.
+
+    Subclasses are frozen dataclasses whose fields are their parameters.
+
+    Attributes:
+        client, server: the classes of the two halves.
+    """
 
     client: ClassVar[type[EncoderClient]] = EncoderClient
     server: ClassVar[type[EncoderServer]] = EncoderServer

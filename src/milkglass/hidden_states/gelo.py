@@ -45,7 +45,7 @@ from milkglass.threat.observations import Activations
 
 
 class Projections(torch.nn.Module):
-    """The server's half: the products alone, (rows, d) to (rows, m)."""
+    """Multiplies rows (rows, d) by the offloaded weights, to (rows, m): all that the server holds and computes."""
 
     def __init__(self, matrices: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def _readers(upper: Upper) -> list[torch.nn.Module]:
 
 
 class ProjectionServer(EncoderServer):
-    """The server half, which only multiplies rows by public weights."""
+    """Multiplies the rows that it receives by public weights, and does nothing else: the server half."""
 
     takes_mixtures = True
 
@@ -93,7 +93,7 @@ class ProjectionServer(EncoderServer):
 
 
 class OffloadingClient(EncoderClient):
-    """A client that mixes, and keeps the matrix and the states of each text last sent."""
+    """Mixes the rows of each text, and keeps the matrix and the states of each text last sent."""
 
     defence: GELO
     _pending: tuple[tuple[torch.Tensor, MixingMatrix], ...] = ()

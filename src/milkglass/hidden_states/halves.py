@@ -67,7 +67,7 @@ def first_layer(upper: Upper) -> torch.nn.Module:
 
 
 class Lower(torch.nn.Module):
-    """The embeddings and the first layers, which the client runs."""
+    """Runs the embeddings and the layers below the cut, at the client."""
 
     def __init__(self, model: Any, layer: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Lower(torch.nn.Module):
 
 
 class Upper(torch.nn.Module):
-    """The other layers and the head, which the server runs."""
+    """Runs the layers above the cut and the head: at the server, or at the client in GELO."""
 
     def __init__(self, model: Any, layer: int) -> None:
         super().__init__()

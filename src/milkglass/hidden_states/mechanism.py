@@ -25,7 +25,7 @@ from milkglass.threat.defence import Defence
 
 @dataclass(frozen=True)
 class HalvesTraining:
-    """How both halves are trained: as C.3 of the ObfusLM paper says, unless a method says otherwise.
+    """Sets how both halves are trained: as C.3 of the ObfusLM paper says, unless a method says otherwise.
 
     The learning rate decays linearly to zero, as in transformers' Trainer.
 
@@ -50,7 +50,7 @@ class HalvesTraining:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What a method sees of one training step.
+    """Holds what a method sees of one training step.
 
     Attributes:
         ids: (b, t) the tokens.
@@ -71,7 +71,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Mechanism(Defence):
-    """A method that disturbs the states of one text at a time, and what it adds to the halves' training.
+    """Disturbs the states of one text at a time, and adds its own loss to the halves' training.
 
     Attributes:
         layer: how many layers the client runs: with 0 the embeddings alone, with None all.

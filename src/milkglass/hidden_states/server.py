@@ -21,7 +21,7 @@ from milkglass.threat.observations import Activations, Observation, Weights
 
 
 class EncoderServer(Server):
-    """The server half: runs the upper layers and the head on the states that it receives.
+    """Runs the upper layers and the head on the states that it receives: the server half.
 
     Attributes:
         takes_mixtures: whether the rows that it takes were mixed by the client.

@@ -79,7 +79,7 @@ def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch
 
 
 class MixingClient(EncoderClient):
-    """A client that mixes, and keeps the place of each text last sent."""
+    """Mixes the states of each text with those of others, and keeps the place of each text last sent."""
 
     defence: TextMixer
     _pending: NDArray[np.int64] = np.empty(0, np.int64)

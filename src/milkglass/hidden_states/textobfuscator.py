@@ -43,7 +43,7 @@ CENTRE_MOMENTUM = 0.9  # share of a centre that stays when a batch has tokens of
 
 
 class Centres(torch.nn.Module):
-    """The running mean of the states of each cluster's tokens.
+    """Keeps the running mean of the states of each cluster's tokens.
 
     Attributes:
         cluster: (n,) the cluster of each public id; 0 if the training texts lack it.

@@ -22,7 +22,7 @@ BATCH_TOKENS = 4096  # in a batch that is only read, padding included
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """Public ids of texts, special tokens included.
+    """Holds the public ids of texts, special tokens included.
 
     Attributes:
         types: (total,) 1 in a second text, else 0. None if the tokenizer gives no types.
@@ -37,10 +37,10 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Texts padded at the right.
+    """Holds a batch of texts, padded at the right.
 
     Attributes:
-        ids: (b, t).
+        ids: (b, t) the tokens.
         mask: (b, t) bool, where a text has a token.
         types: (b, t) 1 in a second text, else 0. None if the tokenizer gives no types.
         text_indices: (b,) which of all texts these are.

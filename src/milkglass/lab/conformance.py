@@ -99,7 +99,14 @@ def save_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check, with what is wrong, or None."""
+    """Holds the outcome of one check on an entry point.
+
+    Attributes:
+        entry: the name of the entry point.
+        group: the group of the entry point without "milkglass.", such as "attack".
+        check: the check's title.
+        failure: what is wrong. None: the check passed.
+    """
 
     entry: str
     group: str

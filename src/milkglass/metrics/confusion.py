@@ -14,9 +14,10 @@ from milkglass.metrics.interval import Interval, quotients, share
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """How often texts of each class were assigned to each class.
+    """Counts how often texts of each class were assigned to each class.
 
     Attributes:
+        names: the name of each class, in the order of `counts`.
         counts: (c, c) a row for each true class, a column for each assigned class.
     """
 

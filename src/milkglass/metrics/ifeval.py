@@ -24,7 +24,7 @@ from milkglass.metrics.interval import Interval, ratio, share
 
 @dataclass(frozen=True)
 class Instruction:
-    """One rule that an answer must keep.
+    """Checks answers by one rule that they must keep.
 
     Attributes:
         rule: the rule's id.
@@ -61,7 +61,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and the instructions in it."""
+    """Holds a prompt, and the instructions in it."""
 
     text: str
     instructions: tuple[Instruction, ...]
@@ -79,7 +79,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Accuracies:
-    """The accuracies of a set of answers.
+    """Holds the accuracies of a set of answers.
 
     Attributes:
         measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each

@@ -19,7 +19,7 @@ MAX_UNITS = 2000  # more units are dealt into so many heaps, which changes an in
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A measure with its 95 % confidence interval.
+    """Holds a measure with its 95 % confidence interval.
 
     Attributes:
         value: the measure; nan if it does not exist.

@@ -19,10 +19,10 @@ SAMPLE_TEXTS = 500  # the most texts compared by ROUGE and METEOR
 
 @dataclass(frozen=True)
 class Recovery:
-    """What was recovered: each measure with its interval, by name.
+    """Holds what was recovered: each measure with its interval, by name.
 
     Names are "tokens top-1", "content top-3", "vocabulary top-10", "rouge-1", "exact texts" and so on. A measure that
-    the guess does not allow (fewer than 10 ranks, places and not ids) is absent.
+    the guess does not allow is absent: top-10 if the guess has fewer ids, the vocabulary if it is about places.
     """
 
     measures: dict[str, Interval]
@@ -64,7 +64,7 @@ def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.ran
 
 
 def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
-    """Returns the share of sequences in which every counted token is right, of those with any. guess: (total,)."""
+    """Returns the share of the sequences with counted tokens in which all of these are right. `guess` is (total,)."""
     wrong_counts = np.bincount(truth.sequence_indices, weights=(guess != truth.ids) & counted, minlength=len(truth))
     has_counted = np.bincount(truth.sequence_indices, weights=counted, minlength=len(truth)) > 0
     return share((wrong_counts == 0)[has_counted], rng)

@@ -28,7 +28,7 @@ WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]
 
 
 class _EmptyWordNet:
-    """A stand-in for WordNet, without synonyms."""
+    """Stands in for WordNet, without synonyms."""
 
     def synsets(self, word: str) -> list[Any]:
         return []
@@ -42,7 +42,7 @@ def _scorer() -> Any:
 
 
 class _WordTokenizer:
-    """A tokenizer for rouge-score, whose own tokenizer drops every letter outside a to z."""
+    """Splits texts into words for rouge-score, whose own tokenizer drops every letter outside a to z."""
 
     def tokenize(self, text: str) -> list[str]:
         return WORD.findall(text.lower())

@@ -67,7 +67,7 @@ def _variables(template: str) -> frozenset[str]:
 
 
 class _Worker:
-    """The process that renders. It is started at its first use, and again after it ended. Threads take turns."""
+    """Renders in a process that is started at its first use, and again after it ended. Threads take turns."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()

@@ -45,7 +45,12 @@ class NotFinite(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face model folder: its config and the place of each tensor."""
+    """Reads a Hugging Face model folder: its configs when it is opened, and each tensor when it is asked for.
+
+    Attributes:
+        generation_config: None if the folder has none.
+        tensors: the place of each tensor, by its name.
+    """
 
     folder: Path
     config: Mapping[str, Any]

@@ -14,11 +14,11 @@ Offsets = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A part of a text.
+    """Holds a part of a text, which is tokenized separately.
 
     Attributes:
-        literal: whether the text of a special token in it is text. Otherwise it is that token.
-        ids: the ids that stand for it. None: the tokenizer decides.
+        literal: whether the text of a special token is text in this part. Otherwise it is that token.
+        ids: the ids that stand for the part. None: the tokenizer decides.
     """
 
     text: str = field(repr=False)

@@ -50,7 +50,7 @@ HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True)
 class EmbeddedModel:
-    """A model inside an installed package.
+    """Describes a model that comes in a data package, installed or fetched, with the digests of its files.
 
     Attributes:
         ref: the user's name for the model.

@@ -26,7 +26,7 @@ SYNC_BYTES = 1 << 26  # bytes after which the file is synced, so that a killed r
 
 
 class RowBlocks(Protocol):
-    """A tensor's replacement of the same shape and dtype, as blocks of its first dimension."""
+    """Gives the replacement of a tensor, of the same shape and dtype, in blocks of its first dimension."""
 
     def block(self, start: int, stop: int) -> torch.Tensor: ...
 

@@ -41,9 +41,10 @@ ENTRY_OUTLINES = (b"{:,:L,:L}", b"{:L,:,:L}", b"{:L,:L,:}")  # outlines of an en
 @final
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """The place of a tensor.
+    """Says where a tensor is stored, and with which type and shape.
 
     Attributes:
+        dtype: as safetensors writes it, such as "BF16".
         start: its first byte in the file.
         stop: the byte after its last.
     """

@@ -34,7 +34,7 @@ MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal ma
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts of a sound model.
+    """Describes a model whose configs fit its weights.
 
     Attributes:
         positions: the most tokens that it takes. None: no limit is known.

@@ -36,7 +36,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @dataclass
 class Staging:
-    """A folder that is built beside its place and renamed at the end. A killed run continues where it stopped.
+    """Builds a folder beside its place, and renames it at the end. A killed run continues where it stopped.
 
     Attributes:
         job: identifies what is built. A staging folder of another job is deleted.
@@ -98,7 +98,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Configs:
-    """The JSON files of a folder that is written. `generation` is None if the model has none."""
+    """Writes the JSON configs of a new folder. `generation` is None if the model has none."""
 
     config: Mapping[str, Any]
     generation: Mapping[str, Any] | None

@@ -32,7 +32,7 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # where messa
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag `{% generation %}`, which marks an assistant's words for training. Here its body is rendered."""
+    """Renders the body of the tag `{% generation %}`, which marks an assistant's words for training."""
 
     tags = {"generation"}
 
@@ -46,7 +46,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class TemplateDict:
-    """`dict` in a template: it makes a dict of plain values, and gives no access to Python's type."""
+    """Makes dicts of plain values, as `dict` in a template, and gives no access to Python's type."""
 
     def __call__(self, *pairs: Any, **entries: Any) -> dict[Any, Any]:
         return dict(*pairs, **entries)
@@ -57,7 +57,10 @@ class TemplateDict:
 
 
 class TemplateNamespace(jinja2.utils.Namespace):
-    """`namespace` in a template. It refuses names that begin with an underscore, by which Python could be reached."""
+    """Holds values, as `namespace` in a template.
+
+    It refuses names that begin with an underscore, by which Python could be reached.
+    """
 
     def __init__(*arguments: Any, **entries: Any) -> None:
         self, *mappings = arguments  # a template may call an entry `self`

@@ -37,13 +37,14 @@ MISNAMED_TYPES = frozenset({"qwen2"})  # model types whose published files name 
 
 @dataclass(frozen=True)
 class TokenizerKind:
-    """A kind of tokenizer, and what its own code decides.
+    """Describes a kind of tokenizer by what its own code decides.
 
     Attributes:
         tokens: the special tokens if tokenizer_config.json names none. None as a token: the padding of tokenizer.json
             is not used either.
-        has_token_types: whether it distinguishes the two texts of a pair.
-        build: returns the tokenizer of a file, or None if only transformers can build it. None: the file's is used.
+        has_token_types: whether the kind distinguishes the two texts of a pair.
+        build: returns the tokenizer that the kind makes of a file's, or None if only transformers can make it. If
+            `build` is None, the file's is used.
         finish: sets what depends on the special tokens, after they were added.
         mask_takes_blank: whether the mask takes the blank before it.
     """

@@ -32,9 +32,9 @@ DRAWING_METHODS = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and 
 
 
 class SkipInitialisation(TorchFunctionMode):
-    """Skips random initialisation while a model is made whose weights are all read afterwards: it takes longer.
+    """Skips the random initialisation of a model whose weights are all read afterwards, to save time.
 
-    It holds in this thread only. Nothing else may be done inside: no noise is drawn there.
+    It affects this thread only. Nothing else may be done inside, because no noise is drawn there.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,7 +17,7 @@ from milkglass.models.families.layers import ends
 
 @dataclass(frozen=True)
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint, each read when it is requested and not kept."""
+    """Reads the tensors of a checkpoint, each when it is requested, and keeps none."""
 
     checkpoint: Checkpoint
 
@@ -55,7 +55,7 @@ def _map_tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's tensors, by their full names.
+    """Holds a model's tensors by their full names, and its config.
 
     `folder` is the checkpoint's, with its tokenizer if that is a public one.
     """

@@ -72,7 +72,7 @@ class PageAccess:
 
 @dataclass(frozen=True)
 class MonitorPage:
-    """A page beside a proxy, which `proxy.run.run` takes.
+    """Serves a page beside a proxy, and runs the attacks that it shows (`proxy.run.Page`).
 
     Attributes:
         key: the key's file, beside which its usage is recorded.
@@ -102,7 +102,7 @@ class MonitorPage:
 
 
 class CodeBody(BaseModel):
-    """The body of the request that lets a browser in. `code` is the part of the page's address behind the #."""
+    """Describes the body of the request that lets a browser in. `code` is what the page's address has behind the #."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     code: str = Field(max_length=100)

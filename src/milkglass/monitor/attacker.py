@@ -68,12 +68,12 @@ def is_attacking() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class LiveReading:
-    """What one attack reads: a token for each scrambled id.
+    """Holds what one attack reads: a token for each scrambled id.
 
     Attributes:
         title: the attack's title.
         table: (n,) the public id that is read for each scrambled id, or NO_BELIEF.
-        is_cut: whether its budget ended the attack.
+        is_cut: whether the attack's budget ended it.
     """
 
     title: str
@@ -87,7 +87,7 @@ class LiveReading:
 
 @dataclass(eq=False)
 class LiveAttacker:
-    """An attacker with the public model, who attacks the key's model and what is sent.
+    """Attacks the key's model and what is sent, with the public model.
 
     Attributes:
         base: the original model.
@@ -95,8 +95,8 @@ class LiveAttacker:
         codec: encodes the public text, and holds the true table.
         public: public text. None: what is sent is not deciphered.
         budget: CPU seconds for the attacks on the model.
-        state: of the attacks on the model.
-        reason: why they failed, or "".
+        state: how far the attacks on the model are.
+        reason: why the attacks on the model failed, or "".
         trouble: why what is sent could not be deciphered the last time, or "".
         readings: what the attacks read so far.
         model_budget: the budget of the attacks on the model. None: they have not begun.

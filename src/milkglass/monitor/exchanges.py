@@ -22,10 +22,10 @@ MAX_TOKENS_KEPT = 200_000  # the most tokens of all exchanges together; the olde
 
 @dataclass
 class Exchange:
-    """One question and its answer.
+    """Holds one question and its answer.
 
     Attributes:
-        number: counts the questions from 1.
+        number: the question's number, from 1.
         prompt: scrambled ids of all that was sent, the earlier turns included.
         repeated_count: how many ids at the beginning of the prompt an earlier exchange has, too.
         changed_version: the log's version when the exchange last changed.

@@ -40,7 +40,7 @@ SIDES: tuple[Side, Side] = ("question", "answer")
 
 @dataclass(eq=False)
 class ShownText:
-    """One text, and what was computed from it.
+    """Holds one text, and what was computed from it.
 
     Attributes:
         source_length: how many ids the text had when this was made, with those that the model does not have.

@@ -150,11 +150,11 @@ def _reached_pairs(
 
 @dataclass
 class _Strip:
-    """The pairs of up to TILE_ROWS rows that reached their bounds, in the order of their columns.
+    """Collects the pairs of up to TILE_ROWS rows that reached their bounds, in the order of their columns.
 
     Attributes:
         top: the index of the first row.
-        k: neighbours that each row needs.
+        k: how many neighbours each row needs.
         bounds: (b,) what a pair must reach; a view of the bounds of all rows.
         pair_count: how many pairs are held.
     """

@@ -37,7 +37,7 @@ Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 # --- by how much rough values may be off ------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Slack:
-    """The largest error of rough values: a value v is off by at most `fixed + share * |v|`.
+    """Bounds the error of rough values: a value v is off by at most `fixed + share * |v|`.
 
     A first look in bf16 rounds each value by a share of itself, so that small cosines are known better than large ones.
 
@@ -176,7 +176,7 @@ def limit_threads(count: int) -> Iterator[Callable[[], None]]:
 # --- cosines ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Cosines:
-    """Cosines of rows with a table in place. Nothing of the table's size is copied or kept, unless it is small.
+    """Computes cosines of rows with a table in place. A copy of the table is kept only if it is small.
 
     Attributes:
         table: (n, d), in any dtype, on any device.
@@ -198,7 +198,7 @@ class Cosines:
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, k: int = 0) -> Cosines:
         """Prepares a table.
 
-        A first look in bf16 is made only if few rows may be among the `k` nearest by it. With 0 none is made.
+        A first look in bf16 is made only if few rows may be among the `k` nearest by it, and never with k = 0.
         """
         scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
         for block in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory

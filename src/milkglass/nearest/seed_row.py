@@ -20,12 +20,13 @@ OUTSIDE_VALUE = -2.0  # the rough value of rows that do not take part
 
 @dataclass(frozen=True)
 class SeedRow:
-    """One row's cosines with all rows of a table (n, d).
+    """Finds a row's nearest rows in a table (n, d), and quantiles of its cosines with all rows.
 
     Attributes:
-        rough: (n,) fp32; `OUTSIDE_VALUE` for a row that does not take part.
-        slack: the largest error of the other values.
+        cosines: measures cosines of the table's rows.
         row: the index of the row that is compared.
+        rough: (n,) fp32 approximate cosines; `OUTSIDE_VALUE` for a row that does not take part.
+        slack: the largest error of the other values.
         rank: (n,) the order of rows with equal cosines.
         likely: the rows above a high bound, which some dozens of rows reach, and the values above a low bound, which
             enough rows reach for the quantile. A bound that is too high only costs time.
@@ -154,7 +155,7 @@ def _possible_members(values: NDArray[np.float32], pair: tuple[float, float], sl
 
 
 def _twice_below(value: float, slack: Slack) -> float:
-    """Returns a bound two slacks lower, which the rough value of any row reaches whose true cosine may be `value`'s."""
+    """Returns a bound two slacks below a rough value. A row with a lower rough value surely has a smaller cosine."""
     return float(slack.below(slack.below(value)))
 
 

@@ -22,13 +22,13 @@ Vectors = NDArray[np.float32]
 
 
 class LikelyRow(NamedTuple):
-    """The values of one row that reach two bounds, the higher one first.
+    """Holds the values of one row that reach two bounds.
 
     Attributes:
-        bounds: values that a wanted number of the row's columns, or more, reach; -inf if so many cannot be bounded.
-        columns: those that reach the higher bound, in order.
-        values: of these columns.
-        low_values: values that reach the lower bound; the whole row if that is -inf.
+        bounds: the higher and the lower bound (`LikelyRows.of`); -inf for one that is not known.
+        columns: the columns that reach the higher bound, in order.
+        values: the values of these columns.
+        low_values: the values that reach the lower bound; the whole row if that is -inf.
     """
 
     bounds: tuple[float, float]
@@ -39,12 +39,12 @@ class LikelyRow(NamedTuple):
 
 @dataclass(frozen=True)
 class LikelyRows:
-    """The large values of many rows, from which the `LikelyRow` of one is taken by its index.
+    """Finds the large values of many rows at once. An index gives the `LikelyRow` of one.
 
     Attributes:
-        similarity: (b, n) of all columns.
-        bounds: (b, 2) values that enough columns reach, the higher one first.
-        bound_index: the bound that was searched for: 1, or 0 if the lower one is -inf.
+        similarity: (b, n) the values of all columns.
+        bounds: (b, 2) the higher and the lower bound of each row; -inf for one that is not known.
+        bound_index: the bound that was searched for: 1, the lower one, or 0 if the lower one is -inf.
         places: flat indices into `similarity` where that bound is reached, in order.
         spans: (b + 1,) where each row's places begin.
     """
@@ -57,9 +57,9 @@ class LikelyRows:
 
     @classmethod
     def of(cls, similarity: NDArray[np.float32], high_count: int, low_count: int) -> LikelyRows:
-        """Bounds the values so that `high_count` columns reach the higher bound, and `low_count` the lower.
+        """Bounds the values so that at least `high_count` columns reach the higher bound, and `low_count` the lower.
 
-        The work is done here, in few calls.
+        All rows are searched here, in few calls.
         """
         row_count, n = similarity.shape
         bounds = _bounds(similarity, (high_count, max(high_count, low_count)))

@@ -19,10 +19,10 @@ COSINE_BYTES = 16 << 20  # bytes of cosines at a time: larger pieces are taken f
 
 @dataclass(frozen=True)
 class TopK:
-    """The nearest rows of some queries.
+    """Holds the nearest rows of some queries.
 
     Attributes:
-        rows: (q, k) of the table, nearest first; ties go to the lower one.
+        rows: (q, k) the indices of rows of the table, nearest first; ties go to the lower one.
         values: (q, k) fp32 cosines, or minus half the squared Euclidean distances.
     """
 
@@ -32,12 +32,13 @@ class TopK:
 
 @dataclass(frozen=True)
 class ExactIndex:
-    """A table, prepared once and searched many times.
+    """Searches a table, which is prepared once, for the nearest rows of queries.
 
     Attributes:
         table: (n, d) its rows, on any device.
         metric: what "nearest" means. A row of zeros has a cosine of 0 with everything.
-        cosines: of the table; for distances, of its rows less their mean, which changes products and not distances.
+        cosines: compares queries with the rows; for distances, with the rows less their mean, which changes products
+            and not distances.
         shift: (d,) that mean; zeros for cosines.
         half_squares: (n,) |t|^2 / 2 of these rows; zeros for cosines.
     """

@@ -90,11 +90,11 @@ def substitute(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class AddedNoise:
-    """What is public about the noise of a mechanism. An attacker has it (Kerckhoffs).
+    """Describes what is public about the noise of a mechanism. An attacker has it (Kerckhoffs).
 
     Attributes:
-        width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
         law: the distribution of the noise.
+        width: the standard deviation (gaussian) or scale (laplace), in units of what is sent.
         clip: the bound that was applied to the data. None if there was none.
         bounded: what the clip bounds: "text" is the L2 norm of all numbers of a text, "row" the mean absolute
             coordinate of each row.

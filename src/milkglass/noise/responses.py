@@ -24,7 +24,12 @@ OWN_WEIGHT = 1 << 44  # the weight of the value itself
 
 @dataclass(frozen=True, eq=False)
 class RandomisedResponse:
-    """The mechanism over ascending values (m,); any other value is sent unchanged."""
+    """Exchanges values by randomised response; a value outside `values` is sent unchanged.
+
+    Attributes:
+        values: (m,) the values that are exchanged for each other, ascending.
+        epsilon: the guarantee for each value.
+    """
 
     values: Ids
     epsilon: float

@@ -61,7 +61,7 @@ def rotation(gaussian: torch.Tensor) -> torch.Tensor:
 
 
 class NoiseRoot:
-    """The secret of a client half, 32 bytes, with a salt. Draws under another salt are independent of these."""
+    """Draws from the secret of a client half, 32 bytes, with a salt. Draws under another salt are independent."""
 
     def __init__(self, secret: bytes, salt: str) -> None:
         self._secret, self._salt = secret, salt
@@ -79,7 +79,7 @@ class NoiseRoot:
 
 
 class MixingMatrix:
-    """A fresh secret matrix that combines the rows of other matrices, and undoes it.
+    """Combines the rows of other matrices by a fresh secret matrix, and undoes it.
 
         U = A [H; S]          H (t, d): what is hidden; S (k, d): rows that stand for nothing, shields
         H W = the first t rows of A^-1 (U W)

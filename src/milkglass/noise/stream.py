@@ -32,7 +32,7 @@ def subkey(root: bytes, model_digest: str, label: str) -> bytes:
 
 
 class Stream:
-    """A ChaCha20 key stream: the same key gives the same numbers in the same order.
+    """Draws numbers from a ChaCha20 key stream: the same key gives the same numbers in the same order.
 
     A key is used for one stream only, so the nonce is fixed, except for `reserve`.
 

@@ -61,7 +61,7 @@ class AnswerMemory:
         return [ids.tolist() for text, ids in islice(candidates, MAX_ANSWERS_SOUGHT) if text in prompt]
 
     def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
-        """Returns the messages, those that repeat an answer with its ids."""
+        """Returns the messages. Each one that repeats an answer gets the answer's ids."""
         return [
             message if (ids := self._find_ids(model, message)) is None else {**message, ANSWER_IDS: ids}
             for message in messages

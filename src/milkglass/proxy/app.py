@@ -41,7 +41,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 class ApiExchange(Protocol):
-    """A checked and encoded request. The engine is asked when one of the methods is called."""
+    """Answers a request that is checked and encoded. Its methods ask the engine."""
 
     async def response(self) -> dict[str, Any]:
         """Returns the whole answer."""
@@ -52,9 +52,12 @@ class ApiExchange(Protocol):
 
 @dataclass(frozen=True)
 class PageRoutes:
-    """The routes of a page beside OpenAI's addresses, whose token is accepted in place of the API key.
+    """Holds the routes of a page beside OpenAI's addresses.
 
-    Its addresses "/" and guard.OPENING_PATH need no key, and must show nothing private to anyone without a code.
+    The addresses "/" and guard.OPENING_PATH need no key, and must show nothing private to anyone without a code.
+
+    Attributes:
+        token: is accepted in place of the API key.
     """
 
     router: APIRouter

@@ -26,7 +26,7 @@ from milkglass.server.settings import Limits
 
 
 class AttestedProxy:
-    """OpenAI's API in front of an attested server.
+    """Serves OpenAI's API in front of an attested server.
 
     Attributes:
         token: what applications give as their API key. None: anything.

@@ -47,7 +47,7 @@ MAX_START_SECONDS = 60  # within which an engine says what it serves
 
 @dataclass(frozen=True)
 class Backend:
-    """A key's codec with an engine.
+    """Makes requests to one engine for the models of one key.
 
     Attributes:
         models: the engine's models of this key. The first is the default.
@@ -70,7 +70,7 @@ class Backend:
 
     @property
     def default_sampling(self) -> dict[str, Any]:
-        """The sampling that the model's makers recommend, as far as the engine offers it."""
+        """Returns the sampling that the model's makers recommend, as far as the engine offers it."""
         offered = REQUIRED_OPTIONS | self.upstream.engine.options
         return {name: value for name, value in self.codec.sampling.values.items() if name in offered}
 
@@ -361,7 +361,7 @@ async def _models_of_key(codec: Codec, upstream: Upstream, requested: Sequence[s
 
 @dataclass(frozen=True)
 class ServedKey:
-    """A key whose models are served.
+    """Describes a key whose models are served.
 
     Attributes:
         file: the name of the key's file, for messages.
@@ -376,7 +376,7 @@ class ServedKey:
 
 @dataclass(frozen=True)
 class Backends:
-    """The backends of all keys that have models at one engine. No model is in two of them.
+    """Holds the backends of all keys that have models at one engine. No model is in two of them.
 
     Attributes:
         key_count: how many keys are served, those without a model included.

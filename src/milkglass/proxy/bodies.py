@@ -106,7 +106,7 @@ class StreamSettings(RequestBody):
 
 
 class GenerationBody(RequestBody):
-    """The fields that all calls that generate text share."""
+    """Validates the fields that all calls that generate text share."""
 
     model: str = Field("", max_length=200)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -147,7 +147,7 @@ class GenerationBody(RequestBody):
 
 
 class TemplateBody(GenerationBody):
-    """The fields of calls that use the chat template; template_options.py reads those for the template."""
+    """Validates the fields of calls that use the chat template. template_options.py reads those of the template."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=64)
     enable_thinking: bool | None = None

@@ -25,7 +25,7 @@ MAX_INPUTS = 2048  # most texts of one request for embeddings, as OpenAI has it
 
 
 class ChatExchange:
-    """The answers to one request.
+    """Answers one request to /v1/chat/completions.
 
     Constructing it encodes the request, and raises CodecError or UsageError before anything is sent. `replies` is empty
     until `response` or `events` asks the engine.
@@ -128,7 +128,11 @@ def prompts_of(prompt: Any, limit: int = MAX_PROMPTS) -> list[str | list[int]]:
 
 
 class CompletionExchange:
-    """The answers to one request, grouped by prompt. See `ChatExchange`."""
+    """Answers one request to /v1/completions, grouped by prompt.
+
+    Constructing it encodes the prompts, and raises CodecError or UsageError before anything is sent. `replies` is empty
+    until `response` or `events` asks the engine.
+    """
 
     def __init__(self, backend: Backend, body: CompletionBody) -> None:
         requests = [

@@ -113,4 +113,4 @@ def attestation_header(attested: str, own_paths: tuple[str, ...] = ()) -> Callab
 
 
 class _Unread(Exception):
-    """The client reads nothing of the answer."""
+    """The client did not read a part of the answer in time."""

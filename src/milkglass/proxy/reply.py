@@ -25,7 +25,7 @@ TokenLogprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was dr
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer that became certain, with the log-probabilities of the tokens since the last piece."""
+    """Holds a part of an answer that became certain, and the log-probabilities of the tokens since the last piece."""
 
     kind: Kind
     text: str = ""
@@ -35,10 +35,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request to the engine, with what is needed to read its answer.
+    """Describes a request to the engine, and what is needed to read its answer.
 
     Attributes:
-        model: its name at the engine.
+        model: the model's name at the engine.
         ids_request: the scrambled prompt, and how the answer is drawn.
         stop_strings: strings that end the text.
         tool_format: how the model writes calls, if tools were given.
@@ -64,12 +64,12 @@ class GenerationRequest:
 
 @dataclass
 class Reply:
-    """One answer. Iterate `pieces` once; closing that iterator ends the request.
+    """Asks the engine for one answer, and reads it. Iterate `pieces` once; closing that iterator ends the request.
 
     Attributes:
         received: is called with the ids of each chunk.
-        index: its number among the answers to one request of the application.
-        memory: of earlier answers, to which this one is added.
+        index: the answer's index among the answers to one request of the application.
+        memory: stores earlier answers, and this one when it ends.
         token_count: tokens that the engine made, without those that ended the answer.
         finish_reason: "stop", "length" or "tool_calls", at the end.
     """

@@ -52,7 +52,7 @@ def _add_call(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
 
 
 class ResponseExchange:
-    """The answer to one request.
+    """Answers one request to /v1/responses.
 
     Constructing it encodes the request, and raises CodecError or UsageError before anything is sent.
     """

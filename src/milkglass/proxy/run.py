@@ -28,7 +28,7 @@ LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """Where a proxy listens, and what it answers.
+    """Says where a proxy listens, whom it answers, and within which limits.
 
     Attributes:
         token: the API key. None: any is accepted, from this machine only.
@@ -46,7 +46,7 @@ class ProxyAddress:
 
 
 class Page(Protocol):
-    """A page beside OpenAI's addresses, whose observer receives all ids that are sent and received."""
+    """Serves a page beside OpenAI's addresses. Its observer receives all ids that are sent and received."""
 
     @property
     def observer(self) -> Observer: ...

@@ -40,7 +40,7 @@ NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can ope
 
 
 class InPlaceExchange:
-    """One request to an ASGI application without a connection, whose answer is read as it arrives."""
+    """Passes one request to an ASGI application without a connection, and reads the answer as it arrives."""
 
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
@@ -127,7 +127,7 @@ def async_transport(
 
 @dataclass
 class _LocalProxy:
-    """The proxy's application, made with the first request, in its event loop."""
+    """Makes the proxy's application when the first request comes, in the event loop that answers requests."""
 
     unlocked: UnlockedKey
     codec: Codec
@@ -221,7 +221,7 @@ class _AsyncBodyStream(httpx2.AsyncByteStream):
 
 
 class _InPlaceTransport(httpx2.BaseTransport):
-    """A transport whose event loop runs in its own thread until it is closed."""
+    """Answers requests in an event loop, which runs in a thread of its own until the transport is closed."""
 
     def __init__(self, local: _LocalProxy) -> None:
         self._local, self._loop = local, asyncio.new_event_loop()

@@ -42,7 +42,7 @@ Slot = tuple[Any, Any]  # a container and the key or index of a text in it
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows of a file.
+    """Holds consecutive rows of a file.
 
     Attributes:
         number: from 0.
@@ -61,9 +61,10 @@ class Block:
 
 @dataclass(frozen=True)
 class FileShape:
-    """The format of a file's rows.
+    """Parses and writes rows in the format of a file.
 
     Attributes:
+        kind: the format: "lines", "json", "csv" or "tsv".
         texts: the fields that are sanitized.
         header: of CSV and TSV.
         file: its name, for messages.

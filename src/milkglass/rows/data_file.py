@@ -37,7 +37,7 @@ READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file, and the columns that the user named.
+    """Reads the rows of a file, and finds the columns that are used.
 
     Attributes:
         path: the file; a string is taken too.

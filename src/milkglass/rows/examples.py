@@ -45,10 +45,10 @@ ROW_NOUNS: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversa
 
 @dataclass(frozen=True)
 class Example:
-    """One row: a text, perhaps with `pair` and `label`, or a conversation.
+    """Holds one row: a text, perhaps with `pair` and `label`, or a conversation.
 
     Attributes:
-        line: its number from 1, for messages.
+        line: the row's number from 1, for messages.
         noun: what the number counts: a line, an entry of a JSON list, a row of Parquet.
         row_id: the row's id in the table, if it was read.
     """
@@ -70,7 +70,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a file holds: its kind of rows, how many there are, and their labels.
+    """Says what a file holds: its kind of rows, how many there are, and their labels.
 
     Attributes:
         labels: the label names, in order (numbers by value).

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True)
 class LabelCells:
-    """How the cells of one column of labels are read.
+    """Reads the cells of one column of labels, by one rule for all of them.
 
     Attributes:
         are_whole: whether each cell is a whole number, or missing.
@@ -120,7 +120,7 @@ def _is_gap(cell: Any) -> bool:
 # --- scores -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Scale:
-    """The mean and the spread (standard deviation, above 0) of scores, in the user's unit."""
+    """Standardises scores by their mean and spread (standard deviation, above 0), both in the user's unit."""
 
     mean: float
     spread: float

@@ -25,7 +25,7 @@ BYTE_ORDER_MARK = "\ufeff"  # a byte order mark, which Windows puts before a tex
 
 @dataclass(frozen=True)
 class InputRow:
-    """A text, perhaps with its pair, or a conversation.
+    """Holds a text, perhaps with its pair, or a conversation.
 
     Attributes:
         name: the row's name in messages, such as "text 2" or "line 7 of in.txt".

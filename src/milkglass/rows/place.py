@@ -39,11 +39,11 @@ NAMING_HINT = "--text-column names the column of texts (in Python: DataFile(path
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a row: "line 7 of dev.tsv".
+    """Names the place of a row, such as "line 7 of dev.tsv".
 
     Attributes:
         file: the file's name.
-        number: from 1.
+        number: the row's number, from 1.
         noun: what a row is called.
     """
 

@@ -37,7 +37,7 @@ from milkglass.sanitizers.table import Ids, Vectors, WordVectors
 
 @dataclass(frozen=True, eq=False)
 class WordGroups:
-    """Words in groups, with the scores of the words of each one's group. Words are numbered among the candidates."""
+    """Divides words into groups, and scores all words of a group for each. Words are numbered among the candidates."""
 
     group: Ids  # (m,) the number of each word's group
     members: Ids = field(repr=False)  # (groups, width), -1 beyond a group's end
@@ -95,7 +95,7 @@ def scale_rows(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class CusText(Sanitizer):
-    """CUSTEXT over a table. An unknown word becomes any word of the table, with equal probabilities.
+    """Replaces words by CUSTEXT over a table. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
@@ -157,7 +157,7 @@ class CusText(Sanitizer):
 
 @dataclass(frozen=True)
 class CusTextMethod(SanitizerMethod):
-    """CUSTEXT, by default with k of ObfusLM's comparison (C.3)."""
+    """Makes CUSTEXT over a table, by default with k of ObfusLM's comparison (C.3)."""
 
     k: int = limited(20, least=2)
     metric: Metric = "cosine"
@@ -171,7 +171,7 @@ class CusTextMethod(SanitizerMethod):
 
 @dataclass(frozen=True)
 class CusTextPlusMethod(CusTextMethod):
-    """CUSTEXT+: CUSTEXT that leaves stopwords as they are."""
+    """Makes CUSTEXT+ over a table: CUSTEXT that leaves stopwords as they are."""
 
     name: ClassVar[str] = "custext+"
 

@@ -21,7 +21,7 @@ TEXT_PARAMETERS = ("keep_stopwords", "allow")  # those of `TextSanitizer`, not o
 
 @dataclass(frozen=True)
 class SanitizerMethod(abc.ABC):
-    """The base of all sanitizers by name. Subclasses are frozen dataclasses whose fields are the parameters.
+    """Makes a sanitizer over a table. Subclasses are frozen dataclasses whose fields are the parameters.
 
     Attributes:
         epsilon: the privacy budget of a word, or of a token.
@@ -90,7 +90,7 @@ class SanitizerMethod(abc.ABC):
 
 @dataclass(frozen=True)
 class SparingMethod(SanitizerMethod):
-    """A method that always replaces sensitive words, the rarest ones, and others with probability p.
+    """Makes a sanitizer that always replaces sensitive words, the rarest ones, and others with probability p.
 
     Attributes:
         p: the probability with which a word that is not sensitive is replaced; 0.3 in both papers.

@@ -48,12 +48,12 @@ Guarantee = Literal["paper", "strict"]
 
 @dataclass(frozen=True, eq=False)
 class Rnm(Sanitizer):
-    """RNM over a table. An unknown word becomes any word of the table, with equal probabilities.
+    """Replaces words by RNM over a table. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
         guarantee_kind: the paper's mechanism, or the one with a guarantee.
         sparing: which words are replaced only sometimes. None: every word is always replaced.
-        counts: as for CUSTEXT, for strict lists.
+        counts: (n,) how often each word occurs, which decides the order of strict lists. None: the table's order.
         given_lists: earlier `nearest_lists` of the same table and k.
         given_groups: earlier `lists` of the same table, k and counts.
 
@@ -169,7 +169,7 @@ class Rnm(Sanitizer):
 
 @dataclass(frozen=True)
 class RnmMethod(SparingMethod):
-    """RNM, by default with k and the share of sensitive words of CMIF (4.1)."""
+    """Makes RNM over a table, by default with k and the share of sensitive words of CMIF (4.1)."""
 
     k: int = limited(30, least=2)
     guarantee: Guarantee = "paper"

@@ -132,7 +132,7 @@ class Sanitizer(abc.ABC):
 
 @dataclass(frozen=True)
 class SparingRule:
-    """The words that are replaced: the sensitive ones (n,) always, all others with probability p."""
+    """Decides which words are replaced: the sensitive ones (n,) always, all others with probability p."""
 
     sensitive: Mask = field(repr=False)
     p: float

@@ -180,7 +180,10 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class SanText(Sanitizer):
-    """SANTEXT over a table. Epsilon is per unit of distance. An unknown word is treated as if at the table's mean."""
+    """Replaces words by SANTEXT over a table, with epsilon per unit of distance.
+
+    An unknown word is treated as if it lay at the table's mean.
+    """
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
         "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are not candidates.",
@@ -207,10 +210,12 @@ class SanText(Sanitizer):
 
 @dataclass(frozen=True, eq=False)
 class SanTextPlus(SanText):
-    """SANTEXT+ over a table: words that are not sensitive are replaced only with probability p.
+    """Replaces words by SANTEXT+ over a table: words that are not sensitive only with probability p.
 
     Attributes:
-        occurring: (n,) the words of the corpus. The sensitive ones among them are the substitutes: V_S of Algorithm 2.
+        sparing: decides which words are replaced.
+        occurring: (n,) whether a word occurs in the corpus. The sensitive ones that do are the substitutes: V_S of
+            Algorithm 2.
 
     Raises:
         UsageError: a value does not fit, or no word of the corpus is sensitive.
@@ -274,7 +279,7 @@ def halfway_epsilon(table: WordVectors) -> float:
 
 @dataclass(frozen=True)
 class SanTextMethod(SanitizerMethod):
-    """SANTEXT, whose one parameter is epsilon."""
+    """Makes SANTEXT over a table, whose one parameter is epsilon."""
 
     name: ClassVar[str] = "santext"
 
@@ -284,7 +289,7 @@ class SanTextMethod(SanitizerMethod):
 
 @dataclass(frozen=True)
 class SanTextPlusMethod(SparingMethod):
-    """SANTEXT+, by default with the share of sensitive words of ObfusLM's comparison (C.3)."""
+    """Makes SANTEXT+ over a table, by default with the share of sensitive words of ObfusLM's comparison (C.3)."""
 
     sensitive: float = limited(0.9, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice")
 

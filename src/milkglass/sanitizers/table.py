@@ -38,12 +38,12 @@ RESERVED = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|mad
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """The words that a sanitizer knows, with a vector for each.
+    """Holds the words that a sanitizer knows, with a vector for each.
 
     Attributes:
         words: (n,), each once.
         vectors: (n, d), fp32.
-        special: (n,) rows that are neither drawn nor replaced, such as [CLS] and [unused7].
+        special: (n,) whether a row is neither drawn nor replaced, such as [CLS] and [unused7]. None: no row is special.
         name: for reports; without a path or a text.
 
     Raises:

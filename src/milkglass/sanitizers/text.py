@@ -50,7 +50,7 @@ def _zeros() -> NDArray[np.int64]:
 
 @dataclass
 class WordTally:
-    """Counts of words by class, in the order of CLASSES. A word that the caller kept counts in its class, as not drawn.
+    """Counts words by class, in the order of CLASSES. A word that the caller kept counts in its class, as not drawn.
 
     Attributes:
         texts: the number of texts.
@@ -146,7 +146,7 @@ class WordReader:
 
 @dataclass(frozen=True, eq=False)
 class TextSanitizer:
-    """A sanitizer by words in front of any model.
+    """Sanitizes texts by words, in front of any model.
 
     Attributes:
         sanitizer: the mechanism over a table of words.
@@ -305,7 +305,7 @@ class TokenReader:
 
 @dataclass(frozen=True, eq=False)
 class TokenTextSanitizer:
-    """A sanitizer by tokens of a model, in front of text (CMIF, section 3.2: w_i is a row of the embedding layer).
+    """Sanitizes texts by tokens of a model (CMIF, section 3.2: w_i is a row of the embedding layer).
 
     A text is tokenized alone, its ids go through the mechanism, and the result is decoded. Special tokens are never
     drawn, and what looks like one in a text is text. A tokenizer may split the decoded text into other tokens than were

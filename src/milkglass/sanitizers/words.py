@@ -126,7 +126,7 @@ class Lookup(dict[str, int]):
     """Maps a word of a text to its row; to UNKNOWN or NUMBER; or to KEPT - i for the i-th kept word.
 
     Everything with a digit is a number, even if the table has it. `stem` gives a word to look up for one without a row.
-    The cache is cleared when it grows too large.
+    When REMEMBERED_WORDS are remembered, all are forgotten.
     """
 
     def __init__(

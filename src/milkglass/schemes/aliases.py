@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slots:
-    """The token of each of n' slots, before the permutation.
+    """Says which token and alias each of n' slots stands for, before the permutation.
 
     The first n slots are the n tokens in order. Then follow, alias by alias from the second, all tokens with aliases in
     ascending order. n' = n + (r - 1) (n - |single|).
@@ -61,7 +61,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class AliasedMixture:
-    """One mixture of n rows for each alias, as a single row map.
+    """Joins the mixtures of all aliases, each of n rows, to a single row map.
 
     Attributes:
         mixtures: one for each alias, in order.

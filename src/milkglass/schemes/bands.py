@@ -29,7 +29,7 @@ MIN_CLUSTERS_A_BAND = 4  # times k it is the least number of tokens of a band, s
 
 @dataclass(frozen=True)
 class Bands:
-    """Frequency bands of a vocabulary.
+    """Divides a vocabulary into frequency bands.
 
     Attributes:
         factor: counts in a band differ by less than this factor.

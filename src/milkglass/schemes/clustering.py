@@ -57,8 +57,8 @@ def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
     """Clusters the rows `order` of `table` (n, d) by Algorithm 1, visited in that order, to which ties go.
 
-    Only the rows of D for free seeds are needed. They are computed roughly for some seeds at a time, few enough that
-    seldom one of them is taken by an earlier seed. Values near a border are measured exactly (nearest/).
+    Only the rows of D, the cosines, for free seeds are needed. They are computed roughly for some seeds at a time, so
+    few that an earlier seed seldom takes one of them. Values near a border are measured exactly (nearest/).
     """
     rank = np.full(len(table), -1, np.int64)
     rank[order] = np.arange(len(order))
@@ -81,7 +81,9 @@ def _rows(
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
-    `counts` says how many rows reach each of a row's likely values; one of `share` free rows is a seed at a time.
+    Args:
+        counts: how many rows reach each of a row's likely values.
+        share: at a time, about one of so many free rows is a seed.
     """
     max_seeds = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(is_free))))
     next_place = 0
@@ -116,11 +118,13 @@ def _rows(
 
 @dataclass(frozen=True)
 class _Wave:
-    """The rows of D of some seeds. Workers compute it in few calls, since many would slow the reader.
+    """Computes the rows of D for some seeds, in few calls, since many would slow the thread that reads the rows.
 
     Attributes:
-        rough: (b, n) their cosines, `OUTSIDE_VALUE` for a row that does not take part.
-        slack: the largest error of these.
+        seeds: (b,) the rows that may begin a cluster, in order.
+        rough: (b, n) the cosines of the seeds, `OUTSIDE_VALUE` for a row that does not take part.
+        slack: the largest error of these cosines.
+        rank: (n,) the turn of each row; -1 for a row that does not take part.
         likely: the entries of each row that reach likely thresholds.
     """
 
@@ -216,7 +220,7 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
 
 
 def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Computes lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
+    """Computes lines 5 to 9 of Algorithm 2 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
     unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
     cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), COSINE_DECIMALS)
     scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2

@@ -24,7 +24,7 @@ from milkglass.schemes.scheme import Scheme
 
 
 class Covariant(Scheme):
-    """A scheme that changes every layer and keeps what the model computes."""
+    """Changes every layer, and keeps what the model computes, exactly or approximately."""
 
     needs_heads: ClassVar[bool] = True
 

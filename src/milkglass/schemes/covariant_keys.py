@@ -38,7 +38,7 @@ Part = Literal["queries", "keys", "values", "output", "gate", "up", "down"]
 
 
 class KeyDraws(Protocol):
-    """Secret numbers of one purpose, as matrices."""
+    """Draws secret matrices and orders for one purpose."""
 
     def gaussian(self, *shape: int) -> Tensor: ...
 
@@ -48,7 +48,7 @@ class KeyDraws(Protocol):
 
 
 class StreamKeys(abc.ABC):
-    """A family of P (d, D) and Q (D, d), fp64.
+    """Gives the matrices P (d, D) and Q (D, d) of one family, fp64. P Q = I for each P and each Q.
 
     Attributes:
         kappa: the root mean square of x P relative to that of x, for x of no preferred direction. RMSNorm divides by
@@ -68,7 +68,7 @@ class StreamKeys(abc.ABC):
 
 @dataclass(frozen=True)
 class OrthogonalKeys(StreamKeys):
-    """One orthogonal P (d, d), with its transpose as Q. It keeps lengths, so the norms are exact."""
+    """Gives one orthogonal P (d, d), and its transpose as Q. P keeps lengths, so the norms are exact."""
 
     matrix: Tensor
     kappa: float = 1.0
@@ -81,13 +81,13 @@ class OrthogonalKeys(StreamKeys):
 
 
 class KeyMatrices(StreamKeys):
-    """Algorithm 1: what all P and Q of a key share.
+    """Draws P and Q by Algorithm 1, and holds what all P and Q of a key share.
 
     Attributes:
-        b, b_inverse, e, f, z: see the module.
+        b, b_inverse, e, f, z: B, its inverse, E, F and Z of the module.
         kernel_f: (h, h - h/2) an orthonormal basis of the rows c with c F = 0.
         kernel_e: (h, h - h/2) an orthonormal basis of the columns d with E d = 0.
-        kappa: its mean square over the draws of C: |B|^2 + |E|^2 + d (h - h/2) / d over D, each a Frobenius norm.
+        kappa: its square is (|B|^2 + |E|^2 + h - h/2) / D with Frobenius norms, the mean over the draws of C.
     """
 
     def __init__(self, near_orthogonal: Tensor, expansion: int, draws: KeyDraws) -> None:
@@ -118,11 +118,13 @@ class KeyMatrices(StreamKeys):
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a decoder's layer.
+    """Holds the sizes of a decoder's layer.
 
     Attributes:
-        key_heads: of keys and values; divides `heads`.
+        heads: the number of query heads.
+        key_heads: the number of key heads, and of value heads; divides `heads`.
         head_size: e, even. Dimension i and i + e/2 are a pair.
+        neurons: f, the neurons of the feed-forward network.
         rotary_base: pair i turns by base^(-2i/e) a token.
     """
 
@@ -140,7 +142,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What is done to the pairs of one key head's dimensions.
+    """Says how the pairs of one key head's dimensions are turned, scaled and moved.
 
     Attributes:
         angles: (e/2,) of R, radians.
@@ -171,7 +173,7 @@ class Pairs:
 
 
 class LayerKeys:
-    """The secrets of one layer, fp64.
+    """Holds the secrets of one layer, fp64, and applies them to its tensors.
 
     Attributes:
         matrices: by part, (key_heads, e, e) that multiply queries, keys and values from the right; for "output", U^-1.

@@ -21,7 +21,7 @@ BLOCK_BYTES = 16 << 20  # bytes in fp32 of the rows that are mixed at a time: la
 
 
 class Draws(Protocol):
-    """Secret numbers of one purpose, from a key's stream."""
+    """Draws secret numbers for one purpose, from a key's stream."""
 
     def uniform(self, count: int) -> NDArray[np.float64]: ...
 
@@ -29,7 +29,7 @@ class Draws(Protocol):
 
 
 class RowMap(Protocol):
-    """What replaces a table's rows, before they are permuted."""
+    """Makes the rows that replace a table's, before they are permuted."""
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
         """Returns these rows of the new table in its dtype. A bias is a table of one column, without that dimension."""
@@ -40,7 +40,7 @@ class RowMap(Protocol):
 
 @dataclass(frozen=True)
 class Mixture:
-    """The weight matrix W (n, n) as compressed rows; only the blocks of the clusters are stored.
+    """Holds the weight matrix W (n, n) as compressed rows. Only the blocks of the clusters are stored.
 
     Row i mixes `members[indptr[i]:indptr[i + 1]]` with the same slice of `weights`. A row outside every cluster is its
     own and only member.
@@ -160,9 +160,11 @@ def _sums(
 
 @dataclass(frozen=True)
 class Promise:
-    """What actually holds of the (k, epsilon) promise.
+    """States what actually holds of the (k, epsilon) promise.
 
     Attributes:
+        k: among how many tokens each is meant to hide.
+        clusters: the number of clusters.
         sizes: how many clusters there are of each size.
         below_k: tokens in clusters smaller than k.
         singletons: tokens alone in their cluster, which are sent verbatim.

@@ -43,12 +43,14 @@ MAX_CONDITION = 1e6  # the condition of W* above which its inverse in fp32 would
 
 @dataclass(frozen=True)
 class Plus:
-    """How the dimensions are mixed.
+    """Makes the matrices that mix the dimensions of the residual stream (ObfusLM, section 4.4).
 
     Attributes:
         k: the paper's k*, 10 (appendix C.3).
         epsilon: the paper's epsilon*, 3 (appendix C.3).
         beta: the paper's 0.99 leaves few or no candidates among some hundred dimensions; 0.95 leaves 29 of 576.
+        form: which matrices multiply readers and writers, see the module.
+        leftover: clusters smaller than k join the nearest one ("merge") or are left ("paper").
     """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
@@ -97,7 +99,7 @@ class Plus:
 
 @dataclass(frozen=True)
 class DimensionTransform:
-    """The matrices that multiply each kind of tensor, (d, d) fp32 each.
+    """Holds the matrices that multiply each kind of tensor, (d, d) fp32 each.
 
     Attributes:
         tables, readers: multiply a tensor from the right.

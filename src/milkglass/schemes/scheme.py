@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class Scheme(abc.ABC):
-    """The base of all schemes. Subclasses are frozen dataclasses whose fields are the parameters (parameters.py).
+    """Decides how token-indexed tables are rewritten.
+
+    Subclasses are frozen dataclasses whose fields are the parameters (parameters.py).
 
     Attributes:
         name: as a key file keeps it.

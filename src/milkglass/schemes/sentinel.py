@@ -57,7 +57,7 @@ class SentinelLMs(Scheme):
 
 @dataclass(frozen=True)
 class Glide:
-    """Consecutive glide-reflections: lines (r, 2), a and b of each.
+    """Moves rows by consecutive glide-reflections. `lines` (r, 2) has a and b of each.
 
     e' = e - 2 (e.l / l.l) l + t with l = a 1, t = b 1, and a, b uniform in [0, 1) (EDNN paper, equation 1). a cancels,
     since the length of a reflection's normal has no effect. Computed in fp64, returned in the table's dtype.

@@ -35,7 +35,7 @@ MAX_BUFFERED_BYTES = 64 << 10  # bytes of an answer that wait for the end of a t
 
 
 class Phase(enum.Enum):
-    """What a connection is doing, which decides how long it may take."""
+    """Says what a connection is doing, which decides how long it may take."""
 
     HEAD = "waiting for a request's headers"
     BODY = "waiting for the rest of a request's body"
@@ -110,7 +110,10 @@ class BufferedTransport(asyncio.Transport):
 
 @final
 class ServerConnection(H11Protocol):
-    """One HTTP connection. `check` is called about once a second; `on_lost` once, when the connection is gone."""
+    """Serves HTTP on one connection, and closes it when a deadline passes.
+
+    `check` must be called about once a second. `on_lost` is called once, when the connection is gone.
+    """
 
     def __init__(
         self,
@@ -275,7 +278,7 @@ class ServerConnection(H11Protocol):
 
 @final
 class ClientConnection:
-    """One accepted socket. `protocol` is None during the TLS handshake."""
+    """Tracks one accepted connection. `protocol` is None during the TLS handshake."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -379,9 +382,9 @@ class Acceptor:
         return False
 
     def _oldest_idle(self, address: str) -> ClientConnection | None:
-        """Returns an address's oldest idle connection, one that was never answered if there is such a one.
+        """Returns an address's oldest idle connection, preferably one on which no request was answered yet.
 
-        In a flood that one is among the first, so that a new connection does not cost a search of all.
+        In a flood such a one is among the first, so that a new connection does not cost a search of all.
         """
         oldest = None
         for client in self._connections:

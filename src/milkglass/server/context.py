@@ -25,7 +25,7 @@ MAX_SLOW_REQUESTS = 8  # requests that read whole files or models at a time; oth
 
 @dataclass(frozen=True)
 class Context:
-    """Everything that the routes share."""
+    """Holds everything that the routes share."""
 
     settings: ServerSettings
     home: DataDir
@@ -44,7 +44,7 @@ class Context:
 
 
 def build(settings: ServerSettings, home: DataDir) -> Context:
-    """Opens all that is in the home, cleans up after a kill, and starts the job thread. The caller holds its lock."""
+    """Opens all that is in `home`, cleans up after a kill, and starts the job thread. The caller has locked `home`."""
     home.prepare()
     store = Store(home.root / "state.sqlite")
     uploads = Uploads(home, store, settings.max_upload, settings.upload_max_idle, settings.max_uploads)

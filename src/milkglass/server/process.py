@@ -34,7 +34,7 @@ FAILED_EXIT_CODE = 3  # exit code where the application does not start
 
 
 class ListenSettings(Protocol):
-    """Where and how a server listens. Port 0 is any free one; without a TLS certificate it speaks plain HTTP."""
+    """Says where and how a server listens. Port 0 is any free one; without a TLS certificate it speaks plain HTTP."""
 
     @property
     def host(self) -> str: ...
@@ -49,7 +49,7 @@ class ListenSettings(Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server with `ServerConnection`s. With a `max_message_bytes` of 0 it has no WebSockets."""
+    """Runs uvicorn's server with `ServerConnection`s. With a `max_message_bytes` of 0 it has no WebSockets."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ OTHER_FILES = 128  # files that the server opens besides connections, at least
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Limits of connections. Times are in seconds, rates in bytes a second.
+    """Limits connections. Times are in seconds, rates in bytes a second.
 
     Attributes:
         total: connections at a time.
@@ -55,7 +55,7 @@ class Limits:
         body_pace: bytes a second: a body of n bytes may take body_grace + n / body_pace seconds.
         send_rate: least rate at which a waiting answer is read, over a window.
         linger: time for the rest of a body whose request was answered already.
-        tick: how often these times are checked.
+        tick: time between two checks of these times.
     """
 
     total: int = 512
@@ -98,7 +98,7 @@ WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothin
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """All settings of a server. Sizes are in bytes, times in seconds."""
+    """Holds all settings of a server. Sizes are in bytes, times in seconds."""
 
     home: Path
     host: str = "127.0.0.1"
@@ -213,7 +213,7 @@ def bytes_on_disk(*paths: Path) -> int:
 
 
 class DataDir:
-    """The home folder. `spare` bytes of the disk, or of a quota, are never filled."""
+    """Manages the home folder: its lock, token and room. `spare` bytes of the disk, or of a quota, are never filled."""
 
     def __init__(self, root: Path, spare: int, quota: int | None = None) -> None:
         self.root, self.spare, self.quota = root, spare, quota

@@ -51,7 +51,7 @@ GENERATION_DEFAULTS = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.9
 
 
 class Hyperparameters(BaseModel):
-    """The hyperparameters of a training. The defaults are ObfusLM's appendix C.3.
+    """Describes how a model is trained. The defaults are those of ObfusLM's appendix C.3.
 
     Encoders are trained in full; decoders with LoRA of rank 256 and alpha 16 on every linear layer, the first two
     layers and the last one in full. Three defaults are not the paper's: 3 epochs (the paper trains 10), fp32 (it trains
@@ -145,7 +145,7 @@ class Hyperparameters(BaseModel):
 
 
 class JobSpec(BaseModel):
-    """The job of a worker. Paths are the server's own and absolute. Unknown fields of earlier versions are ignored."""
+    """Describes a worker's job. Paths are the server's and absolute. Unknown fields of earlier versions are ignored."""
 
     model: str
     train: str
@@ -156,7 +156,7 @@ class JobSpec(BaseModel):
 
 
 class Event(BaseModel):
-    """One event of a job. Nothing in it comes from the training data itself.
+    """Describes one event of a job. Nothing in it comes from the training data itself.
 
     `metrics` events have data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, and accuracy
     with confusion (counts: a row for each class, a column for what it was taken for), or pearson.
@@ -170,7 +170,7 @@ class Event(BaseModel):
 
 
 class Status(BaseModel):
-    """How a worker's run ended."""
+    """Says how a worker's run ended."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

@@ -119,7 +119,7 @@ def training_options(job: Path, hyperparameters: Hyperparameters, evaluate: bool
 
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
-    """Runs the job to its end. None: it was interrupted, to be resumed."""
+    """Runs the job, and returns how it ended. None: it was interrupted, to be resumed."""
     hyperparameters = spec.hyperparameters
     set_seed(hyperparameters.seed)
     sizes = model_sizes(Path(spec.model))

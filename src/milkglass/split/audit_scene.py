@@ -27,7 +27,7 @@ from milkglass.threat.defence import Server
 
 @dataclass(frozen=True)
 class SplitScene:
-    """A scene, and the number of texts of the user's file that are too long to be sent."""
+    """Holds a scene, and the number of texts of the user's file that are too long to be sent."""
 
     scene: Scene
     left_out_count: int

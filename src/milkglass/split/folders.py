@@ -21,10 +21,11 @@ DESCRIPTION_FILE, VERSION = "split.json", 1
 
 @dataclass(frozen=True)
 class ClientDescription:
-    """The content of a client half's split.json.
+    """Holds the content of a client half's split.json.
 
     Attributes:
         method: the name of the defence by which states are disturbed.
+        parameters: the defence's parameters.
         training: the fields of `HalvesTraining`.
         model: the original model's folder or hub id.
         labels: the number of each class, by its name.
@@ -48,7 +49,7 @@ class ClientDescription:
 
 @dataclass(frozen=True)
 class ServerDescription:
-    """The content of a server half's split.json: the defence's name, and its parameters."""
+    """Holds the content of a server half's split.json: the defence's name, and its parameters."""
 
     method: str
     parameters: Mapping[str, Any]

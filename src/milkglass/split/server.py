@@ -44,7 +44,7 @@ class ServerHalf:
     """Answers frames with the server's half, one at a time.
 
     Attributes:
-        info: what a client may know of it, with its limits.
+        info: what a client may know of the half, with the half's limits.
     """
 
     server: EncoderServer = field(repr=False)

@@ -39,7 +39,7 @@ NO_LENGTH_LIMIT = 1 << 40  # tokens, so that only the model's own limit applies
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """Labelled texts for a training.
+    """Holds labelled texts for a training.
 
     Attributes:
         corpus: the texts with the numbers of their classes.
@@ -181,7 +181,7 @@ def _report_steps(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The accuracy of two halves on texts on which they were not trained.
+    """Holds the accuracy of two halves on texts on which they were not trained.
 
     Attributes:
         accuracy: the share of texts that are classified correctly.

@@ -22,12 +22,12 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 
 @dataclass(frozen=True)
 class Cost:
-    """The CPU seconds of an attack that runs to its end and is graded.
+    """Estimates the CPU seconds of an attack that runs to its end and is graded.
 
         fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
 
     The seconds are those of one thread of the machine on which attacks were timed; audit/plan.py says how fast this
-    machine is. They are an estimate for a person who waits, and no result depends on them.
+    machine is. They are for a person who waits, and no result depends on them.
 
     Attributes:
         fixed: the seconds in every case.
@@ -50,7 +50,9 @@ class Cost:
 
 
 class Attack(abc.ABC):
-    """The base of all attacks. Subclasses are frozen dataclasses whose fields are their parameters, and write `run`.
+    """Reads what it can of a transcript, and returns a guess. The base of all attacks.
+
+    Subclasses are frozen dataclasses whose fields are their parameters, and implement `run`.
 
     Attributes:
         name: the attack's name in the catalogue.
@@ -61,7 +63,7 @@ class Attack(abc.ABC):
         uses: the names of the fields of `Knowledge` that it uses if they are set.
         min_seconds: the smallest budget with which the attack is worth beginning. If it is above 0, the attack reads
             more with more time.
-        cost: what the attack takes to its end, from which an audit estimates its own time.
+        cost: the seconds that the attack takes to its end, from which an audit estimates its own time.
         baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs such attacks
             last.
         undoes: whether the attack undoes the scheme itself where it applies. An audit runs such attacks first.

@@ -23,7 +23,7 @@ DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some
 
 
 class WorkClock:
-    """A clock that moves on with the work that attacks report, and not with time.
+    """Counts the work that attacks report, in place of time.
 
     Attributes:
         seconds: the seconds of work that were reported.
@@ -39,12 +39,12 @@ class WorkClock:
 
 @dataclass
 class Budget:
-    """The time that an attack may take. An attack that has to stop early returns what it has.
+    """Limits the time that an attack may take. An attack that has to stop early returns what it has.
 
     An attack that asks `left` in a loop also reports by `spend` what the loop did.
 
     Attributes:
-        seconds: how long the attack may take from when the budget is made.
+        seconds: how long the attack may take, from the moment at which the budget is made.
         progress: receives the share of the work that is done, from 0 to 1.
         stopped: returns whether everything must end at once.
         clock: returns seconds: by default those of the CPU, over all threads of this process. No attack runs in a child

@@ -23,7 +23,7 @@ from milkglass.threat.observations import Observation
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with their labels, for defences that are trained.
+    """Holds texts with their labels, for defences that are trained.
 
     Attributes:
         texts: the texts, or the first text of each pair.
@@ -41,7 +41,7 @@ class LabelledTexts:
 
 
 class Client(abc.ABC):
-    """The half of a defence that keeps the secrets: it turns texts into what crosses the wire."""
+    """Keeps the secrets of a defence, and turns texts into what crosses the wire: the client half."""
 
     @abc.abstractmethod
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
@@ -84,7 +84,7 @@ class Client(abc.ABC):
 
 
 class Server(abc.ABC):
-    """The half of a defence that keeps no secret: it rests on the machine that is not trusted, and answers.
+    """Answers the client half on a machine that is not trusted, without any secret: the server half.
 
     Attributes:
         folder: the folder with all that this defence has on the server.
@@ -105,7 +105,9 @@ class Server(abc.ABC):
 
 
 class Defence(abc.ABC):
-    """The base of all defences. Subclasses are frozen dataclasses whose fields are their parameters.
+    """Splits a model into a half that keeps every secret and a half that keeps none. The base of all defences.
+
+    Subclasses are frozen dataclasses whose fields are their parameters.
 
     Attributes:
         name: the defence's name in the catalogue.

@@ -14,7 +14,7 @@ NO_BELIEF = -1  # stands for a public id where nothing is guessed
 
 @dataclass(frozen=True)
 class Guess:
-    """What an attack believes. Exactly one of the first five fields is set.
+    """Holds what an attack believes. Exactly one of the first five fields is set.
 
     Attributes:
         table: (n, k) the public ids for which each scrambled id may stand, the likeliest first, and NO_BELIEF where

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """Scrambled ids, each of which stands for some of the same public ids, in an unknown assignment.
+    """Holds scrambled ids and the public ids for which they stand. It is unknown which stands for which.
 
     Attributes:
         rows: (r,) the scrambled ids.
@@ -37,7 +37,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The public ids for which each scrambled id can stand, and how likely that is by what was seen so far.
+    """Holds the public ids for which each scrambled id can stand, and how likely each is by what was seen so far.
 
     Attributes:
         groups: the scrambled ids, and the public ids for which they can stand. No scrambled id is in two groups.
@@ -99,7 +99,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Recordings:
-    """Encrypted answers to requests of the attacker's own, whose topics are known.
+    """Holds encrypted answers to requests of the attacker's own, whose topics are known.
 
     Attributes:
         records: the sizes and times of what crossed.
@@ -121,7 +121,7 @@ def required(value: T | None) -> T:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What an attacker has besides the transcript. A field is None if this attacker lacks it.
+    """Declares what an attacker has besides the transcript. A field is None if this attacker lacks it.
 
     The attacker knows the scheme and not its secret (Kerckhoffs): `simulate`, `observe` and `rehearse` run it with the
     attacker's own draws.

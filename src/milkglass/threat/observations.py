@@ -20,12 +20,12 @@ from milkglass.sequences import Ids, Sequences
 
 
 class Observation(abc.ABC):  # noqa: B024 - a closed family: the six below
-    """One kind of data that the server holds or receives."""
+    """Marks one kind of data that an attacker sees on the server or on the network."""
 
 
 @dataclass(frozen=True)
 class Tokens(Observation):
-    """Scrambled ids that the client sent.
+    """Holds scrambled ids that the client sent.
 
     Attributes:
         ids: a sequence for each text.
@@ -40,7 +40,7 @@ class Tokens(Observation):
 
 @dataclass(frozen=True)
 class Weights(Observation):
-    """A model at rest on the server.
+    """Holds a model that is stored on the server.
 
     Attributes:
         model: the model, under scrambled ids.
@@ -53,7 +53,7 @@ class Weights(Observation):
 
 @dataclass(frozen=True)
 class Activations(Observation):
-    """Hidden states that the client sent.
+    """Holds hidden states that the client sent.
 
     Attributes:
         hidden: (total, d) a row for each token of each text.
@@ -73,12 +73,12 @@ class Activations(Observation):
 
 @dataclass(frozen=True)
 class Gradients(Observation):
-    """What one client shares of one training step: the gradient of the mean loss of a batch.
+    """Holds what one client shares of one training step: the gradient of the mean loss of a batch.
 
     Attributes:
         tensors: the gradient of each parameter, by the parameter's name.
         batch_size: how many texts the batch has.
-        round: the index of the step, from 0.
+        round: the index of the federated round, or of the step where there are no rounds, from 0.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -88,7 +88,7 @@ class Gradients(Observation):
 
 @dataclass(frozen=True)
 class Outputs(Observation):
-    """Scrambled ids that the server generated.
+    """Holds scrambled ids that the server generated.
 
     Attributes:
         ids: a sequence for each answer.
@@ -101,7 +101,7 @@ class Outputs(Observation):
 
 @dataclass(frozen=True)
 class Records(Observation):
-    """What anybody on the network sees of encrypted answers: the sizes and times of their TLS records.
+    """Holds what anybody on the network sees of encrypted answers: the sizes and times of their TLS records.
 
     Attributes:
         sizes: the bytes of each record, a sequence for each answer.
@@ -117,7 +117,7 @@ Kind = TypeVar("Kind", bound=Observation)
 
 @dataclass(frozen=True)
 class Transcript:
-    """All that one client sent and the server has.
+    """Holds all that one client sent and the server has.
 
     Attributes:
         observations: in the order in which they were made.

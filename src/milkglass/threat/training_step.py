@@ -32,7 +32,7 @@ Task = Literal["classification", "next-token"]
 
 @dataclass(frozen=True, eq=False)
 class SharedStep:
-    """A model and its loss, whose gradients a client shares.
+    """Computes a model's loss, and the gradients of it that a client shares.
 
     Attributes:
         module: a Hugging Face model with its head. The gradients of frozen parameters are not shared.

@@ -24,7 +24,7 @@ MIN_CHANCE = 1e-12  # the least chance that counts, so that a truth that is call
 
 @dataclass(frozen=True)
 class Truth:
-    """What the attacker wants to know.
+    """Holds what the attacker wants to know.
 
     Attributes:
         inverse: (n',) the public id behind each scrambled id; one of several where an id stands for several tokens.

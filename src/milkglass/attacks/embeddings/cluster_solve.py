@@ -64,25 +64,26 @@ REST_TEMPERATURE = 0.05  # in that group a log-likelihood is log softmax(cosine 
 
 @dataclass(frozen=True)
 class _FreePool:
-    """The rows or tokens that were free at the last `_refresh`: their ids (f,) and projections (f, sketch)."""
+    """Holds the ids (f,) and projections (f, sketch) of the rows or tokens that were free at the last `_refresh`."""
 
     ids: Ids
     projected: Tensor
 
 
 class ClusterSearch:
-    """A search for all clusters of a table. Rows are indexed by scrambled ids, tokens by public ids.
+    """Searches for all clusters of a table. Rows are indexed by scrambled ids, tokens by public ids.
 
     Attributes:
         scrambled, public: (n', d) and (n, d) the rows of both tables.
         rows, tokens: the same, scaled to length 1.
         is_free: (n',) whether each row belongs to no cluster yet.
-        free_equals: for the first token of each content, the free tokens of that content, itself included; empty for
-            the others and for tokens that are used up.
-        noise: the relative error of the equations, see `measure_noise`.
+        free_equals: a list for each token. The first of several tokens with equal rows lists those that are free; the
+            lists of the others are empty.
+        noise: the relative error of the equations (`measure_noise`).
         projected_rows, projected_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
-        pool_rows, pool_tokens: those that were free at the last `_refresh`.
-        clusters: for each its rows, its tokens, and the weights (rows, tokens), or None for rows that equal a token's.
+        pool_rows, pool_tokens: the rows and tokens that were free at the last `_refresh`.
+        clusters: for each cluster its rows, its tokens, and the weights (rows, tokens), or None for rows that equal a
+            token's.
     """
 
     projected_rows: Tensor

@@ -30,7 +30,13 @@ ROWS_AT_A_TIME = 512  # rows compared at a time
 
 @dataclass(frozen=True)
 class RowFeatures:
-    """The features (n', f) of the scrambled and (n, f) of the public rows, and the metric that compares them."""
+    """Holds the features that are compared.
+
+    Attributes:
+        seen: (n', f) the features of the scrambled rows.
+        public: (n, f) the features of the public rows.
+        metric: compares them.
+    """
 
     seen: Tensor
     public: Tensor
@@ -38,7 +44,7 @@ class RowFeatures:
 
 
 class NearestRows(Attack):
-    """An attack that reads each scrambled id as the public token with the nearest `features`.
+    """Reads each scrambled id as the public token with the nearest `features`.
 
     Attributes:
         k: the number of ranks of the guess.

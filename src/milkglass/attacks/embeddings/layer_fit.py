@@ -35,10 +35,10 @@ MAX_STACKED_DIFFERENCE = 0.3  # two kinds whose T differ by less are stacked
 
 @dataclass(frozen=True)
 class Estimate:
-    """The transformation (d, d) that fits one kind of matrix best.
+    """Holds the transformation that fits one kind of matrix best.
 
     Attributes:
-        transformation: T.
+        transformation: (d, d) T.
         residual: the relative error of the fit.
         row_count: the number of rows of Phi that were fitted.
     """
@@ -56,11 +56,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class NormalEquations:
-    """The normal equations of Phi T = Phi* in fp64. They can be added, so that not all matrices are in memory at once.
+    """Solves Phi T = Phi* by its normal equations in fp64.
+
+    The equations can be added, so that not all matrices are in memory at once.
 
     Attributes:
-        gram: Phi^T Phi.
-        cross: Phi^T Phi*.
+        gram: (d, d) Phi^T Phi.
+        cross: (d, d) Phi^T Phi*.
         power: ||Phi*||^2.
         row_count: the number of rows of Phi.
     """
@@ -98,12 +100,13 @@ class NormalEquations:
 # --- which matrices --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Stack:
-    """Matrices whose names differ only in the layer's number.
+    """Groups matrices whose names differ only in the layer's number.
 
     Attributes:
         stem: the name with * for the number.
-        names: the matrices that are looked at.
-        transposed: the views in which their rows have d numbers: whether each is transposed. Both if they are square.
+        names: the names of the matrices that are fitted.
+        transposed: in which views rows have d numbers: as they are (False), transposed (True), or both if matrices are
+            square.
     """
 
     stem: str
@@ -122,13 +125,13 @@ class Stack:
 
 @dataclass(frozen=True)
 class FittedStack:
-    """One stack in one view, with the transformation that fits it.
+    """Holds one stack in one view, with the transformation that fits it.
 
     Attributes:
-        name: of the stack.
-        gain: the norm gain that is folded into the public matrices. None if it fits best without one.
+        name: the stack's `stem`.
+        gain: the norm gain that is folded into the public matrices. None if the stack fits best without one.
         normal: the sum of the matrices' normal equations.
-        fit: their solution.
+        fit: the solution of these equations.
     """
 
     name: str

@@ -81,7 +81,7 @@ class Matching(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns the same groups, with the likelihood of their weights added to theirs."""
+        """Returns the attacker's candidates, with the likelihood of the groups' weights added to their own."""
         candidates, table = required(knowledge.candidates), required(knowledge.public_model).table
         groups, log_likelihoods = candidates.groups, list(candidates.log_likelihoods)
         usable = [index for index, group in enumerate(groups) if _is_usable(group)]
@@ -104,12 +104,12 @@ class Matching(Solver):
 
 @dataclass(frozen=True)
 class ClusterBatch:
-    """g groups of s tokens and r rows each, whose likelihoods are computed together.
+    """Holds g groups of s tokens and r rows each, whose likelihoods are computed together.
 
     Attributes:
-        indices: of the groups in the list of all groups.
-        cosines: (g, s, s) of tokens i and j.
-        log_weights: (g, r, s) of token j in each row; r is s, or a multiple of s with aliases.
+        indices: the indices of the groups in the list of all groups.
+        cosines: (g, s, s) the cosines of tokens i and j.
+        log_weights: (g, r, s) the log weight of token j in each row; r is s, or a multiple of s with aliases.
     """
 
     indices: list[int]

@@ -53,7 +53,7 @@ SAMPLE_ROWS = 256  # rows that decide between products
 
 @dataclass(frozen=True)
 class SortableRows:
-    """Rows to be sorted: the table (n, d), or the table times a reader (g, d).
+    """Sorts and compares the rows of both sides: of the table (n, d), or of the table times a reader (g, d).
 
     Attributes:
         name: the name of the reader and of the gain folded into the public one, or "table".

@@ -69,8 +69,8 @@ class Combiner:
     spans do not show which.
 
     Attributes:
-        attention_input: of the second layer.
-        spans: of the second layer's gradients.
+        attention_input: the input of the second layer's attention.
+        spans: the spans of the second layer's gradients.
         tolerance: how far each state may be from the spans.
         combinations: the most combinations that are tried one by one.
         starts: random texts that are improved for each text to be found, above that many combinations.
@@ -90,7 +90,7 @@ class Combiner:
 
         Args:
             options: the tokens of each position.
-            lengths: of the texts.
+            lengths: the lengths of the texts.
             lengths_are_known: whether there is one text of each of these lengths; else each text may have any of them.
             budget: ends the search.
             rng: draws the starts.

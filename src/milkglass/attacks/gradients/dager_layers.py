@@ -34,11 +34,11 @@ TokenTuple = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix that reads a layer's input.
+    """Describes one matrix that reads a layer's input.
 
     Attributes:
-        name: of its parameter.
-        transposed: whether it is stored (in, out).
+        name: the name of the matrix's parameter.
+        transposed: whether the matrix is stored (in, out).
         second_half: the parameter of the adapter's second half, which reads this matrix's output. None if the matrix is
             not the first half of an adapter.
     """
@@ -49,13 +49,13 @@ class Matrix:
 
 
 class AttentionInput:
-    """The input of one layer's attention, and the matrices that read it.
+    """Finds the matrices that read the input of one layer's attention, and computes this input.
 
     Attributes:
         step: has the model.
         layer: the index of the layer, from 0.
         module: the query projection.
-        matrices: those that read the input, the query projection first.
+        matrices: the matrices that read the input, the query projection first.
     """
 
     def __init__(self, step: SharedStep, layer: int) -> None:
@@ -139,7 +139,7 @@ def _second_half(model: nn.Module, module: nn.Module, names: dict[int, str]) -> 
 
 @dataclass(frozen=True, eq=False)
 class SpanTokens:
-    """The tokens whose states lie in the span of the first layer's gradients.
+    """Lists the tokens whose states lie in the span of the first layer's gradients.
 
     Attributes:
         tokens: for each position the tokens in the span, nearest first.
@@ -240,8 +240,8 @@ def grow_texts(
     token no continuation is in the span.
 
     Args:
-        attention_input: of the second layer.
-        spans: of its gradients.
+        attention_input: the input of the second layer's attention.
+        spans: the spans of that layer's gradients.
         span_tokens: the tokens that may stand at each position, by the first layer.
         max_length: the most tokens of a text.
         tolerance: how far a state may be from the spans.
@@ -293,7 +293,8 @@ def choose_texts(
     that value, whatever the positions.
 
     Args:
-        lengths: of the batch's texts; a text of another length comes after all others. None if they are not known.
+        lengths: the lengths of the batch's texts; a text of another length comes after all others. None if they are not
+            known.
     """
     directions_of_texts = {
         text: torch.nn.functional.normalize(states(attention_input, [text])[0].double(), dim=1) for text in texts

@@ -35,7 +35,7 @@ ROWS_AT_A_TIME = 4096  # rows tested at a time
 
 @dataclass(frozen=True)
 class Holes:
-    """The numbers that noise of one width cannot produce: fl(x + fl(s z)) over fp32 numbers z has holes (Mironov 2012).
+    """Finds numbers that noise of one width cannot produce: fl(x + fl(s z)) over fp32 z has holes (Mironov 2012).
 
     The product of s and an fp32 number is rounded to one of 2^23 numbers between two powers of two. If the mantissa of
     s is above 1, some of these never occur: 17 % of those between s's mantissa and 2 for s = 1.2. If a number that is

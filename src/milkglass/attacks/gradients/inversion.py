@@ -21,7 +21,7 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True, eq=False)
 class SharedBatch:
-    """What an attacker has of one training step.
+    """Holds what an attacker has of one training step.
 
     Attributes:
         seen: the shared gradient.
@@ -67,7 +67,7 @@ def require_positive(attack: Attack, *names: str) -> None:
 
 
 class Inversion(Attack):
-    """An attack on the batches of `Gradients`, one by one. Subclasses write `invert`."""
+    """Reads the batches of `Gradients` one by one. Subclasses implement `invert`."""
 
     sees = frozenset({Gradients})
     assumes = frozenset({"step"})

@@ -102,11 +102,11 @@ class SeedSearch(Inversion):
 
 
 class _NoiseModel:
-    """The law of the noise, and what a seed makes of it.
+    """Estimates the law of the noise, and makes the noise of a seed.
 
     Attributes:
-        is_gaussian: whether it is Gaussian; else it is Laplacian.
-        width: its standard deviation, from the median of all entries, nearly all of which are noise.
+        is_gaussian: whether the noise is Gaussian; else it is Laplacian.
+        width: the noise's standard deviation, from the median of the entries, nearly all of which are noise.
     """
 
     def __init__(self, grad: torch.Tensor) -> None:

@@ -27,14 +27,14 @@ FORWARD_ERROR = 2.5e-5  # share by which a public vector that is computed again 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """A linear span, and how far vectors are from it.
+    """Measures how far vectors are from a linear span.
 
     Attributes:
         basis: (m, r) orthonormal columns, float64.
         through: (m, d) the matrix that multiplies vectors before they are compared. None if they are compared directly.
         is_full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
-        singular_values: (r,) of the rows. None if their errors are not known.
-        error: the largest singular value of these errors, in the same units.
+        singular_values: (r,) the singular values of the rows. None if the rows' errors are not known.
+        error: the largest singular value of the rows' errors, in the same units.
     """
 
     basis: Tensor

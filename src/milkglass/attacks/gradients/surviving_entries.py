@@ -125,12 +125,12 @@ def _fill(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids
 
 
 class _OrderSearch:
-    """A search for the order of the tokens.
+    """Searches for the order of the tokens.
 
     Attributes:
         gradients_left: how many gradients may still be computed.
         shared: the shared gradients that are not zero, by name.
-        is_nonzero: where their entries survived.
+        is_nonzero: where the entries of `shared` survived, by name.
         best, best_distance: the nearest text so far.
     """
 

@@ -95,7 +95,7 @@ class _Reader:
         size: n, the number of public tokens.
         first: the id with which every text begins.
         unused: how many positions the model leaves out before the first.
-        states: (n, d) of all tokens, by place; only those of the place that was last asked for are kept.
+        states: the states (n, d) of all tokens, by place. Only those of the place that was last asked for are kept.
     """
 
     def __init__(self, public: Model, noise: AddedNoise, first: int, attack: FloatHoles) -> None:

@@ -47,7 +47,7 @@ TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
 class InverterSettings(Protocol):
-    """The parameters of an attack that trains an inversion model."""
+    """Sets how an attack trains an inversion model."""
 
     @property
     def learning_rate(self) -> float: ...
@@ -122,8 +122,8 @@ class InvBert(Attack):
     """Trains a transformer to turn hidden states into tokens, and gives it the client's states.
 
     Attributes:
-        layer: after which the states are taken.
-        depth: how many layers the inversion model has. None if it has all of the public model's.
+        layer: the layer after which the states are taken.
+        depth: how many of the public model's layers the inversion model has. None: all.
         batch_size: the most texts of a batch.
         k: the number of ranks of the guess.
     """

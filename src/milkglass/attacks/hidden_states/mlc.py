@@ -53,10 +53,10 @@ def embeddings(
 
 @dataclass(frozen=True)
 class LinearWords(Attack):
-    """A linear layer that names the words of a text from one vector, the base of MLC and hidden-words.
+    """Names the words of a text from one vector, by a linear layer. The base of MLC and hidden-words.
 
     Attributes:
-        batch_size: texts of a step.
+        batch_size: how many texts a step has.
         threshold: the probability from which on a word is named.
     """
 

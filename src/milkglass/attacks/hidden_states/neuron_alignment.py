@@ -120,9 +120,9 @@ class NeuronAlignment(NearestRows):
     """Aligns the neurons of the scrambled and the public model, and reads each id by its neurons.
 
     Attributes:
-        layer: whose neurons are read, counted from 0.
+        layer: the layer whose neurons are read, counted from 0.
         noise: sizes of noise that are tried, in standard deviations of the public table.
-        rounds: the most repetitions of step 3.
+        rounds: the most repetitions of the module's step 3.
         sample: the number of ids over which correlations are taken.
     """
 

@@ -63,7 +63,7 @@ def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
 
 @dataclass(frozen=True)
 class Rule(Attack):
-    """An attack that orders each shadow's originals by their embeddings, one token at a time. Subclasses write `order`.
+    """Orders each shadow's originals by their embeddings, one token at a time. Subclasses implement `order`.
 
     Attributes:
         k: how many originals of each shadow are listed.

@@ -32,7 +32,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class Channel:
-    """What a sanitizer does to tokens, estimated from an attacker's rehearsals.
+    """Describes what a sanitizer does to tokens, estimated from an attacker's rehearsals.
 
     Attributes:
         originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer than c.
@@ -90,7 +90,7 @@ def estimate_channel(
 
 
 class BigramModel:
-    """The probabilities p(x | w) of the public text, from its counted pairs of neighbours."""
+    """Estimates the probabilities p(x | w) of the public text, from its counted pairs of neighbours."""
 
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
         pairs, self.share, self.mix = Bigrams(texts, size), share, mix

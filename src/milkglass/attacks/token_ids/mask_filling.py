@@ -37,12 +37,12 @@ SPANS_A_MASK = 3  # guesses of a mask
 
 @dataclass(frozen=True)
 class Mask:
-    """One place where something was masked.
+    """Locates one mask in masked texts.
 
     Attributes:
         text: the index of the text.
-        start, end: its places among all tokens that were sent.
-        kind: such as "person", in lower case.
+        start, end: the mask's first place among the tokens of all texts, and the place after its last.
+        kind: the kind of what was masked, in lower case, such as "person".
     """
 
     text: int

@@ -63,12 +63,12 @@ class SDA(Attack):
     """Reads each sentence by a beam search over its nearest tokens, scored by a model of real text.
 
     Attributes:
-        candidates: K_A.
+        candidates: K_A, how many public tokens are candidates of each scrambled id.
         beam: how many sentences are kept at each step.
-        batch_size: real sentences of a training step, with as many replaced ones.
-        training: share of the budget for the scoring model.
-        steps: the most batches on which it is trained. None if only the epochs limit it.
-        prior: weight of the cosines.
+        batch_size: how many real sentences a training step has, with as many replaced ones.
+        training: the share of the budget for the scoring model.
+        steps: the most batches on which the scoring model is trained. None if only the epochs limit it.
+        prior: the weight of the cosines.
     """
 
     candidates: int = 3

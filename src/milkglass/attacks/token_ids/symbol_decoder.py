@@ -58,7 +58,7 @@ TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
 class Symbols:
-    """The tokens that each symbol can stand for.
+    """Lists the tokens that each symbol can stand for.
 
     Attributes:
         of_id: (n',) the symbol of each scrambled id.
@@ -132,10 +132,10 @@ class SymbolReader(torch.nn.Module):
 
     Attributes:
         has_several: (symbols,) whether a symbol has more than one member.
-        start: (symbols,) where its members begin in `Symbols.order`.
+        start: (symbols,) where a symbol's members begin in `Symbols.order`.
         position: (n,) each token's place in that order.
         table: (n, d) the public rows in that order.
-        bias: (n,) in that order.
+        bias: (n,) b in that order.
     """
 
     def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
@@ -262,7 +262,7 @@ class SymbolDecoder(Attack):
 
     Attributes:
         batch_tokens: tokens of a training step.
-        epochs: over the public text; fewer if the budget ends.
+        epochs: how often the public text is trained on; less often if the budget ends.
         held_out: the share of the public text on which the weights are chosen.
         k: the number of ranks of the guess.
         reader: a causal model, embedded or in a folder, that weighs the members if the public model is an encoder; a

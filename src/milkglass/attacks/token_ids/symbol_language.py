@@ -52,7 +52,7 @@ def gain(reader: CausalReader, read: ReadBatch, options: Ids, common: Floats) ->
 
 
 class Beam:
-    """Beam search over the tokens that each place of a text may be, with a causal model that reads what they spell.
+    """Runs a beam search over the tokens that each place of a text may be. A causal model reads what they spell.
 
     Each text has w readings, which grow by one token at a time from left to right. A text that is over gets NO_BELIEF.
     A reading's score is a sum over its places,
@@ -161,7 +161,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """The likeliest tokens of each place, with their probabilities.
+    """Holds the likeliest tokens of each place, with their probabilities.
 
     Attributes:
         tokens: (total, k) public ids, likeliest first, NO_BELIEF if there are fewer.

@@ -83,7 +83,7 @@ class TextInContext(Attack):
 
 
 class ClusterHmm:
-    """A hidden Markov model whose states are the members of groups.
+    """Reads texts by a hidden Markov model whose states are the members of groups.
 
     n' scrambled ids stand for n tokens; m is the number of members of one group.
 

@@ -46,7 +46,7 @@ class TFA(Attack):
         k: the number of ranks of the guess. With `match = "rank"`: the id's own rank, then those nearest to it, of two
             equally near ones the more frequent first.
         places: whether tokens that are known by their place are taken out first.
-        match: see the module.
+        match: "rank" or "nearest", as the module says.
 
     Raises:
         UsageError: there is no such `match`.

@@ -15,9 +15,10 @@ Level = Literal["most", "much", "some", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that applied, in the words of the page.
+    """Explains a rule that applied, in the words of the page.
 
     Attributes:
+        title: the finding's heading.
         raised_if: the rule, with its figure.
         explanation: why it is so.
         change: what helps, or that nothing does.
@@ -31,12 +32,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class TokenReading:
-    """A token of an example.
+    """Holds a token of an example, as it was read.
 
     Attributes:
-        text: as the attacker reads it.
-        right: whether that is correct.
-        original: what was sent.
+        text: the token as the attacker reads it.
+        right: whether the attacker reads it correctly.
+        original: the token that was sent.
         joined: whether `text` continues the word before it, without a blank.
     """
 
@@ -48,12 +49,12 @@ class TokenReading:
 
 @dataclass(frozen=True)
 class ReadExample:
-    """A private text, as the strongest attack reads it.
+    """Shows a private text as the strongest attack reads it.
 
     Attributes:
         original: the text, without special tokens.
-        pieces: its tokens as they are read.
-        sent: the ids that crossed for it, special ones too; empty if hidden states are sent.
+        pieces: the text's tokens as they are read.
+        sent: the ids that crossed for the text, special ones too; empty if hidden states are sent.
     """
 
     original: str
@@ -67,7 +68,14 @@ class ReadExample:
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """One point of the key's budget: the shares that are recovered after `tokens` tokens under one key."""
+    """Holds one point of the key's budget.
+
+    Attributes:
+        adversary: the attacker.
+        tokens: how many tokens were sent under the key.
+        running: the share of all tokens that is read.
+        content: the share of content tokens that is read.
+    """
 
     adversary: str
     tokens: int
@@ -77,13 +85,13 @@ class BudgetPoint:
 
 @dataclass(frozen=True)
 class IdRate:
-    """How much an id can reveal if it stands for many tokens, see report/findings.py.
+    """Says how much an id can reveal if it stands for many tokens (`findings.id_rate`).
 
     Attributes:
         ids: m', the number of ids.
-        most_bits: the most bits a token; log2 m' if ids are sent unchanged.
-        bits: bits a token of the private texts, by the frequency of each id; special tokens do not count.
-        epsilon: of the exchange of ids where they occur. None: they are sent unchanged.
+        most_bits: the most bits that an id can reveal of a token; log2 m' if ids are sent unchanged.
+        bits: the bits for a token of the private texts, by the frequency of each id; special tokens do not count.
+        epsilon: the guarantee of the exchange of ids where they occur. None: they are sent unchanged.
     """
 
     ids: int
@@ -94,28 +102,35 @@ class IdRate:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result of an audit: what each attack read, the findings, and the verdict.
+    """Holds the result of an audit: what each attack read, the findings, and the verdict.
 
     If hidden states are sent, not ids, `kept` and `spent` are empty and `metadata` is None.
 
     Attributes:
-        texts, tokens: how many were sent.
+        model: the public model's name.
+        scheme: the defence and its parameters.
+        texts: how many texts were sent.
+        tokens: how many tokens were sent.
         public: how many tokens of text each attacker has.
         vocabulary: the number of ids.
+        seconds: how long the audit took.
         kept: what the scheme promises, and where it does not hold.
         verdict: some sentences; the first is for a person who decides.
-        level: how grave the verdict is, see report/verdict.py.
+        level: how grave the verdict is (report/verdict.py).
         unfinished: titles of attacks that did not end and may read more; a larger budget resumes them.
         adversaries: what each attacker has, in words.
         best: the attack that reads most. None: none reads anything.
         cells: the result of each attack by each attacker.
-        floors: what is recovered without an attack.
+        floors: what is recovered without an attack (metrics/recovery.floors).
+        warnings: the findings, in the order of `findings.warnings`.
+        examples: random texts as the strongest attack reads them.
         curve: what the strongest attack reads of growing parts of the text.
         spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
             tokens, as far as it does.
-        distortion: see report/findings.py; nan if the server has no table, or a wider one.
-        metadata: what needs no attack; "anyway" in audit.json.
-        rate: None if an id stands for one token.
+        distortion: how little the scheme changes embeddings (`findings.distortion`); nan if the server has no table, or
+            a wider one.
+        metadata: what ids reveal without an attack; "anyway" in audit.json.
+        rate: how much an id can reveal. None: an id stands for one token.
         notice: what a reader must know first; "" for most defences.
     """
 

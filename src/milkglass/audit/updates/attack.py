@@ -139,7 +139,14 @@ class _UpdateAttacker:
 
 @dataclass(frozen=True, eq=False)
 class _ResultsByRound:
-    """The results of one attack, by round."""
+    """Grades the results of one attack over all rounds.
+
+    Attributes:
+        site: the site whose updates are attacked.
+        attack: the attack.
+        seed: draws the samples from which intervals are computed.
+        rounds: the result of each round, by its number.
+    """
 
     site: AuditedSite
     attack: Attack

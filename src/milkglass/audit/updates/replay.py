@@ -39,13 +39,13 @@ TOLERANCES = {"rtol": 1e-4, "atol": 1e-6}  # within which two machines compute t
 
 
 class SiteTexts:
-    """A site's texts, before and after GHOST, and what decides its batches.
+    """Reads a site's texts, before and after GHOST, and what decides its batches.
 
     Attributes:
-        rows: what was trained on.
-        originals: ids of the same texts before GHOST.
-        uses_ghost: whether they passed through it.
-        secret: from which its batches follow.
+        rows: what the site trained on.
+        originals: the ids of the same texts before GHOST.
+        uses_ghost: whether the texts passed through GHOST.
+        secret: the site's secret, from which its batches follow.
         search: the settings of GHOST's search.
         selection: how GHOST selected shadows; "" without GHOST.
     """
@@ -54,8 +54,9 @@ class SiteTexts:
         """Reads a site's texts.
 
         Args:
-            folder: its rows, as they were prepared for the run.
-            model_folder: of the run's model.
+            source: the site's file of texts.
+            folder: the site's rows, as they were prepared for the run.
+            model_folder: the folder of the run's model.
 
         Raises:
             UsageError: the file, the rows and the model do not belong together.
@@ -86,11 +87,11 @@ class SiteTexts:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round of a run, with the site's update.
+    """Holds one round of a run, with the site's update.
 
     Attributes:
-        number: of the round, from 0.
-        weights: before that round.
+        number: the round's number, from 0.
+        weights: the weights before the round.
         gradients: the update. None: it cannot be attacked.
         why_refused: why it cannot be attacked; "" if it can.
     """
@@ -102,11 +103,11 @@ class Round:
 
 
 class RecordedRun:
-    """A federated run as its server recorded it, replayed to find the weights of every round.
+    """Replays a federated run as its server recorded it, to find the weights of every round.
 
     Attributes:
         site: the name of the site whose updates are read.
-        model_folder: of the public model.
+        model_folder: the folder of the public model.
         step: the model with the run's head.
         start: the weights before the first round.
     """

@@ -17,7 +17,7 @@ Measures = Mapping[str, Interval]
 
 @dataclass(frozen=True)
 class UpdateResult(AttackResult):
-    """The result of one attack on all updates, against the site's texts.
+    """Holds the result of one attack on all updates, against the site's texts.
 
     Attributes:
         rounds: the rounds on which the attack ran, from 0.
@@ -62,9 +62,10 @@ class UpdateResult(AttackResult):
 
 @dataclass(frozen=True)
 class UpdateAudit:
-    """What the updates of one site reveal.
+    """Reports what the updates of one site reveal.
 
     Attributes:
+        site: the site's name.
         ghost: whether the site's texts passed through GHOST.
         rounds: the rounds that were attacked, from 0.
         refused: the rounds about which nothing can be said, from 0, and why.

@@ -33,9 +33,10 @@ from milkglass.threat.truth import Truth
 
 @dataclass(frozen=True)
 class PublicSource:
-    """Public text that attackers are given.
+    """Holds public text that attackers are given.
 
     Attributes:
+        texts: the texts.
         name: what the texts are, in words.
     """
 
@@ -45,10 +46,14 @@ class PublicSource:
 
 @dataclass(frozen=True, eq=False)
 class AuditedSite:
-    """One site of a recorded run, and what attackers have.
+    """Builds the scenes of one site of a recorded run.
 
     Attributes:
-        defence: of the site's gradients.
+        recorded: the run.
+        texts: the site's texts.
+        tokenizer: the public model's tokenizer.
+        public: the public text that attackers are given.
+        defence: the defence of the site's gradients.
     """
 
     recorded: RecordedRun

@@ -34,7 +34,7 @@ Delimiter = Annotated[
 
 @dataclass(frozen=True)
 class ColumnOptions:
-    """The options that name the columns of the user's files, and say how their rows are read."""
+    """Reads the user's files by the options that name their columns, and say how rows are read."""
 
     text_column: Annotated[
         str | None, typer.Option("--text-column", help="The column of texts.  [default: text or sentence]")

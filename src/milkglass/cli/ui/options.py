@@ -163,7 +163,7 @@ def require_folder(folder: Path, hint: str) -> None:
 
 @dataclass(frozen=True)
 class KeyOptions:
-    """The options of a command that open a key. `str` gives them as they are typed in another command."""
+    """Opens a key by the options of a command. `str` gives the options as they are typed in another command."""
 
     key: KeyFile
     model: ModelRef = None
@@ -210,7 +210,7 @@ class KeyOptions:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of a command that reach a server. `str` gives them as they are typed in another command."""
+    """Reaches a server by the options of a command. `str` gives the options as they are typed in another command."""
 
     server: ServerUrl
     token_file: TokenFile = None
@@ -240,7 +240,7 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class CredentialOptions:
-    """The options of a server besides its address, for a command that takes the address otherwise than by --server."""
+    """Holds the options of a server besides its address, for a command without --server."""
 
     token_file: TokenFile = None
     certificate: Certificate = None
@@ -253,7 +253,7 @@ class CredentialOptions:
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """The options that name a split decoder and its local enclave, in place of a scrambled model and its key."""
+    """Holds the options that name a split decoder and its local enclave, in place of a scrambled model and its key."""
 
     split: Annotated[
         str | None, typer.Option("--split", help="A split server's address, in place of --key and --server.")
@@ -276,7 +276,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """The options of an audit of a split model: its texts, its folder, its time and its draws."""
+    """Holds the options of an audit of a split model: its texts, its folder, its time and its draws."""
 
     text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROW_FORMATS}, or .txt with one a line.")]
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit")

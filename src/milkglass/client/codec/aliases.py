@@ -111,7 +111,7 @@ def mechanism_of(key: Key) -> RandomisedResponse | None:
 
 @dataclass(frozen=True)
 class AliasChoices:
-    """The ids of each token: token i has ids[starts[i] : starts[i] + counts[i]]; starts and counts are (n,)."""
+    """Lists the ids of each token: token i has ids[starts[i] : starts[i] + counts[i]]; starts and counts are (n,)."""
 
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]

@@ -60,7 +60,7 @@ def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation or prompt as the template writes it.
+    """Holds a conversation or prompt as the template writes it.
 
     Attributes:
         pieces: the parts of the text. Literal ones come from messages, and have no special tokens.
@@ -194,7 +194,12 @@ def _mark_text(tokenizer: Any, text: str, marks: tuple[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _SpecialTokens:
-    """The texts that a tokenizer reads as special tokens, and whether it also finds some in normalized text."""
+    """Describes what a tokenizer reads as special tokens.
+
+    Attributes:
+        literal: finds the texts of special tokens.
+        has_normalized: whether the tokenizer also finds some in normalized text.
+    """
 
     literal: re.Pattern[str]
     has_normalized: bool
@@ -263,7 +268,7 @@ def takes_tools(tokenizer: Any) -> bool:
 
 @dataclass(frozen=True)
 class SupervisedExample:
-    """A training example: a conversation, or its beginning up to an answer, and the answers' spans in its text."""
+    """Holds a conversation, or its beginning up to an answer, and the (start, stop) of its answers in its text."""
 
     rendered: RenderedChat
     answers: tuple[Span, ...]

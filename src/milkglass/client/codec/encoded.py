@@ -27,11 +27,12 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """The scrambled ids of texts.
+    """Holds the scrambled ids of texts.
 
     Attributes:
+        ids: one int32 array (t,) for each text.
         token_type_ids: int8 arrays of the same shapes, if the model uses them.
-        long: the numbers of the texts that were cut to the limit.
+        long: the indices of the texts that were cut to the limit.
     """
 
     ids: list[Ids]
@@ -41,16 +42,17 @@ class Encoded:
 
 @dataclass(frozen=True)
 class LabelledIds:
-    """Training examples: scrambled ids, and labels that are -100 outside the answers.
+    """Holds training examples: scrambled ids, and labels that are -100 outside the answers.
 
     A text or conversation makes one example, several if its template requires that (`training_examples`), or none if
     the limit cuts off all of its answers.
 
     Attributes:
+        ids: one int32 array (t,) for each example.
         labels: int32 arrays of the same shapes.
-        sources: the number of each example's text or conversation.
-        long: the numbers of those that were cut to the limit.
-        unanswered: for each that lost all answers, how many tokens come before its first answer.
+        sources: the index of each example's text or conversation.
+        long: the indices of the texts or conversations that were cut to the limit.
+        unanswered: by the index of each conversation that lost all answers, the tokens before its first answer.
     """
 
     ids: list[Ids]

@@ -20,14 +20,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class KeptText:
-    """A text that stands for scrambled ids."""
+    """Pairs a text with the scrambled ids in which it is sent."""
 
     text: str = field(repr=False)
     ids: Sequence[int] = field(repr=False)
 
 
 class RewrittenText(Exception):
-    """Raised when a template changed marked texts."""
+    """A template changed a marked text."""
 
 
 @dataclass

@@ -55,7 +55,10 @@ class SpellingCounts:
 
 @dataclass
 class LastAnswers:
-    """The last answers under a key, of at least WINDOW_TOKENS. A piece of text counts once, even if it is repeated."""
+    """Counts what the last answers under a key misspell. A piece of text counts once, even if it is repeated.
+
+    The answers have WINDOW_TOKENS tokens or more together, unless there were fewer.
+    """
 
     _kept: deque[SpellingCounts] = field(default_factory=lambda: deque(maxlen=WINDOW_TOKENS), repr=False)
 

@@ -45,7 +45,7 @@ class StreamDecoder:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all text so far is shown."""
+        """Returns whether all text so far is shown."""
         return self._read == len(self._window)
 
     def flush(self) -> str:

@@ -28,14 +28,14 @@ _NUMBER = re.compile(r"\S*\d\S*")
 
 @dataclass(frozen=True)
 class PrivateTexts:
-    """Texts, or examples of conversations, as they are sent. `total` is the number of their tokens.
+    """Holds texts, or examples of conversations, as they are sent. `total` is the number of their tokens.
 
     Attributes:
         scrambled: the scrambled ids.
         original: the public ids of the same tokens.
         names: (total,) whether each token is part of a name; see `unmarked_texts` for conversations and pairs.
         numbers: (total,) whether each token is part of a number.
-        sources: (texts,) the number of each text's conversation, if one makes several examples. None: each has its own.
+        sources: (texts,) the index of each text's conversation, if one makes several examples. None: each has its own.
     """
 
     scrambled: Sequences

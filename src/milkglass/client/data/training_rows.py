@@ -85,9 +85,11 @@ BATCH_ROWS = 1000  # rows that are tokenized and written at a time
 
 @dataclass(frozen=True)
 class WriteCounts:
-    """What was written to a file of training rows.
+    """Counts what was written to a file of training rows.
 
     Attributes:
+        row_count: rows that were written. A conversation can make several.
+        token_count: tokens of these rows.
         cut_count: rows that were cut to the length limit.
         left_out: conversations that were left out because no answer is within the limit.
     """

@@ -237,7 +237,7 @@ def clear_leftovers(path: Path) -> None:
 
 @dataclass(frozen=True)
 class UnlockedKey:
-    """An open key file, whose seal opens and seals it again. `repr` shows nothing secret."""
+    """Holds the key of a file, and the seal with which the file is read and written again. `repr` shows no secret."""
 
     path: Path
     key: Key

@@ -46,9 +46,10 @@ IDENTIFIER = re.compile("[0-9a-f]{32}")
 @final
 @dataclass(frozen=True)
 class Header:
-    """The header of a key file, every value checked. scrypt's cost is a power of two from 2 to 2^20.
+    """Holds the header of a key file. `parse` has checked every value of one that was read.
 
     Attributes:
+        scrypt_n: scrypt's cost, a power of two from 2 to 2^20.
         check: derived from the passphrase.
         length: the bytes of the seal, with its tag.
         format: says whether the file has a whole key or a codec alone.

@@ -34,10 +34,10 @@ OWN_ORDER = "own"  # value of `order`: clusters are begun in the key's own order
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """A typed view of the JSON that is sealed with the key (docs/formats.md): information on its model.
+    """Gives typed access to the JSON that is sealed with a key (docs/formats.md): information on the key's model.
 
-    It is private, since it has label names. Fields that this version does not know stay, in their order. Each method
-    `with_...` returns a changed copy.
+    The JSON is private, since it has label names. Fields that this version does not know stay, in their order. Each
+    method `with_...` returns a changed copy.
     """
 
     document: Mapping[str, Any] = field(repr=False)
@@ -86,7 +86,7 @@ class KeyInfo:
 
     @property
     def own_order(self) -> bool:
-        """Whether clusters are begun in the key's own order, not in the order of scrambled ids."""
+        """Returns whether clusters are begun in the key's own order, not in the order of scrambled ids."""
         return self.document.get("order") == OWN_ORDER
 
     @property
@@ -138,7 +138,7 @@ class KeyInfo:
         return list(self.document.get("uploads") or [])
 
     def knows(self, model: str) -> bool:
-        """Returns whether a server's name is of a model that this machine uploaded, or began to fine-tune."""
+        """Returns whether this machine uploaded, or began to fine-tune, the model that has this name on a server."""
         jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
         numbers = [match[1] for job in jobs if (match := JOB.fullmatch(job))]
         return model in self.uploads or any(number in model for number in numbers)
@@ -222,7 +222,7 @@ def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDAr
 
 @dataclass(frozen=True)
 class Key:
-    """All that the client must keep. `repr` shows nothing secret.
+    """Holds all that the client must keep. `repr` shows nothing secret.
 
     Attributes:
         secret: the root, 32 bytes, from which everything else is derived. None: this is a codec alone, which encodes
@@ -305,7 +305,7 @@ class Key:
 
     @property
     def spends_again(self) -> str | None:
-        """The reason why a text that is sent again spends epsilon again, or None if it does not.
+        """Returns the reason why sending a text again spends epsilon again, or None if it does not.
 
         It does under codecs and job keys of older versions, which do not share the draws of the key they came from.
         """
@@ -375,7 +375,7 @@ class Key:
 
     @property
     def shares(self) -> bool:
-        """Whether an id names a cluster, not a token."""
+        """Returns whether an id can stand for several tokens: those of a cluster, or of a symbol."""
         return self.info.scheme.get("rows") == "shared" or self.token_symbols is not None
 
     def stream(self, label: str) -> Stream:

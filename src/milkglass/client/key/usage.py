@@ -29,16 +29,16 @@ MAX_AUDITS = 20  # records that are kept, the newest
 
 @dataclass(frozen=True)
 class Usage:
-    """The counts of a key.
+    """Holds the counts of a key, and what its audits found.
 
     Attributes:
         texts: texts that were encoded under the key.
         tokens: tokens that were encoded under the key.
-        audited: when it was last audited, in seconds since 1970; 0 for never.
+        audited: when the key was last audited, in seconds since 1970; 0 for never.
         spent: for each attacker, the tokens after which it reads a share ("10 %") of the content tokens, by the worst
             of all audits.
         measured: the most tokens of an audit.
-        parent: the key file that this one was made from, or "".
+        parent: the file of the key that this one was made from, or "".
         jobs: tokens encoded under keys made from this one, by file name.
         rate: what a coarse vocabulary reveals (obfuscate/symbol_rate.py).
         audits: the last audits, the oldest first (`audit_record`).
@@ -126,7 +126,9 @@ def audit_record(texts: int, tokens: float, content: float, finished: bool) -> d
     """Returns the record of an audit.
 
     Args:
-        tokens: the share of their tokens that the strongest attack read; nan for none. `content`: of content tokens.
+        texts: how many texts were audited.
+        tokens: the share of the texts' tokens that the strongest attack read; nan for none.
+        content: the share of their content tokens that it read; nan for none.
         finished: whether no attack was left that may read more.
     """
     shares = {name: None if math.isnan(value) else value for name, value in (("tokens", tokens), ("content", content))}
@@ -166,9 +168,10 @@ def _change(key: Path, change: Any) -> Usage:
 
 @contextmanager
 def exclusive_lock(key: Path, wait: bool = True) -> Iterator[None]:
-    """Holds a lock on the key's folder, so that one command writes at a time. The files are replaced by each writer.
+    """Holds a lock on the key's folder, so that one command writes at a time.
 
-    Raises BlockingIOError if another command has the lock and `wait` is not set.
+    The files themselves cannot be locked, since each write replaces them. Raises BlockingIOError if another command has
+    the lock and `wait` is not set.
     """
     folder = os.open(key.absolute().parent, os.O_RDONLY)
     try:

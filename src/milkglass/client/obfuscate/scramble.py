@@ -142,11 +142,12 @@ def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[
 
 @dataclass(frozen=True)
 class Replacement:
-    """The tensors of the scrambled checkpoint.
+    """Holds the tensors of the scrambled checkpoint.
 
     Attributes:
         base: the original checkpoint, with an entry of the right size for each tensor.
-        tensors: those that differ from it.
+        tensors: those that differ from the original.
+        mixture: mixes the rows of the embedding table.
         condition: the condition number of W*, if the dimensions are mixed.
     """
 

@@ -25,7 +25,7 @@ from milkglass.schemes.symbols.symbol_map import shared_symbols
 
 @dataclass(frozen=True)
 class SymbolRate:
-    """The rate of one map on one text.
+    """Says how much of one text the ids of one map reveal.
 
     Attributes:
         ids: m', the number of ids.

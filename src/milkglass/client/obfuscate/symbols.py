@@ -99,7 +99,7 @@ def _encode(model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequen
 
 @dataclass(frozen=True, eq=False)
 class CountedTexts:
-    """The client's rows, and how often each token occurs in them and in public text.
+    """Holds the client's rows, and how often each token occurs in them and in public text.
 
     Attributes:
         task: the client's rows with their labels. None: they have none.
@@ -115,7 +115,7 @@ class CountedTexts:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """The occurrences (n,) that decide which tokens are common: those in public text, if any is given."""
+        """Returns (n,) the occurrences that decide which tokens are common: those in public text, if any is given."""
         return self.own_counts if self.public_counts is None else self.public_counts
 
 

@@ -39,7 +39,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 @final
 @dataclass(frozen=True)
 class OutgoingModel:
-    """All that is sent of a folder or delta. `weights` are its files by the names under which they are sent."""
+    """Describes all that is sent of a folder or delta. `weights` has its files by the names under which they go."""
 
     folder: Path
     weights: Mapping[str, Path]

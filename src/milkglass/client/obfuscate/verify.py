@@ -26,7 +26,11 @@ ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one comparison with what the key gives. `detail` names and counts what is wrong."""
+    """Holds the result of one comparison with what the key gives.
+
+    Attributes:
+        detail: the number and first names of what is wrong, or what is right.
+    """
 
     name: str
     passed: bool

@@ -56,7 +56,7 @@ TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 @final
 class Sockets:
-    """The open sockets of one client, as httpcore2's `trace` extension reports them."""
+    """Collects the open sockets of one client, which httpcore2's `trace` extension reports, and shuts them."""
 
     def __init__(self) -> None:
         self._open: WeakSet[socket.socket] = WeakSet()
@@ -82,7 +82,12 @@ class Sockets:
 
 @final
 class Deadline:
-    """A deadline that can be moved while a thread waits for it. `has_expired`: the connection was cut."""
+    """Cuts connections when their time is up. The deadline can be moved while a thread waits for it.
+
+    Attributes:
+        seconds: the time that was last allowed.
+        has_expired: whether the connections were cut.
+    """
 
     def __init__(self, sockets: Sockets, seconds: float) -> None:
         self._sockets, self._changed = sockets, threading.Condition()
@@ -131,7 +136,7 @@ def cut_after(sockets: Sockets, seconds: float) -> Iterator[Deadline]:
 @final
 @dataclass(frozen=True)
 class ServerEvents:
-    """An answer whose body is being read. `silence` is the seconds that an event may take by default."""
+    """Holds an answer whose body is being read. `silence` is the seconds that an event may take by default."""
 
     answer: httpx2.Response
     deadline: Deadline
@@ -193,9 +198,16 @@ def _lines_of(answer: httpx2.Response) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, and after how many seconds, a call is tried again. Each wait is twice as long as the last.
+    """Decides how often, and after how many seconds, a call is tried again.
 
-    `pause` sleeps (for tests), and `progress` receives the reason of a long wait.
+    A wait is drawn from half of its limit to the limit, which doubles each time. The server can ask for up to 60 s.
+
+    Attributes:
+        attempts: how often a call is tried in all.
+        first: the first limit in seconds.
+        longest: the last limit in seconds.
+        pause: sleeps, or ends early when the connection is given up.
+        progress: receives the reason of a wait of MIN_REPORTED_SECONDS or more.
     """
 
     attempts: int = 7
@@ -215,7 +227,7 @@ class RetryPolicy:
 
 
 class Connection:
-    """A connection to one server. Every call raises Unreachable, Unauthorized or RemoteError.
+    """Sends requests to one server. Every call can raise Unreachable, Unauthorized or another RemoteError.
 
     `timeout` is in seconds of silence. A whole exchange may take ANSWER_SECONDS more, and a request's body as long as
     it takes at MIN_BYTES_PER_SECOND bytes a second.

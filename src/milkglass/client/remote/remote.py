@@ -41,7 +41,7 @@ MAX_EMPTY_EVENTS = 1000  # events of a completion without a token
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the server draws tokens. A session takes None from the model's own generation_config.json.
+    """Says how the server draws tokens. For None a session takes the value of the model's generation_config.json.
 
     Attributes:
         max_tokens: the most tokens of the answer.
@@ -76,7 +76,7 @@ class Sampling:
 
 
 class Remote(AbstractContextManager["Remote"]):
-    """A Milkglass server. Every call raises RemoteError, and UsageError for what must not be sent."""
+    """Calls a Milkglass server. Every call can raise RemoteError, and UsageError for what must not be sent."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Remote(AbstractContextManager["Remote"]):
     def upload_model(self, folder: Path, name: str | None = None, stage: Stage = no_stage) -> str:
         """Sends a scrambled folder or a delta, registers it, and returns its id. All is checked before.
 
-        Without a name it gets a random one, because the folder's own name stays here.
+        Without a `name` the model gets a random one, because the folder's own name stays here.
 
         Raises:
             UsageError: the folder may not leave, or the server's model of this name was made with another key.
@@ -258,8 +258,8 @@ class Remote(AbstractContextManager["Remote"]):
     def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
         """Yields the job's events until it ends, past ones first. No event comes twice.
 
-        It waits `silence` seconds for a server that restarts. Raises Unreachable if none came for JOB_SILENCE_SECONDS,
-        and RemoteError after more than MAX_MESSAGES messages.
+        It waits `silence` seconds for a server that restarts. Raises Unreachable if no event came for
+        JOB_SILENCE_SECONDS, and RemoteError after more than MAX_MESSAGES messages.
         """
         last: str | None = None
         message_count = 0

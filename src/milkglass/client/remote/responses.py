@@ -44,7 +44,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 @final
 @dataclass(frozen=True)
 class RecordShape:
-    """The fields of a record of the server, by type. A field may be missing or null; others are not checked.
+    """Checks the types of a record's fields. A field may be missing or null; fields that are not named stay unchecked.
 
     Attributes:
         noun: the record's name in messages.
@@ -149,7 +149,7 @@ def sort_by_index(answers: list[dict[str, Any]], count: int) -> list[dict[str, A
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """A model's answer to one text: the likeliest class, and the probability of each.
+    """Holds a model's answer to one text: the likeliest class, and the probability of each.
 
     A regression has only a score, in the scale in which it was trained (rows/labels.py reads it).
     """

@@ -27,7 +27,7 @@ class ThreadRemote(Remote):
 
 @final
 class Threads:
-    """Runs the calls to one server, and keeps its connections. `connect` opens another."""
+    """Runs calls to one server in threads, each over a connection of its own. `connect` opens another connection."""
 
     def __init__(self, first: Connection, connect: Callable[[], Connection]) -> None:
         self._connect, self._closed = connect, False
@@ -47,7 +47,7 @@ class Threads:
             return await self._step(connection, work)
 
     async def each(self, iterable: Any) -> AsyncGenerator[Any, None]:
-        """Yields what an iterable yields, a thread for each, and closes it when the loop over it is left."""
+        """Yields the elements of an iterable, each computed in a thread. Closes the iterable when the loop is left."""
         pieces = iter(iterable)
         async with self._borrow_connection() as connection:
             try:

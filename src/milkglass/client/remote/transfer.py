@@ -242,11 +242,12 @@ def _unfinished_upload(connection: Connection, id_file: Path) -> dict[str, Any] 
 @final
 @dataclass(frozen=True)
 class OfferedFile:
-    """A file that the server offers, with a plain name of a file of a checkpoint.
+    """Describes a file that the server offers.
 
     Attributes:
-        bytes: its size.
-        sha256: its SHA-256 in hex. None: an older server does not say it.
+        name: a plain name, as a file of a checkpoint has.
+        bytes: the file's size.
+        sha256: the file's SHA-256 in hex. None: an older server does not say it.
     """
 
     name: str

@@ -62,7 +62,7 @@ class BiLSTMRecipe(Recipe):
         data: a file or a named data set for each split.
         attacks: see entries.py; only those that need no text of the attacker's.
         variants: parameters of a scheme; none mean plain.
-        evaluation: texts: the number of random training texts on which attacks are graded.
+        evaluation: `texts`, the number of random training texts on which attacks are graded.
     """
 
     seed: int
@@ -123,7 +123,7 @@ class BiLSTMRecipe(Recipe):
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """The texts of one split in public ids, and (texts,) the number of each label."""
+    """Holds the texts of one split in public ids, and (texts,) the number of each label."""
 
     texts: Sequences
     labels: Labels

@@ -183,13 +183,13 @@ class Comparison(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """What the cells of a comparison are trained from. They may be trained one by one, into one cache.
+    """Trains and grades the cells of a comparison, all or one by one, into one cache.
 
     Attributes:
-        digest: of the model.
-        problems: by data and seed.
-        defences: by name.
-        settings: by cell.
+        digest: the digest of the base model.
+        problems: the rows of each data set and seed.
+        defences: the defences by name.
+        settings: the training of each cell.
     """
 
     recipe: Comparison

@@ -60,7 +60,7 @@ RecordFields = Mapping[str, str]  # the values of `variant`, `when` and `note` i
 
 @dataclass(frozen=True)
 class GeneratedAnswers:
-    """Generated answers to prompts.
+    """Holds generated answers to prompts.
 
     Attributes:
         prompts: scrambled ids.
@@ -75,7 +75,7 @@ class GeneratedAnswers:
 
 @dataclass(frozen=True)
 class InstructionFile:
-    """Prompts whose answers are checked by rule, as in CMIF's Figure 3.
+    """Reads prompts whose answers are checked by rule, as in CMIF's Figure 3.
 
     Attributes:
         file: IFEval's input_data.jsonl.
@@ -105,7 +105,7 @@ class InstructionFile:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTuning(FineTuning):
-    """Decoders that are tuned and then generate answers.
+    """Fine-tunes decoders, which then generate answers. Subclasses write `grade_variants`.
 
     Attributes:
         evaluation: `answers`, how many validation prompts are answered; `new_tokens`, the most tokens of each answer.

@@ -63,7 +63,7 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class GradientTexts:
-    """How many texts are attacked, which ones, and how many others attackers have.
+    """Says which texts are attacked, how many, and how many others attackers have.
 
     Attributes:
         texts: how many are attacked.

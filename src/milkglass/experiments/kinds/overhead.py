@@ -57,11 +57,11 @@ class OverheadRecipe(Recipe):
 
     Attributes:
         seed: of the key and of the training.
-        data: train, a file or a named data set of conversations.
-        training: of the server's worker; max_steps is how many steps are timed.
-        variants: one, the scheme.
-        evaluation: repeats (of obfuscation and tokenisation), epochs (of the training whose time is extrapolated),
-            prompts, new_tokens.
+        data: `train`, a file or a named data set of conversations.
+        training: of the server's worker; `max_steps` is how many steps are timed.
+        variants: one variant, with a scheme.
+        evaluation: `repeats` of obfuscation and tokenisation, `epochs` of the training whose time is extrapolated,
+            `prompts`, and `new_tokens` of each answer.
     """
 
     seed: int

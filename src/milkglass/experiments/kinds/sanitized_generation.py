@@ -66,10 +66,10 @@ BEFORE, CLEAR, AFTER = "before", "clear", "after"
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts of one variant.
+    """Holds the prompts that one variant sends.
 
     Attributes:
-        prompts: (tokens,) ids each.
+        prompts: (tokens,) the ids of each prompt.
         references: the data set's own answers.
         private_counts: (prompts,) how many tokens of each prompt are the user's.
         unchanged_counts: (prompts,) how many of these cross unchanged.
@@ -87,7 +87,7 @@ class SanitizedGeneration(GeneratorTuning):
 
     Attributes:
         rows: how many rows of the training data are used; the seed draws them.
-        words: rows whose first message has more words are left out. None: none are.
+        words: the most words of a row's first message; longer rows are left out. None: no limit.
         instruction: put before a classified text; conversations begin with it.
         keep_instruction: whether it is not sanitized.
     """

@@ -61,11 +61,11 @@ THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as t
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTraining(SharedStepRecipe):
-    """Trains a site behind each defence, and measures how good its model is.
+    """Trains a client's model behind each defence, and measures how good the model is.
 
     Attributes:
         training: fields of `LocalTraining`.
-        evaluation: theory, the number of rows for section 5.2's figures; 0 or absent: none.
+        evaluation: `theory`, the number of rows for section 5.2's figures; 0 or absent: none.
     """
 
     training: Mapping[str, Any]
@@ -121,9 +121,10 @@ class SharedTraining(SharedStepRecipe):
 
 @dataclass(frozen=True, eq=False)
 class TrainingSite:
-    """The client whose training is measured.
+    """Trains the client's model behind a defence, and measures it.
 
     Attributes:
+        train, held_out: the rows that are trained with, and those on which the model is measured.
         cache: for the shadows and the trained models.
         progress: receives lines for the user.
     """

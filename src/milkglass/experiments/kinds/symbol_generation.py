@@ -59,10 +59,10 @@ class SymbolGeneration(GeneratorTuning):
 
     Attributes:
         client_layers: numbers of layers from 0, ascending.
-        words: rows whose first message has more words are left out. None: none are.
-        weights: each from 0 to 1.
-        evaluation: rows: the held-out rows for losses; answers: how many of them get written answers; new_tokens of
-            each.
+        words: the most words of a row's first message; longer rows are left out. None: no limit.
+        weights: the weights of the server's word (symbol_writer.py), each from 0 to 1.
+        evaluation: `rows`, the held-out rows for losses; `answers`, how many of them get written answers; `new_tokens`,
+            the most tokens of each answer.
     """
 
     client_layers: list[int]
@@ -186,8 +186,8 @@ class SymbolGeneration(GeneratorTuning):
 
         Args:
             codec: of original ids.
-            fields: of every record: its variant, and when or a note.
-            known_fields: of those of a client that gets the true symbols. None: no answers are written.
+            fields: the variant of every record, and when or a note.
+            known_fields: the same for a client that gets the true symbols. None: no answers are written.
         """
         chats = [example.messages for example in self._held_out(run)]
         losses, losses_symbols_known, tokens = row_losses(pair, codec, chats, self.training.max_length)

@@ -52,7 +52,7 @@ Private = Literal["training", "held out"]
 
 @dataclass(frozen=True)
 class LeakageTexts:
-    """Which texts of a cell are attacked, and what an attacker has.
+    """Says which texts of a cell are attacked, and what an attacker has.
 
     Attributes:
         rows: how many texts are private.

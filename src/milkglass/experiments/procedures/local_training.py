@@ -30,11 +30,12 @@ from milkglass.threat.training_step import SharedStep, pad_texts
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The settings of a client's training.
+    """Holds the settings of a client's training.
 
     Attributes:
-        rows: how many.
+        rows: how many rows are used, held-out ones included.
         held_out: how many of them are held out. None: a fifth.
+        batch: texts of a step.
         longest: the most tokens of a text, special ones too.
         words: the most words of a text.
     """
@@ -81,7 +82,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Utility:
-    """A model's quality on held-out rows.
+    """Holds a model's quality on held-out rows.
 
     Attributes:
         figures: each measure and, as " +-", half the width of its 95 % interval over rows.

@@ -35,7 +35,7 @@ SPECIAL_WORDS = ("", "<unk>")  # how the two are read
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """The words of a GloVe file and their vectors.
+    """Holds the words of a GloVe file and their vectors, and encodes texts as ids.
 
     Attributes:
         words: (n,) by id, SPECIAL_WORDS before the file's own.
@@ -91,7 +91,7 @@ BATCHES_SORTED_TOGETHER = 50  # batches whose texts are sorted together, as in t
 
 @dataclass(frozen=True)
 class LSTMTraining:
-    """Settings of the LSTM and its training.
+    """Holds the settings of the LSTM and its training.
 
     Attributes:
         hidden: units of each direction.

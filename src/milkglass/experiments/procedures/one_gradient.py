@@ -24,13 +24,14 @@ STREAM_BYTES = 2 * KEY_BYTES  # bytes that each batch takes of the recipe's stre
 
 @dataclass(eq=False)
 class SharedGradients:
-    """The gradients that one client shares, one for each batch.
+    """Computes the gradients that one client shares, one for each batch, when they are read.
 
     Attributes:
         step: the training step that computes them.
         defence: changes a gradient before it is shared.
         batch_size: texts of each batch.
         seed: of all draws; a batch's draws follow from it and the batch's index.
+        pad: the id with which texts are padded.
     """
 
     step: SharedStep
@@ -61,7 +62,7 @@ class SharedGradients:
 
 @dataclass(frozen=True, eq=False)
 class _Gradient(Mapping[str, torch.Tensor]):
-    """One batch's gradient, by parameter name."""
+    """Gives one batch's gradient by parameter name, computed when it is read."""
 
     source: SharedGradients
     index: int

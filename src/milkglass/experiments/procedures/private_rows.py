@@ -43,7 +43,7 @@ SENTENCES_PER_SAVE = 32
 
 @dataclass(frozen=True, eq=False)
 class PrivateRows:
-    """Tokenized texts and their labels.
+    """Holds tokenized texts and their labels.
 
     Attributes:
         ids: the public ids of each text, special tokens included.
@@ -67,10 +67,10 @@ class PrivateRows:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which texts `choose_rows` takes.
+    """Says which texts `choose_rows` takes.
 
     Attributes:
-        count: how many, the same number of each class.
+        count: how many texts, the same number of each class.
         min_words, max_words: limits of a text.
         max_tokens: limit of a text, special tokens included.
     """
@@ -83,7 +83,7 @@ class RowFilter:
 
 @dataclass(frozen=True)
 class DefenceSpec:
-    """A parsed entry of [defences].
+    """Holds a parsed entry of [defences].
 
     Attributes:
         shield: the defence that changes gradients; plain if none is named.
@@ -201,7 +201,7 @@ def shadow_likeness(texts: Sequences, shadows: Sequences, read: Callable[[Ids], 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedStepRecipe(Recipe):
-    """The base of recipes that measure or attack shared gradients.
+    """Measures or attacks the gradients that a client shares. Subclasses write `measure`.
 
     Attributes:
         seed: of the rows, the shadows, the model's new head and all noise.

@@ -38,7 +38,7 @@ def chats(examples: Sequence[Example], instruction: str, max_words: int | None) 
     A classified text becomes a user's message after the instruction, and its label the answer.
 
     Args:
-        max_words: conversations whose first message has more words are left out. None: none are.
+        max_words: the most words of a first message; longer conversations are left out. None: no limit.
 
     Raises:
         UsageError: there are pairs, plain text, or a conversation that does not begin with the instruction.
@@ -74,7 +74,7 @@ def write(examples: Sequence[Example], out: Path) -> Path:
 
 @dataclass(frozen=True)
 class SentPrompt:
-    """A prompt as it is sent.
+    """Holds a prompt as it is sent.
 
     Attributes:
         ids: (tokens,) of the rendered conversation.

@@ -66,7 +66,7 @@ class CombinedDistribution:
 
 @dataclass(frozen=True)
 class AnsweringPair:
-    """A client and a server that answer together.
+    """Answers with a client's and a server's model together.
 
     Attributes:
         client, server: causal language models.

@@ -34,7 +34,7 @@ ROUNDING_SHARE = 1e-9  # of the largest epsilon: numbers that vary less are one 
 
 @dataclass(frozen=True)
 class FittedLine:
-    """The line y = slope x + intercept."""
+    """Describes the line y = slope x + intercept."""
 
     slope: float
     intercept: float
@@ -42,7 +42,7 @@ class FittedLine:
 
 @dataclass(frozen=True)
 class TheoryFigures:
-    """The measurements for section 5.2.
+    """Holds the measurements for section 5.2 of GHOST.
 
     Attributes:
         figures: by name.

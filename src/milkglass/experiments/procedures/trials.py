@@ -53,7 +53,7 @@ CELL_VERSION = 4  # raised when a change of the code changes the result of the s
 
 @dataclass(frozen=True)
 class TrialData:
-    """A data set as a recipe uses it.
+    """Holds a data set as a recipe uses it.
 
     Attributes:
         name: as the recipe has it.
@@ -76,7 +76,7 @@ class TrialData:
 
 @dataclass(frozen=True)
 class GradedCell:
-    """What a cell's model answered to the held-out rows.
+    """Holds what a cell's model answered to the held-out rows.
 
     Attributes:
         name: the digest of all that decides the cell.
@@ -95,7 +95,7 @@ class GradedCell:
 
 @dataclass(frozen=True)
 class TrainedHalves(GradedCell):
-    """A cell with its model.
+    """Holds a graded cell with its halves.
 
     Attributes:
         client, server: the halves as they were split.

@@ -19,7 +19,7 @@ Point = tuple[float, float, float]  # epsilon, figure, half of its interval's wi
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One measure over epsilon.
+    """Holds the figures of one measure over epsilon.
 
     Attributes:
         lines: the points of one line, in order of epsilon, by the state of the models ("before training" and alike).

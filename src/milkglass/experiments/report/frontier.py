@@ -29,13 +29,14 @@ OFF_FRONTIER, ON_FRONTIER = COLOURS[:2]
 
 @dataclass(frozen=True)
 class DefencePoint:
-    """The utility of one defence on one data set, and what is read of it.
+    """Holds the utility of one defence on one data set, and what is read of what it sends.
 
     Attributes:
         measure: the name of the utility.
         utility: of the measure, in points.
-        tokens, content: what the strongest attack reads of all tokens and of content tokens, in percent. A content of
-            None: the attack reads words without their order, so that there is no such figure.
+        tokens: what the strongest attack reads of all tokens, in percent.
+        content: the same of content tokens. None: the attack reads words without their order, so that there is no such
+            figure.
         utility_spread, content_spread: half of their 95 % intervals; 0: the result has none.
     """
 
@@ -58,7 +59,7 @@ class DefencePoint:
         return self.tokens if self.content is None else self.content
 
     def is_beaten(self, others: Sequence[DefencePoint]) -> bool:
-        """Returns whether another defence has no less utility and no more is read of it, and one of the two differs."""
+        """Returns whether another defence, controls aside, is no worse in both figures and better in one."""
         return any(
             other.utility >= self.utility
             and other.content_read <= self.content_read

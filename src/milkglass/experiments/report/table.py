@@ -32,7 +32,7 @@ UNEXPLAINED = "Not explained: the recipe gives no reason."
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """A figure as a line of a table, with its footnote.
+    """Holds a figure as a line of a table, with its footnote.
 
     Attributes:
         footnote: the number of its footnote, from 1; 0: there is none.
@@ -58,7 +58,7 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A result in the form that the pages show.
+    """Holds a result in the form that the pages show.
 
     Attributes:
         quick: the changes of a quick run; "" for a full run.

@@ -20,7 +20,7 @@ def _no_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One model, with every tensor whose first dimension is the vocabulary.
+    """Names every tensor of one model whose first dimension is the vocabulary.
 
     All of these are permuted and mixed in the same way, so that tied tensors stay tied.
 
@@ -67,7 +67,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Family:
-    """The names of a family's tensors. They are matched at the end of a tensor's full name, after a dot.
+    """Names the tensors of a family. A name is matched at the end of a tensor's full name, after a dot.
 
     Attributes:
         model_types: as in config.json.

@@ -22,7 +22,7 @@ ROTARY_BASE = 10_000.0  # the default of configs
 
 @dataclass(frozen=True)
 class LayerNames:
-    """A family's names for the parts of a layer.
+    """Names the parts of a layer, as a family calls them.
 
     Attributes:
         parts: what a module computes, by the end of its name.
@@ -35,11 +35,13 @@ class LayerNames:
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """The layers of one checkpoint: their sizes, and what each tensor is.
+    """Describes the layers of one checkpoint: their sizes, and what each tensor is.
 
     Attributes:
-        part_of: the number of its layer and the part, by the name of each weight and bias.
+        part_of: the layer's number and the part of each weight and bias, by its name.
+        layers: the number of layers.
         heads: the number of query heads.
+        key_heads: the number of key heads, and of value heads.
         head_size: the dimensions of a head.
         neurons: the neurons of the feed-forward network.
         rotary_base: theta of the rotary positions.
@@ -87,7 +89,7 @@ def _rotary_base(config: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class StreamNames:
-    """A family's names for the tensors of the stream, each by the end of its name.
+    """Names the tensors of the residual stream, as a family calls them, each by the end of its name.
 
     Attributes:
         readers: the matrices (g, d) that read the stream, each with the norm that scales its input.
@@ -95,7 +97,7 @@ class StreamNames:
         biases: the writers' biases (d,).
         final: the norm before the head.
         unrelated: tensors that never meet the stream, though they may have a size of d by chance.
-        gain_offset: by model type, is added to a stored gain (Gemma stores it less one).
+        gain_offset: what is added to a stored gain, by model type (Gemma stores gains less one).
         refused: model types of the family that cannot be mixed, and why.
     """
 
@@ -110,11 +112,13 @@ class StreamNames:
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The residual stream of one checkpoint: the tensors that read it, write it and norm it.
+    """Names the tensors of one checkpoint that read the residual stream, write to it and norm it.
 
     Attributes:
-        readers: the norm before each tensor that reads it, by the tensor's name.
-        writers: the tensors that write to it.
+        width: d, the dimensions of the stream.
+        readers: the norm before each tensor that reads the stream, by the tensor's name.
+        writers: the tensors that write to the stream.
+        biases: the writers' biases.
         norms: the norms of the layers, and the final one.
     """
 

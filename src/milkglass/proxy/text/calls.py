@@ -32,7 +32,7 @@ FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # a code fence, which some models put r
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a model writes calls.
+    """Describes how a model writes calls.
 
     Attributes:
         template_marks: the chat template of a model with this format has one of these.
@@ -109,7 +109,12 @@ def tool_format(template: str) -> ToolFormat | None:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model wrote. `escape_count`: plain letters escaped in arguments that were JSON in a string."""
+    """Holds a call that a model wrote.
+
+    Attributes:
+        arguments: a JSON object, as text.
+        escape_count: plain letters that were escaped, if the arguments were JSON in a string.
+    """
 
     name: str
     arguments: str

@@ -113,7 +113,11 @@ def partial_mark_length(text: str, mark: str) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an answer that became certain: text of one kind, or calls with the letters escaped in their JSON."""
+    """Holds a part of an answer that became certain: text of one kind, or calls.
+
+    Attributes:
+        escape_count: plain letters that the JSON of the calls writes as escapes.
+    """
 
     kind: Kind
     text: str = ""
@@ -126,7 +130,7 @@ EMPTY_PART = Part("content")
 
 @dataclass
 class _JsonValue:
-    """A JSON value that may be a call, after a mark or a tool's name, or in code fences."""
+    """Tracks a JSON value that may be a call, after a mark or a tool's name, or in code fences."""
 
     span: JsonSpan
     begin: int = 0

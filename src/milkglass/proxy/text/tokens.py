@@ -22,7 +22,7 @@ SPACE = "\u2581"  # how SentencePiece writes a space
 
 @dataclass(frozen=True)
 class NamedLogprob:
-    """A token, its own bytes, and the natural logarithm of its probability."""
+    """Holds the text of a token, its bytes, and the natural logarithm of its probability."""
 
     token: str
     raw: bytes

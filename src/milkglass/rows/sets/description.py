@@ -19,11 +19,12 @@ Build = Callable[[Place, Row], Example | None]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One form in which a split was published.
+    """Describes one form in which a split was published.
 
     Attributes:
         files: the files that are all needed.
         rows: reads the files, given their paths in order.
+        build: makes an Example of a row, or returns None to leave the row out.
     """
 
     files: tuple[str, ...]
@@ -38,10 +39,11 @@ def alternatives(rows: Callable[..., Iterator[tuple[Place, Any]]], build: Build,
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A data set on the Hugging Face hub.
+    """Names a data set on the Hugging Face hub.
 
     Attributes:
         splits: the hub's name of each split.
+        build: makes an Example of a row, or returns None to leave the row out.
     """
 
     path: str
@@ -52,7 +54,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is known of a data set: its files, its columns, its licence and how it is read.
+    """Describes a data set: its files, its columns, its licence and how it is read.
 
     Attributes:
         columns: of the original files, in the order text, pair, label.

@@ -35,11 +35,11 @@ ROWS_A_PART = 8  # an interruption loses one part at most
 
 @dataclass(frozen=True)
 class FinishedParts:
-    """The finished parts of one run, in a folder of their own until all are done, so that it can resume.
+    """Keeps the finished parts of one run in a folder until all are done, so that the run can resume.
 
     Each part is a file that exists completely or not at all. Only the owner can read the folder. While parts are
-    missing it contains the run's seed, if that was drawn. All parts of a run need one seed: then a text that occurs
-    twice has one shadow, and the result is the same whether or not the run was interrupted.
+    missing, the folder also has the run's seed, if it was drawn. All parts of a run need one seed: then a text that
+    occurs twice has one shadow, and the result is the same whether or not the run was interrupted.
 
     Attributes:
         job: names the run: everything on which its result depends, except a seed that was drawn.
@@ -124,7 +124,7 @@ def write(path: Path, value: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class GhostJob:
-    """What a run reads and writes.
+    """Says what a run reads and writes.
 
     Attributes:
         shape, out_shape: how the rows of the source and of the output are laid out.
@@ -158,8 +158,8 @@ class GhostJob:
     def require_free(self) -> None:
         """Raises UsageError if OUT or its report exists.
 
-        Removes the parts of a run that died after OUT had its name. A report, which is named before OUT, may be of a
-        run that died between the two.
+        Removes the parts of a run that died after OUT had its name. If all parts are done and OUT is missing, a report
+        is accepted: the report is named first, and the run died between the two.
         """
         finished_parts = finished_parts_in(self.folder)
         if finished_parts and self.out.is_file():
@@ -228,7 +228,7 @@ def _parts(plan: GhostJob) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A text of a row: where it is, and the name of the field for its ids."""
+    """Says where a text of a row is, and names the field for its ids."""
 
     line: int
     container: Any

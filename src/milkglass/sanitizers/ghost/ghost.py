@@ -29,7 +29,13 @@ from milkglass.sequences import Ids, Sequences
 
 @dataclass(frozen=True, eq=False)
 class Shadow:
-    """A text's shadow: how it reads, its ids, and how they were selected. `original` (t,) are the text's own ids."""
+    """Holds a text's shadow.
+
+    Attributes:
+        original: (t,) the text's own ids.
+        text: how the shadow reads.
+        choice: the shadow's ids, and how they were selected.
+    """
 
     original: Ids = field(repr=False)
     text: str = field(repr=False)
@@ -42,7 +48,9 @@ class Shadow:
 
 @dataclass(frozen=True, eq=False)
 class Ghost:
-    """GHOST over one model. Nothing is guaranteed: anyone can try texts and see whether they give a similar shadow.
+    """Replaces the tokens of texts by their shadows, by GHOST over one model.
+
+    Nothing is guaranteed: anyone can try texts and see whether they give a similar shadow.
 
     Attributes:
         digest: of the search.

@@ -94,10 +94,10 @@ def require_language(language: str) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """The parameters of the search. The defaults are the paper's (5.5, A.1).
+    """Holds the parameters of the search. The defaults are the paper's (5.5, A.1).
 
     Attributes:
-        k: neighbours, 1 to n - 1.
+        k: the number of neighbours, 1 to n - 1.
         overlap: tau_o, from 0 to 1.
         indirect, direct, lemma: whether this similarity excludes a neighbour.
         language: that of the lemmas.
@@ -121,7 +121,7 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """The shadows of every token, in one array.
+    """Holds the shadows of every token, in one array.
 
     Attributes:
         ids: (total,) the shadows of token 0, of token 1, ..., nearest first.

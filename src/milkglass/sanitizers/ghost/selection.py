@@ -77,9 +77,10 @@ def is_worth_measuring(
 
 @dataclass(eq=False)
 class Candidate:
-    """A sequence of shadows that is tried for a sentence.
+    """Holds a sequence of shadows that is tried for a sentence.
 
     Attributes:
+        ids: (t,) the shadows.
         parent: the index, in the previous beam, of the sequence from which it was made.
         loss: nan until it is measured, inf if it is known not to be among the best; a start has inf.
     """
@@ -90,7 +91,7 @@ class Candidate:
 
 
 class Sentence:
-    """One sentence and its beam. The caller measures candidates and writes their losses into them.
+    """Keeps the beam of one sentence. The caller measures candidates and writes their losses into them.
 
     Attributes:
         width: the most sequences of the beam.
@@ -106,7 +107,7 @@ class Sentence:
         self._steps, self._changed, self._visited = 0, 0, np.full(len(original), -1)
 
     def candidates(self, place: int, shadows: Ids) -> list[Candidate]:
-        """Returns each sequence of the beam with each shadow at a place, every one once, with known losses."""
+        """Returns each sequence of the beam with each shadow at a place, each result once. A known loss is kept."""
         loss_of_beam = {sequence.ids.tobytes(): sequence.loss for sequence in self.beam}
         candidates: dict[bytes, Candidate] = {}
         for parent, sequence in enumerate(self.beam):
@@ -147,10 +148,11 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Selection:
-    """The parameters of the selection. The paper gives only `beams`.
+    """Holds the parameters of the selection. The paper gives only `beams`.
 
     Attributes:
         way: by hidden states; or for the ablation (Table 7), the random start or the nearest shadow.
+        beams: the most sequences that are kept for a sentence.
         threshold: tau_d, absolute.
         sweeps: the most sweeps.
     """
@@ -169,11 +171,13 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The shadow of one sentence.
+    """Holds the shadow of one sentence, and how its selection went.
 
     Attributes:
-        loss: its distance. None: not computed.
-        is_settled: whether it converged within the allowed sweeps.
+        ids: (t,) the shadow.
+        loss: the distance of its hidden states. None: not computed.
+        history: the best loss at the start and after each sweep.
+        is_settled: whether the selection converged within the allowed sweeps.
     """
 
     ids: Ids = field(repr=False)
@@ -212,7 +216,7 @@ def select(
 
 
 class _Group:
-    """Sentences of one length, which are processed together place by place."""
+    """Selects shadows for sentences of one length together, place by place."""
 
     def __init__(self, network: HeadlessModel, shadows: Shadows, sentences: list[Sentence]) -> None:
         self.network, self.shadows, self.sentences = network, shadows, sentences
@@ -321,7 +325,7 @@ class _Group:
 
 
 class _BeamPrefixes:
-    """For a causal model, the keys and values of the prefix that the candidates of each beam's sequence share."""
+    """Keeps the keys and values of the prefix that the candidates of each sequence share, for a causal model."""
 
     def __init__(self, group: _Group, active: list[int]) -> None:
         self.group, self.active = group, active

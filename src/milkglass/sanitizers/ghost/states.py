@@ -43,7 +43,7 @@ class _AllDropped(Exception):
 
 @dataclass(frozen=True, eq=False)
 class CachedPrefixes:
-    """The keys and values of the prefixes of n sequences, in a causal model, and their losses so far.
+    """Holds the keys and values of the prefixes of n sequences, in a causal model, and their losses so far.
 
     Attributes:
         keys, values: for each layer (n, heads, length, width).
@@ -77,7 +77,7 @@ class CachedPrefixes:
 
 @dataclass(frozen=True, eq=False)
 class HeadlessModel:
-    """A model without its head, in evaluation mode.
+    """Computes hidden states, and losses between them, by a model without its head, in evaluation mode.
 
     Attributes:
         model: of transformers.
@@ -182,7 +182,7 @@ class HeadlessModel:
 
 
 class _ForwardSums:
-    """The losses so far of the sequences of one forward pass.
+    """Sums up the losses of the sequences of one forward pass, and drops sequences beyond their bounds.
 
     Attributes:
         sums: (r,) of all sequences.

@@ -15,7 +15,7 @@ from milkglass.sanitizers.table import Mask
 
 @dataclass
 class GhostTally:
-    """Sums over the texts of a run. A resumed run reads them from its progress by their names.
+    """Adds up counts over the texts of a run. A resumed run reads them by their names from its finished parts.
 
     Attributes:
         special: tokens that are their own shadow.

@@ -26,7 +26,7 @@ ROUNDING_SLACK = 1e-9  # sums in another order may round to the other side of a 
 
 @dataclass(frozen=True)
 class DiversityLimits:
-    """What every symbol must hide.
+    """Holds the limits of every symbol, and says which symbols break one.
 
     Attributes:
         min_bits: h of the module.

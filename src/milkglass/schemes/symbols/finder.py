@@ -21,7 +21,7 @@ VectorSource = Literal["encoder", "table"]
 
 @dataclass(frozen=True, eq=False)
 class TaskTexts:
-    """The client's own labelled texts. Nothing of them is kept.
+    """Holds the client's own labelled texts while a map is found. Nothing of them is stored.
 
     Attributes:
         texts: the texts in original ids; a pair is one text.
@@ -36,7 +36,7 @@ class TaskTexts:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """The input from which a map is found. It stays with the client.
+    """Holds the input from which a map is found. It stays with the client.
 
     Attributes:
         counts: (n,) how often each token occurs, in public text if there is some, else in the client's.
@@ -58,11 +58,11 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class FoundSymbols:
-    """The result of a way to find a map.
+    """Holds the symbols that a `MapFinder` found.
 
     Attributes:
         symbol_of_token: (c,) the symbol, from 0, of each token that is clustered.
-        points: (c, f) their positions, by which symbols are near each other.
+        points: (c, f) the positions of these tokens, by which symbols are near each other.
     """
 
     symbol_of_token: Ids
@@ -70,7 +70,7 @@ class FoundSymbols:
 
 
 class MapFinder(abc.ABC):
-    """A way to find a map. Final subclasses are frozen dataclasses of the parameters; `Coarse` has them."""
+    """Finds the symbols of tokens. Final subclasses are frozen dataclasses of parameters, and fields of `Coarse`."""
 
     def __post_init__(self) -> None:
         require(self)

@@ -91,14 +91,14 @@ class KMeans(MapFinder):
 
 
 class Clusters:
-    """Symbols while they are being found: centres, tokens and prices.
+    """Finds symbols round by round, and holds their centres, tokens and prices.
 
     Attributes:
-        tokens: (c,) their ids.
+        tokens: (c,) the ids of the tokens that are clustered.
         mass, weights: (c,) the frequency of each token, above 0, and its square root.
         symbol_of_token: (c,) the symbol of each token.
-        centres: (m, f) of the symbols. None: not drawn yet.
-        price: (m,) of the symbols.
+        centres: (m, f) the centre of each symbol. None: not drawn yet.
+        price: (m,) the price of each symbol.
     """
 
     def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbol_count: int) -> None:

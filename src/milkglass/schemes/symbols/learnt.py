@@ -139,7 +139,7 @@ class SmallReader(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """The training of one network on one client's rows."""
+    """Trains one network on one client's rows, and finds the symbols meanwhile."""
 
     settings: LearntMap
     network: SmallReader

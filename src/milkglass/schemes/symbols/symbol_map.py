@@ -23,7 +23,7 @@ HINT = "make a new key with `milkglass obfuscate --scheme coarse`"
 
 @dataclass(frozen=True)
 class MergedRows(Mixture):
-    """One row a symbol: the weighted mean of its tokens."""
+    """Merges the rows of each symbol's tokens into one, their weighted mean."""
 
     def promise(self, k: int) -> Promise:
         """Returns the promise; `verbatim` counts tokens with their own symbol."""
@@ -42,7 +42,7 @@ class MergedRows(Mixture):
 
 @dataclass(frozen=True)
 class SymbolMap:
-    """A map from tokens to symbols, as a key file has it.
+    """Maps tokens to symbols, in the form that a key file has.
 
     Attributes:
         tokens: base64 of zlib of (n,) little-endian int32, the number of each token's symbol, from 0 without gaps.

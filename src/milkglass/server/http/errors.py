@@ -45,13 +45,13 @@ class ErrorBody(BaseModel):
 
 
 class Refusal(BaseModel):
-    """The body of every error, for OpenAPI."""
+    """Describes the body of every error, for OpenAPI."""
 
     error: ErrorBody
 
 
 class RefusedRequest(HTTPException):
-    """A MilkglassError as an exception that the web framework lets through."""
+    """Carries a MilkglassError in an exception that the web framework lets through."""
 
     def __init__(self, error: MilkglassError) -> None:
         super().__init__(error.status)

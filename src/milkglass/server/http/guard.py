@@ -33,7 +33,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 @final
 @dataclass(frozen=True)
 class BodyRule:
-    """The most bytes of a request's body, and whether the application keeps it in memory (`in_memory`)."""
+    """Limits the bytes of a request's body. `in_memory`: the application keeps the body in memory."""
 
     limit: int
     in_memory: bool = True
@@ -45,7 +45,7 @@ def too_large_error(limit: int) -> TooLarge:
 
 @final
 class BodyMemory:
-    """The bytes of request bodies in memory, counted by one event loop. `used` are those not answered yet."""
+    """Limits the bytes of request bodies in memory, in one event loop. `used` counts those of unanswered requests."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
@@ -90,7 +90,7 @@ class BodyMemory:
 
 @final
 class CountedBody:
-    """A `receive` that counts what really arrives: a stated length may be missing or wrong."""
+    """Receives a body, and counts what really arrives: a stated length may be missing or wrong."""
 
     def __init__(self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed: int) -> None:
         """Wraps `receive`. `claimed` is the length in the headers, or 0; `held` are the bytes charged to it."""
@@ -102,7 +102,7 @@ class CountedBody:
         self._timeout: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
-        """Receives the next piece. Raises Refused if it is too large, too slow, or finds no memory."""
+        """Receives the next piece. Raises RefusedRequest if the body is too large, too slow, or finds no memory."""
         if self._is_complete or not self._rule.in_memory:
             return self._count(await self._receive())
         loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ class CountedBody:
         self._faded_at = now
 
     def evict(self) -> None:
-        """Frees its memory, so that its request is refused."""
+        """Frees the body's memory, so that its request is refused."""
         self._evicted = True
         self.release()
         if self._timeout is not None and not self._timeout.expired():
@@ -220,7 +220,7 @@ class Guard:
 
 
 class _StatusRecorder:
-    """A `send` that remembers the status."""
+    """Sends an answer, and remembers its status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

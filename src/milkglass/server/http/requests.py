@@ -151,7 +151,7 @@ def require_max_tokens(count: int, settings: ServerSettings) -> None:
 
 
 def token_types(body: Classification, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
-    """Returns the token types of each row, or None for those that the model needs none for.
+    """Returns the token types of each row. None: the model needs none.
 
     Raises UsageError if their shape is not that of the rows, IdOutOfRange for a type that the model does not have.
     """

@@ -55,7 +55,7 @@ class _Token:
 
 @dataclass(eq=False)
 class PromptRun:
-    """One request's prompts on their way through an engine. `on_over` is called once, when all have ended."""
+    """Runs one request's prompts through an engine. `on_over` is called once, when all have ended."""
 
     body: Completion
     prompts: list[list[int]]

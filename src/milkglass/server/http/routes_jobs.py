@@ -27,7 +27,7 @@ EventId = Annotated[str, Query(pattern=r"^(ftevent-)?[0-9]{1,15}$")]
 
 
 class NewJob(RequestBody):
-    """The body of a request for a fine-tune. `suffix` ends the new model's name."""
+    """Requests a fine-tune. `suffix` ends the new model's name."""
 
     model: Name
     training_file: Name

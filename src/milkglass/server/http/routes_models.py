@@ -31,7 +31,7 @@ class FileBody(RequestBody):
 
 
 class NewModel(RequestBody):
-    """A model to register. `config`, `generation_config` and `index` are the JSON files of a Hugging Face folder."""
+    """Registers a model. `config`, `generation_config` and `index` are the JSON files of a Hugging Face folder."""
 
     id: Name
     config: dict[str, Any]

@@ -40,7 +40,7 @@ def limit_fields(value: Any) -> Any:
 
 
 class RequestBody(BaseModel):
-    """A request body. Unknown fields are refused, because ignoring one would be a silent fallback."""
+    """Validates a request's body. Unknown fields are refused, because ignoring one would be a silent fallback."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -60,7 +60,7 @@ class _StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that reads JSON strictly, and answers nothing to a client that is gone."""
+    """Reads JSON strictly, and answers nothing to a client that is gone."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
@@ -83,13 +83,13 @@ def sse_event(data: Any, event_type: str | None = None, event_id: str | None = N
 
 
 class AsyncCloseable(Protocol):
-    """What an event stream uses, and closes at its end."""
+    """Is closed when the event stream that uses it ends."""
 
     def aclose(self) -> Awaitable[None]: ...
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events.
+    """Answers with server-sent events.
 
     When it ends, even before the first event, it closes `events` and then `resource`. Otherwise events whose reader
     left would keep what they use until the garbage collector finds them.

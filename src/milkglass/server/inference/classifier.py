@@ -21,7 +21,7 @@ TOKENS_PER_PASS = 8192  # padded tokens of one pass, unless one row alone is lon
 
 @dataclass(eq=False)
 class ClassifierRow:
-    """A row to classify or embed. `on_done` gets probabilities, a number or a vector, in the engine's thread."""
+    """Holds a row to classify or embed. `on_done` gets probabilities, a number or a vector, in the engine's thread."""
 
     ids: list[int]
     token_types: list[int] | None

@@ -27,7 +27,7 @@ MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one
 
 
 class WorkItem(Protocol):
-    """What waits in an engine's queue, and hears if it is not done."""
+    """Waits in an engine's queue. `fail` is called if the work is not done."""
 
     def fail(self, error: MilkglassError) -> None: ...
 
@@ -42,7 +42,7 @@ class ModelFailed(ServerError):
 
 
 class Engine(abc.ABC, Generic[W]):
-    """The base of all engines. All methods but `submit` and `close` run in the thread."""
+    """Does one model's work in a thread. All methods but `start`, `submit` and `close` run in that thread."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -151,7 +151,7 @@ def as_known_error(error: Exception) -> MilkglassError:
 
 @dataclass(eq=False)
 class Sequence:
-    """One prompt and its answer. Callbacks are called in the engine's thread.
+    """Holds one prompt, and draws the ids of its answer. Callbacks are called in the engine's thread.
 
     Attributes:
         prompt: scrambled ids, or vectors in place of them.
@@ -211,9 +211,13 @@ OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
 
 
 class Scheduler:
-    """The running sequences, in the order of the runner's rows, with the id of each that the model has not read yet.
+    """Keeps the running sequences in the order of the runner's rows.
 
-    It knows no runner's memory and draws no id itself. `rows` is None while nothing runs.
+    It knows no runner's memory and draws no id itself.
+
+    Attributes:
+        newest_ids: the last id of each running sequence, which the model has not read yet.
+        rows: the runner's rows. None: nothing runs.
     """
 
     def __init__(self, max_batch: int, on_leave: OnLeave | None = None) -> None:
@@ -304,7 +308,7 @@ def admit(newcomers: Collection[Sequence], runner: ModelRunner, scheduler: Sched
 
 
 class Generator(Engine[Sequence]):
-    """The thread of one model that generates."""
+    """Generates with one model, for many sequences at a time."""
 
     def __init__(self, runner: ModelRunner, max_batch: int, max_waiting: int) -> None:
         super().__init__("generator", max_waiting)

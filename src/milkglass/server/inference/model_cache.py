@@ -40,7 +40,7 @@ Key = tuple[str, float, Task]  # with the time when the model was created, since
 
 @dataclass(eq=False)
 class Entry:
-    """A model that is loaded, or is being loaded; then `engine` is not done."""
+    """Holds a model's engine. While the model is being loaded, `engine` is not done."""
 
     model: ModelRecord
     task: Task
@@ -61,7 +61,7 @@ class Entry:
 
 
 class ModelCache:
-    """The models in memory. `acquire` and `release` come in pairs. Only `close` removes a model that is in use.
+    """Keeps models in memory. `acquire` and `release` come in pairs. Only `close` removes a model that is in use.
 
     Each load has a thread of its own; those who wait for the model hold no thread.
     """

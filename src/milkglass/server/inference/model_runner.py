@@ -32,7 +32,7 @@ MIN_PREFIX_IDS = 32  # shorter prefixes are computed again, together with other 
 
 
 class RunningRows(Protocol):
-    """Rows that a model has read, in order, with their key-value cache."""
+    """Holds the rows that a model has read, in order, with their key-value cache, and runs their next tokens."""
 
     def advance(self, newest: Sequence[Token]) -> torch.Tensor:
         """Runs one more token of each row. Returns logits (rows, vocabulary) of the next token."""
@@ -83,7 +83,12 @@ def model_inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str,
 
 
 class CachedRows:
-    """Rows in a transformers cache: keys and values (b, heads, t, d) of each layer, and a mask (b, t), 0 at padding."""
+    """Holds rows in a transformers cache.
+
+    Attributes:
+        cache: keys and values (b, heads, t, d) of each layer.
+        mask: (b, t), 0 at padding.
+    """
 
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: torch.Tensor) -> None:
         self._model, self.cache, self.mask = model, cache, mask
@@ -136,7 +141,7 @@ class CachedRows:
 @final
 @dataclass(frozen=True, eq=False)
 class CachedPrefix:
-    """The keys and values (1, heads, t, d) of one row, for each layer."""
+    """Holds the keys and values (1, heads, t, d) of one row, for each layer."""
 
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
@@ -146,7 +151,10 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """The keys and values of finished rows by their ids, least recently used first, `size_bytes` in all."""
+    """Caches the keys and values of finished rows by their ids, `size_bytes` in all.
+
+    Rows that were not used for longest are dropped first.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self.size_bytes = max_bytes, 0

@@ -15,17 +15,20 @@ MIN_TEMPERATURE = 1e-6  # below it the likeliest id is taken, without rounding i
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How ids are drawn. The defaults leave the model's distribution unchanged.
+    """Says how ids are drawn. The defaults leave the model's distribution unchanged.
 
     Attributes:
         temperature: 0, or nearly 0, takes the likeliest id.
         top_p: draws from the fewest ids whose probabilities reach this.
-        seed: None: a fresh one.
+        top_k: draws from this many of the likeliest ids; 0: all.
+        seed: the seed of the draws. None: a fresh one.
+        max_tokens: the most ids of the answer.
         stop: ids that end the answer, including the model's own.
         min_p: leaves out ids whose probability is below this share of the likeliest's.
         presence: is subtracted from the logit of each id in the answer.
         frequency: is subtracted from the logit of an id for each time that it is in the answer.
         repetition: divides positive logits of ids in prompt or answer, and multiplies negative ones.
+        bias: is added to logits, by id.
         logprobs: how many of the likeliest ids are reported with each drawn id. None: not even the drawn one is.
     """
 

@@ -19,7 +19,7 @@ LABEL_TENSOR_BY_TASK = {"classification": "labels", "regression": "scores", "cau
 
 
 class TrainingDataset(Dataset[dict[str, Any]]):
-    """The rows of a file, each cut to `max_length` tokens. Numbers are read from the file when they are used."""
+    """Gives the rows of a file, each cut to `max_length` tokens. Numbers are read from the file when they are used."""
 
     def __init__(self, path: Path, task: Task, max_length: int) -> None:
         """Opens a training file. Raises BadUpload for another format, or for labels of another task than `task`."""

@@ -28,7 +28,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """An event of events.jsonl. `id` is the byte after its line."""
+    """Holds an event of events.jsonl. `id` is the position of the byte after the event's line."""
 
     id: int
     event: Event

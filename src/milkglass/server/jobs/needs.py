@@ -89,7 +89,14 @@ def _require_labels(model: ModelRecord, rows: TrainingFileInfo, hyperparameters:
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a fine-tune in bytes. `kept` checkpoints stay while another is written; `memory` is a bound."""
+    """Says what a fine-tune needs, in bytes.
+
+    Attributes:
+        checkpoint: the size of one checkpoint.
+        result: the size of the fine-tuned model.
+        kept: how many checkpoints stay while another is written.
+        memory: a lower bound.
+    """
 
     checkpoint: int
     result: int
@@ -107,7 +114,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model that decide what a fine-tune needs.
+    """Holds the sizes of a model that decide what a fine-tune needs.
 
     Attributes:
         layers: for each layer its number of weights, and the sizes (in, out) of its matrices.

@@ -45,7 +45,7 @@ WATCH_SECONDS = 0.2  # seconds between looks at a running job
 
 
 class Jobs:
-    """The queue: it checks, stores, starts, watches and ends jobs."""
+    """Queues jobs: checks, stores, starts, watches and ends them."""
 
     def __init__(
         self, settings: ServerSettings, home: DataDir, store: Store, registry: Registry, uploads: Uploads

@@ -45,7 +45,7 @@ DECIDING_METRIC = {"classification": "accuracy", "regression": "pearson", "causa
 
 
 class Reserve:
-    """Reserved room on the job's disk."""
+    """Reserves room on the job's disk."""
 
     def __init__(self, job: Path, size: int) -> None:
         self._path, self._size = job / RESERVE, size
@@ -94,7 +94,7 @@ def saving(noun: str) -> Iterator[None]:
 
 
 class CheckpointTrainer(Trainer):
-    """A trainer that saves only what is trained. A save that fails ends the training."""
+    """Trains as transformers' Trainer does, and saves only what is trained. A save that fails ends the training."""
 
     def __init__(self, reserve: Reserve, **options: Any) -> None:
         self._reserve = reserve
@@ -219,7 +219,8 @@ class Reporter(TrainerCallback):
 
     Attributes:
         reserve: the room for the next save, once it was reserved.
-        interrupted: whether SIGTERM had come when `poll` was last called; `cancelled` is alike.
+        interrupted: whether SIGTERM had come when `poll` was last called.
+        cancelled: whether the job was cancelled when `poll` was last called.
     """
 
     def __init__(self, job: Path) -> None:

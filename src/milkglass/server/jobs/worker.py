@@ -41,7 +41,7 @@ def _keep_end(path: Path, size: int) -> None:
 
 
 class Worker:
-    """The process of one job, which another server may have started."""
+    """Starts, watches and stops the process of one job, which another server may have started."""
 
     def __init__(self, folder: Path, command: tuple[str, ...]) -> None:
         self._folder, self._command = folder, command

@@ -37,7 +37,7 @@ from milkglass.system import in_threads
 
 
 class BaseModels:
-    """The original models in the folders that the server was given."""
+    """Finds original models in the folders that the server was given."""
 
     def __init__(self, folders: tuple[Path, ...], store: Store) -> None:
         self._folders, self._store = folders, store
@@ -78,7 +78,7 @@ PICKLE_NAME = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
 
 @dataclass(frozen=True)
 class Delta:
-    """The requested format of a delta, and the digest of the base that it changes."""
+    """Holds the requested format of a delta, and the digest of the base that it changes."""
 
     format: str
     base: str
@@ -86,7 +86,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Registration:
-    """A request for a model. `files` maps a weights file's name in the folder to an uploaded file's id."""
+    """Describes a model to add. `files` maps a weights file's name in the folder to an uploaded file's id."""
 
     id: str
     config: Mapping[str, Any]
@@ -97,7 +97,7 @@ class Registration:
 
 
 class Registry:
-    """The models of one home."""
+    """Adds, lists and deletes the models of one home."""
 
     def __init__(self, home: DataDir, store: Store, uploads: Uploads, bases: BaseModels) -> None:
         self._home, self._store, self._uploads, self._bases = home, store, uploads, bases
@@ -210,7 +210,10 @@ class Registry:
             write_json(folder / GENERATION_CONFIG, registration.generation_config)
 
     def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
-        """Makes a job's result a model. A call after a kill goes on. Raises CorruptCheckpoint if it is no model."""
+        """Makes a job's result a model, and goes on if a kill interrupted an earlier call.
+
+        Raises CorruptCheckpoint if the result is no model.
+        """
         with self._locks.hold(model_id):
             existing = self._store.models.find(model_id)
             if existing:
@@ -273,7 +276,7 @@ class Registry:
                 raise Conflict(f"the job {job.id} still needs this model", "cancel the job first, or delete it")
 
     def size(self, model_id: str) -> int:
-        """Returns the bytes of the files; 0 while it is being deleted."""
+        """Returns the bytes of a model's files; 0 while the model is being deleted."""
         try:
             return sum(path.stat().st_size for path in self.folder(model_id).iterdir())
         except FileNotFoundError:

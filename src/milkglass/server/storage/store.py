@@ -27,7 +27,7 @@ class Unreadable(ServerError):
 
 
 class Record(BaseModel):
-    """What the database keeps. It is validated on each change too, so that nothing unreadable is written."""
+    """Holds a row of the database. It is validated on each change too, so that nothing unreadable is written."""
 
     model_config = ConfigDict(allow_inf_nan=False, validate_assignment=True)
 
@@ -36,7 +36,7 @@ class Record(BaseModel):
 
 
 class UploadRecord(Record):
-    """An unfinished upload. `received` counts bytes that were checked and are on the disk."""
+    """Describes an unfinished upload. `received` counts bytes that were checked and are on the disk."""
 
     filename: str
     bytes: int
@@ -46,7 +46,7 @@ class UploadRecord(Record):
 
 
 class TrainingFileInfo(BaseModel):
-    """The facts of a training file that a model must fit.
+    """Holds the facts of a training file that a model must fit.
 
     `min_label` and `max_label` are None if every label is -100, and for real numbers.
     """
@@ -64,7 +64,7 @@ class TrainingFileInfo(BaseModel):
 
 
 class FileRecord(Record):
-    """An uploaded file, complete and checked."""
+    """Describes an uploaded file, which is complete and checked."""
 
     filename: str
     bytes: int
@@ -74,7 +74,7 @@ class FileRecord(Record):
 
 
 class ModelRecord(Record):
-    """A model. `sha256` has the digest of each weights file, by name."""
+    """Describes a model. `sha256` has the digest of each weights file, by name."""
 
     kind: Literal["encoder", "decoder"]
     vocab_size: int
@@ -90,7 +90,7 @@ class ModelRecord(Record):
 
 
 class JobRecord(Record):
-    """A fine-tuning job. There is a model of the name `fine_tuned_model` once it has succeeded."""
+    """Describes a fine-tuning job. Once it has succeeded, there is a model of the name `fine_tuned_model`."""
 
     model: str
     training_file: str
@@ -122,7 +122,7 @@ R = TypeVar("R", bound=Record)
 
 
 class RecordTable(Generic[R]):
-    """Records of one type, the oldest first."""
+    """Stores records of one type, the oldest first."""
 
     def __init__(self, store: Store, name: str, record_type: type[R], noun: str) -> None:
         self._store, self._name, self._record_type, self._noun = store, name, record_type, noun
@@ -196,7 +196,7 @@ class RecordTable(Generic[R]):
 
 
 class Store:
-    """The database, with one connection and one lock: requests are few and small, and writers never meet."""
+    """Keeps the database, with one connection and one lock: requests are few and small, and writers never meet."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.RLock()

@@ -31,7 +31,7 @@ HINT = "write the file with this version of Milkglass; docs/formats.md describes
 @final
 @dataclass(frozen=True)
 class TrainingRows:
-    """The tensors of a training file, not read yet, by name; `label` is the name of the one with labels."""
+    """Names the tensors of a training file, which are not read yet. `label` is the name of the one with labels."""
 
     tensors: dict[str, TensorRef]
     label: str

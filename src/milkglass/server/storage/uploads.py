@@ -35,7 +35,7 @@ OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 @final
 class IncomingChunk:
-    """A chunk of an upload while it arrives, in a nameless file. Its methods raise OSError if the disk is full."""
+    """Holds a chunk of an upload while it arrives, in a nameless file. Methods raise OSError if the disk is full."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -84,7 +84,7 @@ class WrongOffset(Conflict):
 
 
 class Locks:
-    """One lock for each name, while it is in use."""
+    """Holds one lock for each name that is in use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class Locks:
 
 
 class Uploads:
-    """The uploads and files of one home.
+    """Receives, checks and deletes the uploads and files of one home.
 
     Uploads without a chunk for `max_idle` seconds are deleted; `max_unfinished` may be unfinished at a time.
     """

@@ -43,7 +43,7 @@ from milkglass.threat.observations import Activations, Tokens
 
 @dataclass(frozen=True)
 class EnclaveTexts:
-    """What an enclave returned for texts.
+    """Holds what an enclave returned for texts.
 
     Attributes:
         vectors: (total, d) a row for each token.

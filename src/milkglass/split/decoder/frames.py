@@ -26,9 +26,10 @@ PROTOCOL_HINT = "client and server must be of one version (docs/formats.md)"
 
 @dataclass(frozen=True)
 class NextToken:
-    """The server's reply to vectors.
+    """Holds the server's reply to vectors.
 
     Attributes:
+        id: the id of the next token.
         reason: why the answer ends with this token, "stop" or "length". None: the answer goes on.
     """
 

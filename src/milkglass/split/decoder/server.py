@@ -34,7 +34,7 @@ MAX_NEW_TOKENS = 4096
 
 @dataclass(eq=False)
 class SplitSequence(Sequence):
-    """A sequence whose tokens arrive as vectors.
+    """Holds a sequence whose tokens arrive as vectors.
 
     Attributes:
         vectors: (1, d) the vector of the newest token. None: it has not arrived, or the runner has read it.

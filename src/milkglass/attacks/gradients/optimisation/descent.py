@@ -24,11 +24,11 @@ from milkglass.threat.observations import Gradients, Transcript
 
 @dataclass(frozen=True)
 class AdamSchedule:
-    """The steps of one descent by Adam, and their rate.
+    """Sets the steps of one descent by Adam, and their rate.
 
     Attributes:
-        steps: how many are made.
-        rate: at first.
+        steps: how many steps are made.
+        rate: the learning rate at first.
         decay, every: the rate is multiplied by `decay` every `every` steps.
         pull: the weight of LAMP's regulariser: the squared difference between the mean norm of the embeddings and that
             of the table's.
@@ -49,12 +49,12 @@ class AdamSchedule:
 
 
 class Descent:
-    """A descent of embeddings toward the shared gradients.
+    """Moves embeddings toward the shared gradients.
 
     Attributes:
         x: (b, t, d) the current embeddings.
-        best: those with the smallest sum of distance and regulariser so far.
-        least_error: that sum.
+        best: (b, t, d) the embeddings with the smallest sum of distance and regulariser so far.
+        least_error: the smallest sum so far.
         steps_done: how many steps were made.
     """
 
@@ -121,11 +121,11 @@ def nearest_guess(problem: Problem, guesses: Iterable[torch.Tensor], budget: Bud
 
 @dataclass(frozen=True)
 class OptimisationAttack(Inversion):
-    """An attack that moves embeddings until their gradients equal the shared ones. Subclasses write `solve`.
+    """Moves embeddings until their gradients equal the shared ones. Subclasses implement `solve`.
 
     Attributes:
-        first, last: the ids with which every text begins and ends, such as [CLS] and [SEP], by the public tokenizer. In
-            place of None the id that the public text shows is taken; without one every place is free.
+        first, last: the ids with which every text begins and ends, such as [CLS] and [SEP], by the public tokenizer.
+            None: the id that the public text shows, if it shows one. Without an id every place is free.
     """
 
     first: int | None = None

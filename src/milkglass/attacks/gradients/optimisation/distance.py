@@ -29,11 +29,12 @@ MIN_NORM = 1e-12  # a norm below this is taken as this
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A linear layer whose gradients are compared as factors.
+    """Describes a linear layer whose gradients are compared as factors.
 
     Attributes:
-        weight, bias: the names of its parameters. None for one that is not compared.
-        transposed: whether its weight is (in, out), as GPT-2's is.
+        module: the layer's module.
+        weight, bias: the names of the layer's parameters. None for one that is not compared.
+        transposed: whether the weight is (in, out), as GPT-2's is.
     """
 
     module: Any
@@ -57,7 +58,7 @@ def linear_layers(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
 
 
 class LayerRun(NamedTuple):
-    """One run of a layer, with its inputs and outputs."""
+    """Records one run of a layer, with its inputs and outputs."""
 
     layer: Layer
     inputs: torch.Tensor
@@ -80,11 +81,11 @@ def record_runs(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products and norms of one parameter's gradients, for h guesses.
+    """Holds inner products and norms of one parameter's gradients, for h guesses.
 
     Attributes:
-        inner: (h,) inner products with the gradient seen.
-        squared_norms: (h,) squared norms.
+        inner: (h,) the inner products with the shared gradient.
+        squared_norms: (h,) the squared norms.
     """
 
     inner: torch.Tensor
@@ -119,9 +120,10 @@ def layer_products(
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance between two lists of gradients.
+    """Measures the distance between two lists of gradients.
 
     Attributes:
+        kind: the distance without L1: "squares", "cosine" or "norms".
         l1: the weight of the sum of absolute differences, the same for all layers.
     """
 

@@ -27,10 +27,11 @@ from milkglass.threat.budget import Budget
 
 @dataclass(frozen=True)
 class NearestGradient(OptimisationAttack):
-    """The base of DLG and TAG: one descent from noise, then the nearest tokens.
+    """Makes one descent from noise, and reads the nearest tokens. The base of DLG and TAG.
 
     Attributes:
-        steps, rate: of Adam.
+        steps: the number of steps of Adam.
+        rate: Adam's learning rate.
         l1: the weight of the sum of absolute differences.
     """
 

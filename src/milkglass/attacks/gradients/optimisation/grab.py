@@ -32,8 +32,11 @@ class GRAB(OptimisationAttack):
     """Moves embeddings and dropout's masks toward the shared gradients, then searches among the tokens that came up.
 
     Attributes:
-        starts, permutations: the number of draws, and of orders of the best one.
-        steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
+        starts: the number of draws to begin with.
+        permutations: the number of random orders of the best draw.
+        steps: the number of steps of Adam.
+        rate: Adam's learning rate at first.
+        decay: what the rate is multiplied by every 50 steps.
         l1: the weight of the sum of absolute differences.
         watch: the number of steps between two looks at the nearest tokens.
         pool: how many tokens are tried at each place.

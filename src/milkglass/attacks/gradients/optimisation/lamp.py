@@ -42,10 +42,10 @@ LANGUAGE = {"cosine": 0.2, "squares": 60.0}  # LAMP's weight of the language mod
 
 
 class NgramCounts:
-    """How often each n-gram of one length occurs in a text. An n-gram is one number, as `_ngrams` makes it.
+    """Counts how often each n-gram of one length occurs in a text. An n-gram is one number, as `_ngrams` makes it.
 
     Attributes:
-        ngrams: those that occur, sorted.
+        ngrams: the n-grams that occur, sorted.
         counts: how often each occurs.
         contexts: the n-grams without their last id, sorted.
         context_counts: how often each context occurs before some id.
@@ -64,7 +64,7 @@ class NgramCounts:
         """Returns (n,) the probability of the last id of each n-gram, given the ids before it.
 
         Args:
-            ngrams: (n,) of this length.
+            ngrams: (n,) n-grams of this length.
             vocabulary: the number of ids.
             shorter: (n,) the probabilities of the same ids, given one id fewer before them.
         """
@@ -77,7 +77,7 @@ class NgramCounts:
 
 
 class Prior:
-    """The likelihood of a text in the attacker's language: a trigram model of public ids.
+    """Measures how likely a text is in the attacker's language, by a trigram model of public ids.
 
         p(c | a b) = (count(a b c) + followers(a b) p(c | b)) / (count(a b) + followers(a b))
 
@@ -204,7 +204,7 @@ def _reorder(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 def best_start(
     problem: Problem, start_count: int, order_count: int, budget: Budget, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Returns the best of so many draws of all texts together, or the best of so many random orders of its places."""
+    """Returns the best of `start_count` draws of all texts, or of `order_count` random orders of that draw's places."""
     best = nearest_guess(problem, (problem.random_embeddings(rng) for _ in range(start_count)), budget.part(0.5))
     free_places = [problem.free_places(row) for row in range(len(best))]
     return nearest_guess(problem, [best, *(_shuffle(best, free_places, rng) for _ in range(order_count))], budget)

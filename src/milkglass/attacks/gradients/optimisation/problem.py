@@ -47,11 +47,13 @@ MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 
 
 class Masks(TorchFunctionMode):
-    """Dropout as an unknown: the masks that a client drew in its step on one batch, found together with its text.
+    """Replaces dropout's draws by unknown masks: those that a client drew in its step on one batch.
 
-    While it is entered, every dropout of the model, in attention too, multiplies by one of these masks and not by a
-    draw. There is one mask of the input's shape for each call, in order. Its entries are from 0 (dropped) to 1 (kept),
-    over 1 - p as in training. A new mask is 1 - p everywhere, so that the first run is the model without dropout.
+    They are found together with the batch's text. While this mode is entered, every dropout of the model, in attention
+    too, multiplies by one of these masks and not by a draw. There is one mask of the input's shape for each call, in
+    order. Its entries are from 0 (dropped) to 1 (kept), over 1 - p as in training. A new mask is 1 - p everywhere, so
+    that the first run is the model without dropout.
+
     Several guesses of one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
 
     Attributes:
@@ -99,7 +101,7 @@ class Masks(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Frame:
-    """The ids at the ends of every text, such as [CLS] and [SEP]. None if there is none, or it is not known."""
+    """Names the ids at the ends of every text, such as [CLS] and [SEP]. None: there is none, or it is not known."""
 
     first: int | None = None
     last: int | None = None
@@ -137,17 +139,17 @@ def _common_end(texts: Sequences, index: int) -> int | None:
 
 
 class Problem:
-    """The shared gradients of one batch, and how guesses of its texts are compared with them.
+    """Compares guesses of a batch's texts with its shared gradients.
 
     Shapes: b texts of up to t tokens, f of them to be found in a text; h guesses; v tokens of the vocabulary.
 
     Attributes:
         names: the parameters that are compared.
-        shared: their shared gradients.
-        squares: the squared norms of these.
+        shared: the shared gradients of these parameters, by name.
+        squares: the squared norms of the shared gradients, by name.
         mask: (b, t) 1 for tokens, 0 for padding.
         labels: (b,) the classes. None with the next-token loss.
-        embeddings: (v, d) as the model reads them.
+        embeddings: (v, d) the tokens' embeddings, as the model reads them.
         unit: `embeddings`, each of norm 1.
         barred: special and padding ids, which are not guessed at free places.
         mean_norm: the mean norm of an embedding.
@@ -249,7 +251,7 @@ class Problem:
         return self._distances_of_guesses(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
 
     def distances_of_ids(self, guesses: Ids) -> Floats:
-        """Returns (h,) the distances of guesses of tokens (h, b, t). See `distances`."""
+        """Returns (h,) the distances of guesses of tokens (h, b, t), by the gradients that `distances` compares."""
         ids = self._to_device(guesses)
         targets = ids.flatten(0, 1) if self.labels is None else self._targets(ids, len(ids))
         return self._distances_of_guesses(self.embeddings[ids] * self.mask[None, :, :, None], targets)

@@ -30,7 +30,12 @@ def normalise(weights: Floats) -> Floats:
 
 
 class Bigrams:
-    """The distinct pairs (left, right), sorted, and how often (count) each occurs."""
+    """Counts the distinct pairs of neighbouring ids.
+
+    Attributes:
+        left, right: (pairs,) the ids of each pair, sorted by the left one, then by the right one.
+        count: (pairs,) how often each pair occurs.
+    """
 
     def __init__(self, texts: Sequences, size: int, distance: int = 1) -> None:
         """Counts the pairs of ids `distance` apart within one sequence; `size` is n."""
@@ -56,12 +61,12 @@ def unseen_counts(counts: Floats) -> Floats:
 
 
 class PublicBigrams:
-    """What the attacker's text shows of public ids.
+    """Counts what the attacker's text shows of public ids.
 
     Attributes:
-        counts: (n,) how often each occurs.
-        share: (n,) of running tokens, smoothed: sums to 1 and is never zero.
-        bigrams: by distance.
+        counts: (n,) how often each id occurs.
+        share: (n,) each id's share of the running tokens, smoothed: it sums to 1 and is never zero.
+        bigrams: the text's bigrams, by distance.
     """
 
     def __init__(self, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> None:

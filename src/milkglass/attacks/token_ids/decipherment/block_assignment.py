@@ -30,7 +30,7 @@ def ranges(starts: Ids, counts: Ids) -> Ids:
 
 
 class BlockAssignment:
-    """The cells of all groups, as flat arrays.
+    """Holds the cells of all groups, as flat arrays.
 
     Attributes:
         rows: (R,) scrambled ids.
@@ -83,13 +83,13 @@ class BlockAssignment:
 
 
 class BigramJoin:
-    """For each scrambled bigram, every public bigram that it could be.
+    """Finds for each scrambled bigram every public bigram that it could be.
 
     An edge is a distinct scrambled bigram (a, a'). A slot is an edge with one reading of one of its ends. Slots of side
     0 ask what a' says about a reading of a, slots of side 1 what a says about a reading of a'.
 
     Attributes:
-        count: (edges,) how often each occurs.
+        count: (edges,) how often each edge occurs.
         ends: the rows of a and of a', (edges,) each.
         slot_cell: by side, the cell about which a slot says something.
         slot_edge: by side, the slot's edge.
@@ -165,8 +165,8 @@ class Profiles:
     Attributes:
         alone, together: how many classes have one group, and how many have the other groups.
         weight: pseudo-counts of a predicted profile.
-        ridge: relative to the mean variance of the embeddings.
-        distances: at which neighbours are predicted.
+        ridge: the penalty of the regression, relative to the mean variance of the embeddings.
+        distances: the distances at which neighbours are predicted.
     """
 
     alone: int = 200
@@ -222,10 +222,10 @@ class Profiles:
 
 @dataclass(frozen=True)
 class Ratios:
-    """How much likelier each class of neighbours is next to a token than anywhere, on one side.
+    """Says how much likelier each class of neighbours is next to a token than anywhere, on one side.
 
     Attributes:
-        ratios: (n, classes) by public id.
+        ratios: (n, classes) the ratios by public id.
         classes: (groups,) the class of each group.
     """
 

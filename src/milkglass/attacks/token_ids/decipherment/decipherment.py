@@ -73,7 +73,7 @@ class Decipherment(Solver):
 
     Attributes:
         tau: the standard deviation of log frequencies, in nats. None: `sharper` times the likeliest one.
-        sharper: below 1, so that frequencies count for more than their likelihood alone would let them.
+        sharper: the factor of the likeliest tau; below 1, frequencies count for more than by their likelihood alone.
         alpha: pseudo-counts that smooth public bigrams.
         patience: K, the count at which an id's neighbours count half.
         doubt: rho, in the first sweep and in the last one.

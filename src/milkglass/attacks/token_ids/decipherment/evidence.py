@@ -21,7 +21,7 @@ START_DOUBT, MIN_DOUBT, DOUBT_STEPS = 0.5, 0.05, 50  # the search for rho: its s
 
 
 class EvidenceTable:
-    """Evidence for the options of each uncertain id, one line an id.
+    """Adds up evidence for the options of each uncertain id, one line an id.
 
     Attributes:
         line: (n',) the line of each scrambled id, -1 for ids that are left alone.

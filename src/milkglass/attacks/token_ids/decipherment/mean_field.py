@@ -36,12 +36,12 @@ Step = Callable[[float, float], bool]  # takes the share that is done and a swee
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the mean field is annealed.
+    """Sets how the mean field is annealed.
 
     Attributes:
         sweeps: how often every id receives messages.
         doubt: rho, the share of neighbours that are misread.
-        temperature: of the scores when they become beliefs.
+        temperature: divides the scores when they become beliefs.
         inertia: the weight of the last sweep's belief.
     """
 
@@ -57,7 +57,7 @@ def interpolate(pair: AnnealedRange, share: float) -> float:
 
 
 class Message:
-    """What the neighbours at one distance and side say about each reading.
+    """Computes what the neighbours at one distance and side say about each reading.
 
     Of a slot, P(neighbour | reading) / P(neighbour) = base (floor + sum over its hits of belief * strength).
 
@@ -65,7 +65,7 @@ class Message:
         slot, neighbour, strength: for each hit its slot, the neighbour's cell, and its strength.
         cell: for each slot the cell about which it says something.
         slot_weight: for each slot how often its bigram occurs, times the weight of the distance.
-        base, floor: for each slot, see above.
+        base, floor: for each slot, as in this formula.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Message:
         return tuple(device.tensor(array) for array in arrays)
 
     def _on_gpu(self, belief: Floats, doubt: float) -> Floats:
-        """Returns the same on the GPU, where sums have no fixed order: equal up to rounding in fp64."""
+        """Returns the evidence from the GPU, where sums have no fixed order: equal up to rounding in fp64."""
         slot, neighbour, strength, cell, slot_weight, base, floor = self._device_arrays
         beliefs = device.tensor(belief)
         ratio = beliefs.new_zeros(len(cell)).index_add_(0, slot, beliefs[neighbour] * strength)
@@ -183,7 +183,7 @@ def settle(
 
 @dataclass(frozen=True)
 class GrowthSchedule:
-    """How the matrix of `settle_all` grows, and how it is annealed.
+    """Sets how the matrix of `settle_all` grows, and how it is annealed.
 
     Attributes:
         sizes, sweeps: the number of ids at each stage, and of sweeps there.
@@ -206,7 +206,7 @@ class GrowthSchedule:
 
 @dataclass(frozen=True)
 class MeanFieldState:
-    """What is believed so far.
+    """Holds what is believed so far.
 
     Attributes:
         rows: (K,) the scrambled ids that were taken in.
@@ -221,12 +221,12 @@ class MeanFieldState:
 
 @dataclass(frozen=True)
 class _Channel:
-    """The bigrams of one distance in one direction, among K ids, C tokens and p known pairs.
+    """Computes the evidence of bigrams of one distance in one direction, among K ids, C tokens and p known pairs.
 
     Attributes:
         edges: (K, K + p) how often each scrambled id has each neighbour.
-        votes: (C, C + p) public counts of the same, over alpha times the neighbour's share.
-        weight: how much this channel counts.
+        votes: (C, C + p) the public counts of tokens and their neighbours, over alpha times the neighbour's share.
+        weight: how much these bigrams count.
     """
 
     edges: sp.csr_matrix
@@ -248,7 +248,7 @@ class _Channel:
         return device.tensor(self.edges.toarray()), device.tensor(self.votes.toarray())
 
     def _on_gpu(self, belief: Soft, base: Soft, doubt: float) -> Soft:
-        """Returns the same on the GPU, which multiplies these matrices sooner than it skips their zeros."""
+        """Returns the evidence from the GPU, which multiplies these matrices sooner than it skips their zeros."""
         edges, votes = self._device_arrays
         ratio = (device.tensor(belief) @ votes.T).add_(1).mul_((1 - doubt) * device.tensor(base)).add_(doubt)
         return device.array(edges @ ratio.log_())
@@ -303,7 +303,7 @@ def settle_all(
 
 @dataclass(frozen=True)
 class _Field:
-    """What is the same in all sweeps of `settle_all`."""
+    """Makes the sweeps of `settle_all`, with what is the same in all of them."""
 
     public: PublicBigrams
     fit: FrequencyFit

@@ -46,13 +46,13 @@ IDS_AT_A_TIME = 1024  # ids read in one run of the model
 
 @dataclass(frozen=True)
 class Spelling:
-    """How public ids are written in the reader's ids.
+    """Spells public ids in the reader's ids.
 
     Attributes:
-        rows: for (after a space, joined on) each, a row of the reader's ids for every public id.
-        first: (2, n) the first ids of these rows.
-        clings, opens: (n,) whether an id is joined to what precedes it, to what follows it.
-        silent: (n,) whether it is spelled as nothing.
+        rows: the reader's ids for every public id, in two lists: after a space, and joined to what precedes.
+        first: (2, n) the first of the reader's ids in each row of both lists.
+        clings, opens: (n,) whether a public id is joined to what precedes it, and to what follows it.
+        silent: (n,) whether a public id is spelled as nothing.
     """
 
     rows: tuple[list[Ids], list[Ids]]
@@ -114,10 +114,10 @@ class Spelling:
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """The reader's states at some places of texts.
+    """Holds the reader's states at some places of texts.
 
     Attributes:
-        places: (m,) among all tokens of the texts.
+        places: (m,) the places among all tokens of the texts.
         states: (m, d) the state before each place.
         joined: (m,) whether each place is joined to what precedes it.
     """
@@ -131,13 +131,13 @@ class ReadBatch:
 
 
 class CausalReader:
-    """A causal model and its spelling of public ids.
+    """Reads texts of public ids with a causal model.
 
     Attributes:
-        model: without its head.
-        head: (V, d) the output embeddings of its V ids.
-        begin: the id before every text.
-        spelling: of public ids.
+        model: the causal model without its head.
+        head: (V, d) the output embeddings of the model's V ids.
+        begin: the model's id before every text.
+        spelling: spells public ids in the model's ids.
         budget: counts the work.
     """
 
