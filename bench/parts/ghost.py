@@ -20,7 +20,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, search
+from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, search
 from milkglass.sanitizers.ghost.selection import draw_shadows
 from milkglass.sanitizers.table import open_table, table_of
 
@@ -44,7 +44,7 @@ def _search(folder: Path, rounds: int) -> Figure:
     tokenizer, vectors = open_table(folder)
     table = table_of(tokenizer, vectors, "the model")
     texts = tokenizer.batch_decode([[i] for i in range(len(vectors))])
-    chosen = Search()
+    chosen = SearchSettings()
 
     def work() -> Shadows:
         return search(table, lemmas_of(table.words, texts, chosen.language), chosen)

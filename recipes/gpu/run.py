@@ -31,7 +31,7 @@ from typing import Any
 
 from milkglass import device, files, system
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.experiments.kinds.comparison import Cells, Comparison
+from milkglass.experiments.kinds.comparison import CellTrainer, Comparison
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.needs import GB, RecipeNeeds
 from milkglass.experiments.recipe import QUICK, Recipe, from_entries, settings
@@ -322,7 +322,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
         assert isinstance(read, Comparison)
         key = read.cell_keys[int(cell)]
         with system.stoppable():
-            Cells.of(read, data, [key]).train(key, RunFolder(data, out, system.cores(), say, cache))
+            CellTrainer.of(read, data, [key]).train(key, RunFolder(data, out, system.cores(), say, cache))
         return
     with system.stoppable():
         run, shared = out / "runs" / result_name(recipe), cache if read.cached else None

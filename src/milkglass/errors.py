@@ -248,7 +248,7 @@ class RemoteError(MilkglassError):
     exit_code = 6
 
 
-class RefusedThere(RemoteError):
+class RejectedByServer(RemoteError):
     """The server or engine found the request at fault. Sending it again fails again."""
 
 

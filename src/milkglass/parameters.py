@@ -2,7 +2,7 @@
 
     epsilon: float = limited(8.0, above=0)              a number in a range
     where: Literal["local", "central"] = "local"        a choice
-    plus: Plus | None = None                            parameters of its own, `plus.k` on the command line
+    plus: DimensionMixing | None = None                 parameters of its own, `plus.k` on the command line
 
 Values arrive as words (`--set epsilon=8`), or from Python, TOML or JSON. The declared types decide what is accepted. A
 method checks limits that concern more than one value in its own `__post_init__`.

@@ -47,7 +47,7 @@ from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.schemes.obfuslm_plus import Plus
+from milkglass.schemes.obfuslm_plus import DimensionMixing
 from milkglass.sequences import Sequences
 from milkglass.threat import transcript_file as on_disk
 from milkglass.threat.attack import Attack
@@ -469,7 +469,7 @@ def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
     """ObfusLM+ hides the clusters from who looks at the table alone, and from nobody who knows the layers."""
     folder = save("llama-untied", tmp_path / "model")
     base = Checkpoint.open(folder)
-    scheme = ObfusLM(5, 1.0, 0.9, plus=Plus(k=4, beta=0.8))
+    scheme = ObfusLM(5, 1.0, 0.9, plus=DimensionMixing(k=4, beta=0.8))
     key = new_key(base, str(folder), scheme, base.digest())
     text = tmp_path / "texts.txt"
     rng = np.random.default_rng(0)

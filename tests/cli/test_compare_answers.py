@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.compare import answers, chat_rows, keep
 from milkglass.compare.answers import ChatSender
-from milkglass.compare.chat_rows import QUICK, ChatRows, Extent, user_text
+from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, user_text
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.run import loss_gap, read_way
@@ -61,7 +61,7 @@ def model(folder: Path) -> Path:
     return tiny.save("llama-tied", folder)
 
 
-def read(base: Checkpoint, path: Path, max_length: int = 96, extent: Extent = QUICK, **kwargs: Any) -> ChatRows:
+def read(base: Checkpoint, path: Path, max_length: int = 96, extent: ComparisonSize = QUICK, **kwargs: Any) -> ChatRows:
     file = DataFile(path)
     return ChatRows.of(base, file, kwargs.get("validation"), 3, extent, max_length, summarise(file))
 
@@ -88,7 +88,7 @@ def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_c
 def test_rows_of_a_second_file_are_asked_about(tmp_path: Path) -> None:
     base = Checkpoint.open(model(tmp_path / "model"))
     data, other = (written(tmp_path / name, instructions(count)) for name, count in (("a.jsonl", 90), ("b.jsonl", 60)))
-    found = read(base, data, extent=Extent(rows=50), validation=DataFile(other))
+    found = read(base, data, extent=ComparisonSize(rows=50), validation=DataFile(other))
     assert (len(found.asked), len(found.chats)) == (50, 90)
 
 
@@ -110,7 +110,7 @@ def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(
     assert found.training({"n_epochs": None, "batch_size": None})["max_steps"] == QUICK.steps
     assert found.training({"n_epochs": None, "batch_size": None})["batch_size"] == rows
     assert "max_steps" not in found.training({"n_epochs": 2.0})
-    few = replace(found, chats=found.chats[:10], extent=Extent(), max_row_tokens=20)
+    few = replace(found, chats=found.chats[:10], extent=ComparisonSize(), max_row_tokens=20)
     assert few.training({})["max_steps"] == 4, "three epochs of 10 rows, 8 at a time"
 
 
@@ -236,7 +236,7 @@ def test_ways_are_chosen_by_the_rows() -> None:
 
 @pytest.fixture(autouse=True)
 def few_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_rows, "Extent", lambda: Extent(rows=40, written=4, new_tokens=8))
+    monkeypatch.setattr(chat_rows, "ComparisonSize", lambda: ComparisonSize(rows=40, written=4, new_tokens=8))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

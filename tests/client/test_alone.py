@@ -12,7 +12,14 @@ from sklearn.naive_bayes import ComplementNB, MultinomialNB
 from sklearn.svm import LinearSVC
 
 from milkglass.client import alone
-from milkglass.client.alone import LinearCandidate, LinearModel, Member, agreement, candidates, pool_probabilities
+from milkglass.client.alone import (
+    FittedCandidate,
+    LinearCandidate,
+    LinearModel,
+    agreement,
+    candidates,
+    pool_probabilities,
+)
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 GOOD = ["a fine film", "fine and funny", "so fine", "a funny film", "funny, fine", "what a fine thing"]
@@ -166,7 +173,7 @@ def test_the_candidates_are_those_of_the_rows() -> None:
 def test_members_print_without_the_words_of_the_rows() -> None:
     fitted = LinearModel.fit(TEXTS, LABELS)
     assert "fine" not in repr(fitted)
-    assert isinstance(fitted.members[0], Member)
+    assert isinstance(fitted.members[0], FittedCandidate)
 
 
 def test_a_pool_is_the_product_of_both() -> None:

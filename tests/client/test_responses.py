@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.codec.aliases import Responses
+from milkglass.client.codec.aliases import IdExchange
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.file import seal, unseal, write_key
@@ -61,7 +61,7 @@ def test_an_audit_reads_the_ids_that_were_sent(key: Key, base: Checkpoint) -> No
 def test_the_draws_of_a_text_are_the_known_answer() -> None:
     known = json.loads((Path(__file__).parents[2] / "vectors" / "responses.json").read_text("utf-8"))
     mechanism = RandomisedResponse(np.array(known["values"]), known["text"]["epsilon"])
-    responses = Responses(mechanism, Stream(bytes.fromhex(known["key"])))
+    responses = IdExchange(mechanism, Stream(bytes.fromhex(known["key"])))
     ids = np.array(known["ids"], np.int32)
     for _ in range(2):
         assert responses.exchange(np.array(known["text"]["tokens"]), ids).tolist() == known["text"]["sent"]

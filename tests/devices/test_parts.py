@@ -42,7 +42,7 @@ from milkglass.nearest import all_rows
 from milkglass.nearest.top_k import ExactIndex
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
-from milkglass.sanitizers.ghost.selection import Selection, select
+from milkglass.sanitizers.ghost.selection import SelectionSettings, select
 from milkglass.sanitizers.ghost.states import HeadlessModel
 from milkglass.schemes.clustering import embed_cluster
 from milkglass.sequences import Sequences
@@ -291,7 +291,7 @@ def test_the_selection_of_shadows(name: str, other: str, monkeypatch: pytest.Mon
 
     def chosen() -> list[Any]:
         network = HeadlessModel.wrap(device.move(ghost.plain(name)), name == "llama-tied")
-        return select(network, of, originals, starts, Selection(beams=2))
+        return select(network, of, originals, starts, SelectionSettings(beams=2))
 
     here, there = both(chosen, other, monkeypatch)
     for one, two in zip(here, there, strict=True):

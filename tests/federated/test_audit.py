@@ -31,7 +31,7 @@ from milkglass.gradient_defences.defence import NoDefence
 from milkglass.gradient_defences.dropout import Dropout
 from milkglass.metrics.interval import Interval
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.sanitizers.table import open_table
 from milkglass.threat.budget import Budget
 from tests import tiny
@@ -78,7 +78,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, searches: Path) -> Iterator[
     labels = labels_of([*files.values()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MILKGLASS_CACHE", str(searches))
-        ghost = Ghost.open(model, selection=Selection(way="random"))
+        ghost = Ghost.open(model, selection=SelectionSettings(way="random"))
         for kind in ("ghost", "plain"):
             for name, path in files.items():
                 place = root / kind / "sites" / name

@@ -17,7 +17,7 @@ from milkglass.errors import InvalidUpdate, MissingExtra, NotObfuscated, TooFewS
 from milkglass.federated import app
 from milkglass.federated import site_config as node
 from milkglass.federated.site import FederatedTraining, Site, weights_of
-from milkglass.federated.site_config import FAILED, Node
+from milkglass.federated.site_config import FAILED, SiteConfig
 from tests.federated import standin
 from tests.federated.kit import NAMES, SECRET, World, equal
 
@@ -201,7 +201,7 @@ def test_a_node_s_own_configuration_is_told_in_its_own_log(
     reply = asked(there, {}, node_config=given)
     assert reply.error.reason == FAILED and fault in caplog.text
     with pytest.raises(UsageError, match=fault):
-        Node.of(given)
+        SiteConfig.of(given)
 
 
 # --- what a server may ask of a site ----------------------------------------------------------------------------------

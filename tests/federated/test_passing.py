@@ -14,7 +14,7 @@ from milkglass.federated.ghost_stage import TEXTS_PER_PART, parts_folder
 from milkglass.federated.prepare import prepare, require_match
 from milkglass.federated.rows import load, report_of
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.ghost.selection import SelectionSettings
 from tests import tiny
 from tests.federated.kit import World, rows_file
 
@@ -58,7 +58,7 @@ def test_it_goes_on_and_the_result_is_the_same(
     whole, site, ghost = (
         tmp_path / "whole",
         tmp_path / "x" / "site",
-        replace(there.ghost, selection=Selection("random")),
+        replace(there.ghost, selection=SelectionSettings("random")),
     )
     prepare(source, whole, LABELS, there.model, ghost, 7)
     interrupted(there, source, site, 7, ghost)
@@ -74,7 +74,7 @@ def test_it_goes_on_and_the_result_is_the_same(
 def test_a_seed_that_was_drawn_is_kept_until_all_is_done(there: World, source: Path, tmp_path: Path) -> None:
     line = source.read_text("utf-8").splitlines()[0]
     source.write_text("\n".join([line] * ROWS) + "\n", "utf-8")
-    site, ghost = tmp_path / "site", replace(there.ghost, selection=Selection("random"))
+    site, ghost = tmp_path / "site", replace(there.ghost, selection=SelectionSettings("random"))
     interrupted(there, source, site, None, ghost)
     assert json.loads((parts_folder(site) / "job.json").read_text("utf-8"))["seed"] is not None
     rows = prepare(source, site, LABELS, there.model, ghost, None)

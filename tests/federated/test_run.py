@@ -38,8 +38,8 @@ from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.freezing import FrozenEmbeddings
 from milkglass.gradient_defences.noise import GaussianNoise
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.threat.training_step import pad_texts
 from tests import tiny
 from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
@@ -82,7 +82,7 @@ def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
         folder = there.ready / name
         rows, stamp = load(folder), stamp_of(folder)
         assert stamp is not None and (stamp.rows, stamp.model) == (rows.digest(), there.digest)
-        assert stamp.search == Search(10, 0.5).document() and stamp.selection == Selection().document()
+        assert stamp.search == SearchSettings(10, 0.5).document() and stamp.selection == SelectionSettings().document()
         assert stamp.holds(secret_of(folder)) and not stamp.holds(bytes(32))
         own = [json.loads(line) for line in (there.files / f"{name}.jsonl").read_text().splitlines()]
         assert rows.labels.tolist() == [("no", "yes").index(row["label"]) for row in own]
@@ -494,17 +494,21 @@ def test_a_ghost_that_is_weaker_than_what_a_site_demands(
     search: dict[str, object], way: str, fault: str | None
 ) -> None:
     """By default the paper's is demanded."""
-    described = Search().document() | search
-    found = find_weaker_parameter(described, Selection().document() | {"way": way, "beams": 3}, GhostDemand(Path(), ""))
+    described = SearchSettings().document() | search
+    found = find_weaker_parameter(
+        described, SelectionSettings().document() | {"way": way, "beams": 3}, GhostDemand(Path(), "")
+    )
     assert found is fault is None or (found is not None and fault is not None and fault in found)
     del described["k"]
-    assert "k = None where 70" in str(find_weaker_parameter(described, Selection().document(), GhostDemand(Path(), "")))
+    assert "k = None where 70" in str(
+        find_weaker_parameter(described, SelectionSettings().document(), GhostDemand(Path(), ""))
+    )
 
 
 def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None:
     """All filters off, one neighbour, the nearest taken: a stamp of the site's own, and nothing was hidden."""
     sites = there.sites(tmp_path / "sites")
-    lax = Ghost.open(there.model, Search(1, 1.0, False, False, False), Selection("nearest"))
+    lax = Ghost.open(there.model, SearchSettings(1, 1.0, False, False, False), SelectionSettings("nearest"))
     shutil.rmtree(sites[1].folder)
     prepare(there.files / "b.jsonl", sites[1].folder, {"no": 0, "yes": 1}, there.model, lax, None)
     with pytest.raises(NotObfuscated, match="site b .*k = 1 where 10"):

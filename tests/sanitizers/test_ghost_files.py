@@ -21,15 +21,15 @@ from milkglass.sanitizers.files import report_path
 from milkglass.sanitizers.ghost import files, search
 from milkglass.sanitizers.ghost.files import GhostJob, sanitize_dataset
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sequences import Sequences
 from tests import tiny
 from tests.cli.kit import call, document, refused
 
 SECRET = "zanzibar"
-SEARCH = Search(10, 0.5)
+SEARCH = SearchSettings(10, 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ghost(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ghost:
-    return Ghost.open(folder, SEARCH, Selection(), cache_folder=tmp_path_factory.mktemp("kept"))
+    return Ghost.open(folder, SEARCH, SelectionSettings(), cache_folder=tmp_path_factory.mktemp("kept"))
 
 
 def lines_file(path: Path, count: int) -> Path:
@@ -82,9 +82,11 @@ def test_special_tokens_stay_and_text_that_looks_like_one_does_not(ghost: Ghost)
 
 def test_the_ways_of_table_7(ghost: Ghost) -> None:
     ids = ghost.encode(tiny.TEXTS)
-    first = replace(ghost, selection=Selection("nearest"), network=None).shadows(ids)
+    first = replace(ghost, selection=SelectionSettings("nearest"), network=None).shadows(ids)
     assert first.ids.tolist() == [ghost.candidates.of(one)[0] for one in ids.ids.tolist()]
-    drawn = [replace(ghost, selection=Selection("random"), network=None, seed=s).choices(ids) for s in (0, 0, 1)]
+    drawn = [
+        replace(ghost, selection=SelectionSettings("random"), network=None, seed=s).choices(ids) for s in (0, 0, 1)
+    ]
     flat = [[i for one in some for i in one.ids.tolist()] for some in drawn]
     assert flat[0] == flat[1] != flat[2] and drawn[0][0].loss is None
 
@@ -110,33 +112,33 @@ def test_the_digest_follows_everything_that_a_search_depends_on(monkeypatch: pyt
     rng = np.random.default_rng(0)
     table, texts = WordVectors(("a", "b", "c"), rng.normal(size=(3, 4)).astype(np.float32)), ["a", "b", "c"]
     changes = {"k": 71, "overlap": 0.2, "indirect": False, "direct": False, "lemma": False, "language": "de"}
-    assert changes.keys() == asdict(Search()).keys()
-    given = [(table, texts, replace(Search(), **{name: value})) for name, value in changes.items()]
+    assert changes.keys() == asdict(SearchSettings()).keys()
+    given = [(table, texts, replace(SearchSettings(), **{name: value})) for name, value in changes.items()]
     given += [
-        (table, texts, Search()),
-        (replace(table, vectors=table.vectors + np.float32(1e-6)), texts, Search()),
-        (replace(table, special=np.array([True, False, False])), texts, Search()),
-        (replace(table, words=("a", "b", "d")), texts, Search()),
-        (table, ["a", "b", "d"], Search()),
+        (table, texts, SearchSettings()),
+        (replace(table, vectors=table.vectors + np.float32(1e-6)), texts, SearchSettings()),
+        (replace(table, special=np.array([True, False, False])), texts, SearchSettings()),
+        (replace(table, words=("a", "b", "d")), texts, SearchSettings()),
+        (table, ["a", "b", "d"], SearchSettings()),
     ]  # fmt: skip
     names = [search.search_digest(*one) for one in given]
     monkeypatch.setattr(search, "version", lambda package: "0.0")
-    names.append(search.search_digest(table, texts, Search()))
+    names.append(search.search_digest(table, texts, SearchSettings()))
     assert len({*names}) == len(names)
     monkeypatch.undo()
-    assert search.search_digest(replace(table, name="other"), texts, Search()) == names[6]
+    assert search.search_digest(replace(table, name="other"), texts, SearchSettings()) == names[6]
 
 
 def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Ghost.open(folder, SEARCH, Selection("nearest"), cache_folder=tmp_path)
+    first = Ghost.open(folder, SEARCH, SelectionSettings("nearest"), cache_folder=tmp_path)
     kept = list(tmp_path.iterdir())
     assert len(kept) == 1 and kept[0].suffix == ".safetensors"
     monkeypatch.setattr("milkglass.sanitizers.ghost.ghost.search", None)  # would fail if it were called
-    again = Ghost.open(folder, SEARCH, Selection("nearest"), cache_folder=tmp_path)
+    again = Ghost.open(folder, SEARCH, SelectionSettings("nearest"), cache_folder=tmp_path)
     for name in search.ARRAY_DTYPES:
         np.testing.assert_array_equal(getattr(first.candidates, name), getattr(again.candidates, name))
     monkeypatch.undo()
-    Ghost.open(folder, replace(SEARCH, k=11), Selection("nearest"), cache_folder=tmp_path)
+    Ghost.open(folder, replace(SEARCH, k=11), SelectionSettings("nearest"), cache_folder=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     raw, right = kept[0].read_bytes(), load_file(kept[0])
     wrong = [
@@ -149,7 +151,7 @@ def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest
     for bad in (raw[:-9], b"", *(save(one, {DIGEST_NOTE: content_digest(one)}) for one in wrong)):
         kept[0].write_bytes(bad)
         with pytest.raises(CorruptCheckpoint, match=r"\.safetensors of the cache"):
-            Ghost.open(folder, SEARCH, Selection("nearest"), cache_folder=tmp_path)
+            Ghost.open(folder, SEARCH, SelectionSettings("nearest"), cache_folder=tmp_path)
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     with pytest.raises(KeyboardInterrupt):
         run(ghost, source, out)
     monkeypatch.setattr(files, "_sanitize", work)
-    other = replace(ghost, selection=Selection(beams=2))
+    other = replace(ghost, selection=SelectionSettings(beams=2))
     for one, seed in ((other, 3), (ghost, 4), (ghost, None)):
         with pytest.raises(UsageError, match=r"\.out\.jsonl\.parts .*unfinished"):
             run(one, source, out, seed)
@@ -386,10 +388,10 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
         5,
     )
     report = document(call(*words, tmp_path / "out.jsonl", *options, "--json"))
-    assert report["search"] == {**Search(10, 0.5).document(), "lemma": False, "direct": False}
-    assert report["selection"] == Selection(beams=2).document() and report["model"] == "model"
+    assert report["search"] == {**SearchSettings(10, 0.5).document(), "lemma": False, "direct": False}
+    assert report["selection"] == SelectionSettings(beams=2).document() and report["model"] == "model"
     assert report["tokens"]["replaced_share"] == 1 and report["out"] == str(tmp_path / "out.jsonl")
-    ghost = Ghost.open(folder, Search(10, 0.5, lemma=False, direct=False), Selection(beams=2), seed=5)
+    ghost = Ghost.open(folder, SearchSettings(10, 0.5, lemma=False, direct=False), SelectionSettings(beams=2), seed=5)
     texts = [json.loads(line)["text"] for line in source.read_text().splitlines()]
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["ids"] for row in rows] == [one.ids.tolist() for one in ghost.sanitize(texts)]
@@ -409,7 +411,7 @@ def test_long_rows_are_cut_and_named_before_the_work(
     words = ("sanitize", "--method", "ghost", "--embeddings", folder, source, out, "--set", "selection=nearest")
     done = call(*words, "--k", 10)
     assert done.exit_code == 0, done.stderr
-    limit = Ghost.open(folder, Search(10)).limit
+    limit = Ghost.open(folder, SearchSettings(10)).limit
     said = done.stderr.splitlines()
     assert said[0] == f"cut to {limit} tokens, which is what {folder} takes: line 4 of in.jsonl"
     rows = [json.loads(line) for line in out.read_text().splitlines()]

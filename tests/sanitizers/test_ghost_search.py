@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, marker, search, whole_words
+from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, marker, search, whole_words
 from milkglass.sanitizers.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -38,7 +38,7 @@ def agree(found: Shadows, expected: dict[int, tuple[list[int], int, bool]]) -> N
 def test_the_same_shadows_as_the_literal_program(switches: tuple[bool, bool, bool]) -> None:
     table, lemmas = vocabulary(), np.random.default_rng(1).integers(40, size=150)
     indirect, direct, lemma = switches
-    found = search(table, lemmas, Search(10, 0.3, indirect, direct, lemma))
+    found = search(table, lemmas, SearchSettings(10, 0.3, indirect, direct, lemma))
     agree(found, literal.search(table.vectors.astype(float), lemmas.tolist(), {*SPECIAL}, 10, 0.3, *switches))
 
 
@@ -46,7 +46,7 @@ def test_the_same_shadows_as_the_literal_program(switches: tuple[bool, bool, boo
 def test_the_search_widens_as_the_literal_one_does_and_reports_who_fell_back(k: int, overlap: float) -> None:
     table, lemmas = vocabulary(groups=3), np.zeros(150, np.int64)
     lemmas[75:] = np.arange(75)
-    found = search(table, lemmas, Search(k, overlap))
+    found = search(table, lemmas, SearchSettings(k, overlap))
     agree(found, literal.search(table.vectors.astype(float), lemmas.tolist(), {*SPECIAL}, k, overlap))
     assert (found.reach[~found.is_fixed] >= k).all()
     assert found.fallen.any() and not found.fallen.all()
@@ -57,7 +57,7 @@ def test_the_search_widens_as_the_literal_one_does_and_reports_who_fell_back(k: 
 
 
 def test_special_tokens_stand_for_themselves_and_for_nobody() -> None:
-    found = search(vocabulary(), None, Search(20, 0.2, lemma=False))
+    found = search(vocabulary(), None, SearchSettings(20, 0.2, lemma=False))
     assert np.flatnonzero(found.is_fixed).tolist() == [*SPECIAL]
     for token in range(150):
         shadows = found.of(token).tolist()
@@ -98,17 +98,17 @@ def test_another_language() -> None:
     with pytest.raises(UsageError, match="language 'xx'"):
         lemmas_of(["a"], ["a"], "xx")
     with pytest.raises(UsageError, match="language 'xx'"):
-        Search(language="xx")
+        SearchSettings(language="xx")
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="k is 0"):
-        Search(0)
+        SearchSettings(0)
     for overlap in (-0.1, 1.1, float("nan")):
         with pytest.raises(UsageError, match=f"overlap is {overlap}"):
-            Search(overlap=overlap)
+            SearchSettings(overlap=overlap)
     with pytest.raises(UsageError, match=r"k is 146\b.*\b1 to 145\b"):
-        search(vocabulary(), None, Search(146, lemma=False))
+        search(vocabulary(), None, SearchSettings(146, lemma=False))
     with pytest.raises(UsageError, match="lemmas"):
-        search(vocabulary(), None, Search(10))
+        search(vocabulary(), None, SearchSettings(10))

@@ -16,7 +16,7 @@ from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost import selection, states
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.selection import Selection, draw_shadows, is_worth_measuring, nearest, select
+from milkglass.sanitizers.ghost.selection import SelectionSettings, draw_shadows, is_worth_measuring, nearest, select
 from milkglass.sanitizers.ghost.states import CachedPrefixes, HeadlessModel
 from tests import tiny
 
@@ -82,7 +82,7 @@ def starts_of(originals: list[np.ndarray], of: Shadows) -> list[np.ndarray]:
     return [draw_shadows(one, of, stream) for one in originals]
 
 
-def literally(model: Any, of: Shadows, original: np.ndarray, start: np.ndarray, chosen: Selection) -> Any:
+def literally(model: Any, of: Shadows, original: np.ndarray, start: np.ndarray, chosen: SelectionSettings) -> Any:
     lists = {token: of.of(token).tolist() for token in range(len(of))}
     given = (literal.states_of(model), original.tolist(), lists, start.tolist(), chosen.threshold)
     return literal.select(*given, chosen.beams, chosen.sweeps, together=True)
@@ -92,7 +92,7 @@ def compare(name: str, beams: int, threshold: float = 1e-6, quick: bool = False,
     net, of, model = network(name, quick, spread), shadows(), plain(name, spread)
     originals = sentences()
     starts = starts_of(originals, of)
-    chosen = Selection(beams=beams, threshold=threshold)
+    chosen = SelectionSettings(beams=beams, threshold=threshold)
     found = select(net, of, originals, starts, chosen)
     for original, start, one in zip(originals, starts, found, strict=True):
         ids, loss, history = literally(model, of, original, start, chosen)
@@ -131,10 +131,10 @@ def test_what_bf16_shows_to_be_worse_is_not_measured_again(monkeypatch: pytest.M
         return losses(self, ids, *rest)
 
     monkeypatch.setattr(HeadlessModel, "losses", counted)
-    select(net, of, originals, starts, Selection())
+    select(net, of, originals, starts, SelectionSettings())
     alone = measured[False]
     assert alone and not measured[True]
-    select(replace(net, looks_in_bf16=True), of, originals, starts, Selection())
+    select(replace(net, looks_in_bf16=True), of, originals, starts, SelectionSettings())
     assert measured[True] and measured[False] - alone < alone / 2
 
 
@@ -165,7 +165,7 @@ def test_a_coarse_stop_stops_as_the_literal_program_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama-tied"])
 def test_what_goes_along_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, of, chosen = network(name), shadows(), Selection(beams=2)
+    net, of, chosen = network(name), shadows(), SelectionSettings(beams=2)
     originals = sentences((6, 9, 6, 6))
     starts = starts_of(originals, of)
     together = select(net, of, originals, starts, chosen)
@@ -232,7 +232,7 @@ def test_unchanged_places_are_not_visited_again(monkeypatch: pytest.MonkeyPatch)
     visits: list[int] = []
     visit = selection._Group._visit
     monkeypatch.setattr(selection._Group, "_visit", lambda self, at, *rest: (visits.append(at), visit(self, at, *rest)))
-    found = select(net, of, originals, starts, Selection(threshold=1e-9))[0]
+    found = select(net, of, originals, starts, SelectionSettings(threshold=1e-9))[0]
     sweeps = len(found.history) - 1
     assert sweeps >= 2 and visits[:7] == [1, 2, 3, 4, 5, 6, 7] and len(visits) < 7 * sweeps
 
@@ -240,7 +240,7 @@ def test_unchanged_places_are_not_visited_again(monkeypatch: pytest.MonkeyPatch)
 def test_the_most_sweeps_end_it_and_are_told() -> None:
     net, of = network("bert"), shadows(12)
     originals = sentences((12,) * 4)
-    found = select(net, of, originals, starts_of(originals, of), Selection(threshold=1e-9, sweeps=1))
+    found = select(net, of, originals, starts_of(originals, of), SelectionSettings(threshold=1e-9, sweeps=1))
     assert [len(one.history) for one in found] == [2] * 4 and not any(one.is_settled for one in found)
 
 
@@ -266,7 +266,7 @@ def test_drawing_is_even_and_the_nearest_is_the_first() -> None:
 )
 def test_what_is_refused(given: dict[str, Any], error: str) -> None:
     with pytest.raises(UsageError, match=error):
-        Selection(**given)
+        SelectionSettings(**given)
 
 
 def test_models_without_one_list_of_layers_are_refused() -> None:

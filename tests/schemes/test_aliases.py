@@ -31,7 +31,7 @@ from milkglass.schemes.aliases import AliasedMixture, Slots  # noqa: E402
 from milkglass.schemes.clustering import weight_synth  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM, noise_labels  # noqa: E402
-from milkglass.schemes.obfuslm_plus import Plus  # noqa: E402
+from milkglass.schemes.obfuslm_plus import DimensionMixing  # noqa: E402
 from tests import tiny  # noqa: E402
 
 VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "key-aliases.json").read_text("utf-8"))
@@ -244,7 +244,7 @@ def test_slots_put_the_first_aliases_first() -> None:
         ({"aliases": 17}, "aliases is 17"),
         ({"rows": "own"}, "rows is 'own'"),
         ({"rows": "shared", "aliases": 2}, "aliases and rows = shared"),
-        ({"rows": "shared", "plus": Plus()}, "plus and rows = shared"),
+        ({"rows": "shared", "plus": DimensionMixing()}, "plus and rows = shared"),
         ({"rows": "shared", "cluster_special": True}, "cluster_special and rows = shared"),
     ],
 )

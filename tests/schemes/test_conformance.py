@@ -28,7 +28,7 @@ from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.schemes.obfuslm_plus import Plus
+from milkglass.schemes.obfuslm_plus import DimensionMixing
 from milkglass.schemes.orthogonal import Orthogonal
 from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
@@ -68,9 +68,9 @@ VARIANTS = (
         ObfusLM(4, 0.1, 0.9, bands=Bands.from_counts(np.arange(tiny.VOCAB), 2.0), aliases=2),
         "distilbert",
     ),
-    Target("obfuslm+, aliases", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8), aliases=2), "llama-untied"),
+    Target("obfuslm+, aliases", ObfusLM(4, 1.0, 0.9, plus=DimensionMixing(k=4, beta=0.8), aliases=2), "llama-untied"),
     Target("obfuslm, shared rows", ObfusLM(4, 0.1, 0.9, rows="shared"), "bert"),
-    Target("obfuslm+", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8)), "llama-untied"),
+    Target("obfuslm+", ObfusLM(4, 1.0, 0.9, plus=DimensionMixing(k=4, beta=0.8)), "llama-untied"),
     Target("coarse", Coarse(20, map=kept_map()), "bert"),
     Target("coarse, an id that must not move", Coarse(20, map=kept_map()), "roberta"),
     Target("coarse, exchanged", Coarse(20, epsilon=1.0, map=kept_map()), "bert"),

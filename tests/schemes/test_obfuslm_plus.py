@@ -24,16 +24,16 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import no_stage
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.schemes.obfuslm_plus import DimensionTransform, Form, Plus
+from milkglass.schemes.obfuslm_plus import DimensionMixing, DimensionTransform, Form
 from reference import obfuslm_plus as literal
 from tests import tiny
 from tests.schemes.scrambling import logits, require_refused
 
 MIXABLE = ("llama-tied", "llama-untied", "mistral", "qwen2", "qwen3", "gemma", "smollm3")
-PLUS = Plus(k=4, epsilon=3.0, beta=0.8)
+PLUS = DimensionMixing(k=4, epsilon=3.0, beta=0.8)
 
 
-def key_for(folder: Path, plus: Plus | None, root: bytes | None = None) -> tuple[Checkpoint, Key]:
+def key_for(folder: Path, plus: DimensionMixing | None, root: bytes | None = None) -> tuple[Checkpoint, Key]:
     base = Checkpoint.open(folder)
     return base, new_key(base, str(folder), ObfusLM(4, 1.0, 0.9, plus=plus), base.digest(), root)
 
@@ -154,8 +154,8 @@ def test_a_tensor_that_nothing_explains_is_refused(tmp_path: Path) -> None:
 def test_parameters_that_cannot_be(tmp_path: Path) -> None:
     for wrong in ({"k": 0}, {"epsilon": -1.0}, {"epsilon": float("nan")}, {"beta": 1.0}, {"form": "other"}):
         with pytest.raises(UsageError):
-            Plus(**wrong)  # type: ignore[arg-type]
-    base, key = key_for(tiny.save("llama-tied", tmp_path / "base"), Plus(k=4, beta=0.99))
+            DimensionMixing(**wrong)  # type: ignore[arg-type]
+    base, key = key_for(tiny.save("llama-tied", tmp_path / "base"), DimensionMixing(k=4, beta=0.99))
     with pytest.raises(UsageError, match=r"\b1 candidates\b.*\b4\b"):
         scramble(base, key, tmp_path / "out")
     _, key = key_for(tmp_path / "base", PLUS)

@@ -38,7 +38,7 @@ from milkglass.models.file_names import KEY_ID
 from milkglass.models.view import Model, StoredTensors, overlay_tensors
 from milkglass.progress import Stage, no_stage
 from milkglass.rows.data_file import Source
-from milkglass.schemes.mixture import Promise
+from milkglass.schemes.mixture import ClusterReport
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Knowledge
@@ -99,7 +99,7 @@ class AttackerText:
 
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
-def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
+def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, ClusterReport]:
     """Makes the scrambled model, as `milkglass obfuscate` would upload it. Returns it, and what the scheme promises."""
     replaced = replace_tensors(base, architecture_of(base), key, stage)
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from milkglass.client.data.texts import PrivateTexts
 from milkglass.errors import UsageError
-from milkglass.schemes.mixture import Ids, Promise
+from milkglass.schemes.mixture import ClusterReport, Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens, Transcript
@@ -26,7 +26,7 @@ WORDS = {
     ALIKE: "other text of the same kind",
     KNOWN: "other text of the same kind and knows word for word what some of what you send says",
 }
-NO_PROMISE = Promise(1, 0, {}, 0, 0, 0)
+NO_PROMISE = ClusterReport(1, 0, {}, 0, 0, 0)
 # Fields of Knowledge that an attacker has with its text
 TEXT_FIELDS = ("corpus", "pairs", "observe", "rehearse", "noise")
 
@@ -101,7 +101,7 @@ class Scene:
     truth: Truth
     adversaries: tuple[Adversary, ...]
     texts: PrivateTexts | None = None
-    promise: Promise = NO_PROMISE
+    promise: ClusterReport = NO_PROMISE
     scheme: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     broken: str | None = None

@@ -154,10 +154,10 @@ def _note_site_resumption(site: Path, plain: bool) -> AbstractContextManager[Non
 def _open_ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
     """Opens GHOST for a model's folder, and prints how a selection differs that is not the paper's."""
     from milkglass.sanitizers.ghost.ghost import Ghost
-    from milkglass.sanitizers.ghost.selection import Selection
+    from milkglass.sanitizers.ghost.selection import SelectionSettings
 
     progress = stage("find shadows", 0)
-    ghost = Ghost.open(model, selection=Selection(way))
+    ghost = Ghost.open(model, selection=SelectionSettings(way))
     progress(1)
     if way in OTHER_WAYS:
         note(OTHER_WAYS[way])

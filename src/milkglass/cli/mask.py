@@ -6,12 +6,12 @@ from pathlib import Path
 
 from milkglass.cli.ui.terminal import bars, emit, table
 from milkglass.errors import UsageError
-from milkglass.rows.blocks import FileShape
+from milkglass.rows.blocks import RowFormat
 
 DEFAULT_MIN_SCORE = 0.35  # the lowest recognition score that is masked; telephone numbers have 0.4
 
 
-def sanitize_by_mask(source: Path, shape: FileShape, out: Path, settings: list[str], as_json: bool) -> None:
+def sanitize_by_mask(source: Path, shape: RowFormat, out: Path, settings: list[str], as_json: bool) -> None:
     """Masks the texts of a file, and prints how often each kind of entity was masked.
 
     `settings` are the values of `--set`, such as "least=0.5".

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.progress import Stage
     from milkglass.rows.data_file import DataFile
-    from milkglass.schemes.mixture import Promise
+    from milkglass.schemes.mixture import ClusterReport
     from milkglass.schemes.scheme import Scheme
 
 
@@ -64,7 +64,7 @@ PLUS_NOTE = (
 LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
 
-def outcome_lines(unlocked: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
+def outcome_lines(unlocked: UnlockedKey, out: Path, promise: ClusterReport, seconds: float) -> list[str]:
     """Returns lines that say what was scrambled into `out`, and what the key's scheme promises for it."""
     from milkglass.client.key.scheme import scheme_of
 

@@ -17,7 +17,7 @@ from milkglass.errors import UsageError
 from milkglass.system import cores
 
 if TYPE_CHECKING:
-    from milkglass.rows.blocks import FileShape
+    from milkglass.rows.blocks import RowFormat
     from milkglass.sanitizers.files import FileSanitizer
     from milkglass.sanitizers.method import Reader, SanitizerMethod
     from milkglass.sanitizers.table import WordVectors
@@ -42,7 +42,7 @@ GHOST_NOTE = (
 def read_shape(
     path: Path, extra_names: frozenset[str] = frozenset(), kept_names: frozenset[str] = frozenset(),
     roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
-) -> FileShape:  # fmt: skip
+) -> RowFormat:  # fmt: skip
     """Returns the format of a file's rows, and what of them is sanitized.
 
     Args:
@@ -99,7 +99,7 @@ def reader_of(ref: str, by: str | None) -> Reader:
 
 
 def make_sanitizer(
-    method: SanitizerMethod, reader: Reader, corpus: tuple[Path, FileShape] | None, workers: int, is_quiet: bool = False
+    method: SanitizerMethod, reader: Reader, corpus: tuple[Path, RowFormat] | None, workers: int, is_quiet: bool = False
 ) -> FileSanitizer:
     """Returns the method's sanitizer of a table's words, with the frequencies and the lists that it needs.
 
@@ -138,7 +138,7 @@ def unit_noun(reader: Reader) -> str:
 
 
 def sanitize_and_report(
-    method: SanitizerMethod, source: Path, shape: FileShape, out: Path, reader: Reader, seed: int | None,
+    method: SanitizerMethod, source: Path, shape: RowFormat, out: Path, reader: Reader, seed: int | None,
     workers: int | None, corpus: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Sanitizes a file by words or tokens, and prints the report, on a terminal also the beginning of the first text.
@@ -263,8 +263,8 @@ def sanitize_by_ghost(
     from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, long_texts, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
-    from milkglass.sanitizers.ghost.search import Search
-    from milkglass.sanitizers.ghost.selection import Selection
+    from milkglass.sanitizers.ghost.search import SearchSettings
+    from milkglass.sanitizers.ghost.selection import SelectionSettings
 
     if source == "-":
         raise UsageError("ghost does not read stdin: lines of text have no room for ids", "give a file IN and an OUT")
@@ -276,8 +276,8 @@ def sanitize_by_ghost(
     ]
     search_assignments = [assignment for assignment in assignments if assignment not in selection_assignments]
     assignments_by_field = [assignment.replace("selection=", "way=", 1) for assignment in selection_assignments]
-    chosen_selection = read_words(Selection, assignments_by_field, "ghost")
-    search, selection = Search(**_search_parameters(search_assignments)), Selection(**chosen_selection)
+    chosen_selection = read_words(SelectionSettings, assignments_by_field, "ghost")
+    search, selection = SearchSettings(**_search_parameters(search_assignments)), SelectionSettings(**chosen_selection)
     shape = read_shape(path, frozenset(extra_names or ()), frozenset(kept_names or ()), delimiter=delimiter)
     job = GhostJob.of(path, shape, out)
     job.require_free()
@@ -309,14 +309,15 @@ def _search_parameters(assignments: Sequence[str]) -> dict[str, Any]:
     Raises UsageError for an unknown name. Its hint lists the parameters of the search and of the selection.
     """
     from milkglass.parameters import describe_parameters, parameters_of, read_words
-    from milkglass.sanitizers.ghost.search import Search
-    from milkglass.sanitizers.ghost.selection import Selection
+    from milkglass.sanitizers.ghost.search import SearchSettings
+    from milkglass.sanitizers.ghost.selection import SelectionSettings
 
     names = [assignment.partition("=")[0] for assignment in assignments if "=" in assignment]
-    if unknown := [name for name in names if name not in parameters_of(Search)]:
-        parameters = f"{describe_parameters(Search)}, {describe_parameters(Selection).replace('way', 'selection', 1)}"
+    if unknown := [name for name in names if name not in parameters_of(SearchSettings)]:
+        selection_parameters = describe_parameters(SelectionSettings).replace("way", "selection", 1)
+        parameters = f"{describe_parameters(SearchSettings)}, {selection_parameters}"
         raise UsageError(f"ghost has no parameter {unknown[0]!r}", f"it has {parameters}")
-    return read_words(Search, assignments, "ghost")
+    return read_words(SearchSettings, assignments, "ghost")
 
 
 def _ghost_summary(report: dict[str, Any], out: Path) -> str:

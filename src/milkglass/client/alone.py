@@ -225,7 +225,7 @@ def _outputs(matrix: Any, weights: Floats, bias: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
+class FittedCandidate:
     """Holds the weights of a fitted candidate.
 
     Attributes:
@@ -252,7 +252,7 @@ class LinearModel:
     """
 
     vectorizers: Vectorizers = field(repr=False)
-    members: tuple[Member, ...] = field(repr=False)
+    members: tuple[FittedCandidate, ...] = field(repr=False)
     classes: NDArray[np.int64]
     row_count: int
     validation_score: float
@@ -298,7 +298,8 @@ class LinearModel:
                 progress(1)
         chosen, temperatures, validation_score = _choose_members(outputs, target[sample], regression)
         members = tuple(
-            Member(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n]) for n in chosen
+            FittedCandidate(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n])
+            for n in chosen
         )
         class_numbers = np.zeros(0, np.int64) if regression else classes.astype(np.int64)
         return cls(vectorizers, members, class_numbers, len(rows), validation_score)
@@ -454,7 +455,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
                 _one_of(entry["features"], Features), _one_of(entry["kind"], Kind), float(entry["strength"])
             )
             weights = tensors[f"weights.{number}"].astype(np.float64)
-            members.append(Member(candidate, weights, tensors[f"bias.{number}"], float(entry["temperature"])))
+            members.append(FittedCandidate(candidate, weights, tensors[f"bias.{number}"], float(entry["temperature"])))
         model = LinearModel(
             Vectorizers(by_name, tensors.get("scales")), tuple(members), np.array(document["classes"], np.int64),
             int(document["rows"]), float(document["validated"]),

@@ -33,7 +33,7 @@ ROWS_AT_A_TIME = 1000  # rows that are encoded at a time
 
 
 @dataclass(frozen=True)
-class Extent:
+class ComparisonSize:
     """Limits how much is trained and asked.
 
     Attributes:
@@ -53,7 +53,7 @@ class Extent:
     new_tokens: int = 96
 
 
-QUICK = Extent(steps=12, trained=24, rows=MIN_HELD_OUT, attacked=300, written=20, new_tokens=40)
+QUICK = ComparisonSize(steps=12, trained=24, rows=MIN_HELD_OUT, attacked=300, written=20, new_tokens=40)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,15 +71,15 @@ class ChatRows(ComparisonRows):
 
     chats: tuple[Example, ...] = field(repr=False)
     asked: tuple[Example, ...] = field(repr=False)
-    extent: Extent
+    extent: ComparisonSize
     max_row_tokens: int
     cut_count: int
     left_out_count: int
 
     @classmethod
     def of(
-        cls, base: Checkpoint, data: DataFile, validation: DataFile | None, seed: int, extent: Extent, max_length: int,
-        summary: Summary,
+        cls, base: Checkpoint, data: DataFile, validation: DataFile | None, seed: int, extent: ComparisonSize,
+        max_length: int, summary: Summary,
     ) -> ChatRows:  # fmt: skip
         """Reads the rows.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milkglass.client.training_request import step_count, training_defaults
-from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, Extent
+from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, ComparisonSize
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.training import MIN_REPORTS, cut_words
 from milkglass.models.checkpoint import Checkpoint
@@ -72,7 +72,7 @@ def _prepare_chats(
     report_skipped(data.name, summary)
     if held_out is not None:
         report_skipped(held_out.name, checked_summary(held_out, TASK))
-    base, extent = open_model(), QUICK if quick else Extent()
+    base, extent = open_model(), QUICK if quick else ComparisonSize()
     rows = ChatRows.of(base, data, held_out, seed, extent, options["max_length"], summary)
     settings = hyperparameters_of({"task": TASK, **rows.training(options)})
     training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).for_layers(len(ModelSizes.of(base).layers))

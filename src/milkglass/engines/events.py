@@ -15,7 +15,7 @@ from typing import Any, ClassVar, get_args
 
 from milkglass.client.remote.responses import is_number, is_whole, rows
 from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
-from milkglass.errors import RefusedThere, RemoteError, Unauthorized
+from milkglass.errors import RejectedByServer, RemoteError, Unauthorized
 
 HINT = "is it an engine of the kind that was named?"
 MAX_ID = 1 << 31
@@ -62,7 +62,13 @@ def refusal(status: int, error_name: Any) -> RemoteError:
     hint = STATUS_HINTS.get(status, "the engine's log says more")
     if 300 <= status < 400:
         hint = "redirects are not followed: give the address that it redirects to"
-    error_types = {401: Unauthorized, 403: Unauthorized, 400: RefusedThere, 413: RefusedThere, 422: RefusedThere}
+    error_types = {
+        401: Unauthorized,
+        403: Unauthorized,
+        400: RejectedByServer,
+        413: RejectedByServer,
+        422: RejectedByServer,
+    }
     error = error_types.get(status, RemoteError)(f"the engine answered {status}{name}", hint)
     error.status = status
     return error

@@ -13,7 +13,7 @@ from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
 from milkglass.rows.examples import Example, examples_of, number_labels, sort_labels
 from milkglass.rows.sets import catalogue as sets
-from milkglass.rows.sets.description import Description
+from milkglass.rows.sets.description import PublicDataset
 from milkglass.rows.write import write
 from milkglass.threat.defence import LabelledTexts
 
@@ -22,7 +22,7 @@ DATA_HINT = (
 )
 
 
-def parse_ref(ref: str) -> tuple[Description, str] | None:
+def parse_ref(ref: str) -> tuple[PublicDataset, str] | None:
     """Returns the data set and split of a name such as "cola:train"; None for a path.
 
     Raises UsageError if there is no such data set.

@@ -27,7 +27,7 @@ from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.run import Replies, Sites, job_of, settings_of, train
 from milkglass.federated.site import FederatedTraining, LocalResult, weights_of
-from milkglass.federated.site_config import Node, Task, answer_to_fault
+from milkglass.federated.site_config import SiteConfig, Task, answer_to_fault
 from milkglass.federated.state import FederatedRun
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -61,7 +61,7 @@ def client_app() -> Any:
     @app.train()
     def train_round(message: Any, context: Any) -> Any:
         """Trains one round and replies with the update."""
-        node, task = Node.of(context.node_config), Task.of(message.content["task"])
+        node, task = SiteConfig.of(context.node_config), Task.of(message.content["task"])
         step = _cached_step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
         weights = message.content["weights"].to_torch_state_dict()
         result = node.site.train(step, task.round, weights, task.training)
@@ -84,7 +84,7 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
     from flwr.app import Error, Message
 
     try:
-        node, task = Node.of(context.node_config), Task.of(message.content["task"])
+        node, task = SiteConfig.of(context.node_config), Task.of(message.content["task"])
         demand = node.demand()
         task.require(demand)
         passed = checks.require_obfuscated(node.site, demand)
@@ -145,7 +145,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
         )
     step = SharedStep.open(folder, "classification", classes, seed)  # never one that was trained
     digest = Checkpoint.open(folder).digest()
-    sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT_SECONDS)
+    sites = FlowerSites(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT_SECONDS)
     job = job_of(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
     settings = settings_of(training, classes, seed)
     run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), settings)
@@ -153,7 +153,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes(Sites):
+class FlowerSites(Sites):
     """Asks the sites behind a Flower grid.
 
     Attributes:

@@ -26,8 +26,8 @@ from milkglass.federated.rows import load, secret_of, stamp_of
 from milkglass.federated.site import LocalResult, Site
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
+from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSettings
 from milkglass.sanitizers.table import Mask
 
 _HINT = "prepare it with `milkglass federated prepare`, without --plain"
@@ -53,11 +53,13 @@ class GhostDemand:
 
     folder: Path
     digest: str
-    search: Search = Search()
+    search: SearchSettings = SearchSettings()
     way: SelectionMethod = "states"
 
     @classmethod
-    def of(cls, folder: Path, search: Search = Search(), way: SelectionMethod = "states") -> GhostDemand:
+    def of(
+        cls, folder: Path, search: SearchSettings = SearchSettings(), way: SelectionMethod = "states"
+    ) -> GhostDemand:
         """Returns the demand for the model in a folder. Raises what `Checkpoint.open` raises."""
         return cls(folder, Checkpoint.open(folder).digest(), search, way)
 
@@ -105,22 +107,22 @@ def find_weaker_parameter(search: Mapping[str, Any], selection: Mapping[str, Any
     return None
 
 
-def parse_search(entries: Mapping[str, Any]) -> Search:
+def parse_search(entries: Mapping[str, Any]) -> SearchSettings:
     """Returns the search of a stamp. Raises CorruptCheckpoint for an unknown parameter."""
     try:
-        return Search(**entries)
+        return SearchSettings(**entries)
     except TypeError:
         raise CorruptCheckpoint("the stamp has parameters that are not known", "prepare the site again") from None
 
 
 @lru_cache(maxsize=4)
-def _ghost_outputs(folder: Path, digest: str, search: Search) -> Mask:
+def _ghost_outputs(folder: Path, digest: str, search: SearchSettings) -> Mask:
     """Returns (v,) the ids that GHOST gives to some token: shadows, and tokens that stand for themselves.
 
     The search is the one that `prepare` stored, or is repeated on another machine. `digest` is only a cache key, for
     another model in the same folder.
     """
-    shadows = Ghost.open(folder, search, Selection("nearest")).candidates
+    shadows = Ghost.open(folder, search, SelectionSettings("nearest")).candidates
     is_output = np.zeros(len(shadows), np.bool_)
     is_output[shadows.ids] = True
     return is_output

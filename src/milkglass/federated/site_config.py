@@ -2,7 +2,7 @@
 
     rows, model        the site's prepared folder, and the model that it trains: a folder, a hub id or demo:minilm
     shield             a name (gradient_defences/catalogue.py)
-    k, overlap, ...    what the site demands of GHOST: the fields of `Search`, and selection; default: the paper's
+    k, overlap, ...    what the site demands of GHOST: fields of `SearchSettings`, and selection; default: the paper's
 
 Only the site chooses which files are opened: a server's message names a model by its digest, which is compared and
 never looked up. A site answers a FederatedError with its message, which has no path, and any other fault with one fixed
@@ -23,8 +23,8 @@ from milkglass.federated.prepare import require_name
 from milkglass.federated.site import FederatedTraining, Site
 from milkglass.gradient_defences.catalogue import gradient_defence_named
 from milkglass.models.resolve import resolve
-from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
+from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSettings
 
 FAILED = "the site could not do this round; its own log says why"
 MAX_CLASSES = 10_000  # limits the head that a server can have a site make
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("milkglass.federated")
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class SiteConfig:
     """Holds a site, its model, and what it demands of GHOST.
 
     Attributes:
@@ -45,16 +45,16 @@ class Node:
 
     site: Site
     model: Path
-    search: Search
-    selection: Selection
+    search: SearchSettings
+    selection: SelectionSettings
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Node:
+    def of(cls, config: Mapping[str, Any]) -> SiteConfig:
         """Returns the node of a configuration.
 
         Raises UsageError for an entry that is missing, not known or not valid, and ModelNotFound.
         """
-        demands = asdict(Search()) | {"selection": Selection().way}
+        demands = asdict(SearchSettings()) | {"selection": SelectionSettings().way}
         known_names = {"rows", "model", "shield", *demands}
         for name in ("rows", "model"):
             if name not in config:
@@ -65,13 +65,13 @@ class Node:
                 f"the node's configuration has {unknown_names[0]!r}", f"known: {', '.join(sorted(known_names))}"
             )
         options = {name: _require_type(name, config[name], demands[name]) for name in demands if name in config}
-        method = options.pop("selection", Selection().way)
+        method = options.pop("selection", SelectionSettings().way)
         if method not in get_args(SelectionMethod):
             raise UsageError(f"the selection is {method!r}", f"one of {', '.join(get_args(SelectionMethod))}")
-        selection = Selection(method)
+        selection = SelectionSettings(method)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
-        return cls(site, resolve(str(config["model"])), Search(**options), selection)
+        return cls(site, resolve(str(config["model"])), SearchSettings(**options), selection)
 
     def demand(self) -> GhostDemand:
         """Returns the demand. Each call reads the model for its digest."""

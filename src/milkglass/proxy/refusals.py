@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from milkglass.errors import MilkglassError, RefusedThere, RemoteError, UsageError
+from milkglass.errors import MilkglassError, RejectedByServer, RemoteError, UsageError
 from milkglass.server.http import errors
 
 BUSY_STATUSES = frozenset({429, 503})
@@ -70,7 +70,7 @@ def gateway(error: MilkglassError) -> MilkglassError:
     finds at fault gets 400, which no client repeats.
     """
     if isinstance(error, RemoteError) and error.status not in BUSY_STATUSES:
-        error.status = 400 if isinstance(error, RefusedThere) else 502
+        error.status = 400 if isinstance(error, RejectedByServer) else 502
     return error
 
 

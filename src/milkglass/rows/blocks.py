@@ -60,7 +60,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class FileShape:
+class RowFormat:
     """Parses and writes rows in the format of a file.
 
     Attributes:
@@ -158,7 +158,7 @@ def shape_of(
     extra_names: frozenset[str] = frozenset(),
     kept_names: frozenset[str] = frozenset(),
     delimiter: str | None = None,
-) -> FileShape:
+) -> RowFormat:
     """Returns the format of a file.
 
     Args:
@@ -185,7 +185,7 @@ def shape_of(
             raise UsageError(f"{path.name} is not a table with delimiters", "leave out --delimiter")
         _require_names(path, {*column_names})
         noun = "entry" if kind == "json" and is_json_list(path) else "line"
-        return FileShape(kind, frozenset(texts), file=path.name, noun=noun)
+        return RowFormat(kind, frozenset(texts), file=path.name, noun=noun)
     found_delimiter = delimiter or delimiter_of(path, (*column_names, *KNOWN))
     kind = "tsv" if quotes_are_text(path, found_delimiter) else "csv"
     lines = table_cells(path, found_delimiter, kind == "csv")
@@ -193,7 +193,7 @@ def shape_of(
     require_columns(path.name, header, column_names, texts, rows_below(lines))
     with path.open("rb") as file:
         has_mark = file.read(3) == BYTE_ORDER_MARK.encode()
-    return FileShape(kind, frozenset(texts), header, path.name, delimiter=found_delimiter, has_mark=has_mark)
+    return RowFormat(kind, frozenset(texts), header, path.name, delimiter=found_delimiter, has_mark=has_mark)
 
 
 def _require_names(path: Path, absent_names: set[str]) -> None:
@@ -208,7 +208,7 @@ def _require_names(path: Path, absent_names: set[str]) -> None:
         )
 
 
-def require_rows(path: Path, shape: FileShape) -> None:
+def require_rows(path: Path, shape: RowFormat) -> None:
     """Reads the whole file once, before anything that takes long.
 
     Raises:
@@ -224,7 +224,7 @@ def require_rows(path: Path, shape: FileShape) -> None:
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
 
 
-def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
+def blocks_of(path: Path, shape: RowFormat) -> Iterator[Block]:
     """Yields the file in blocks.
 
     Raises EmptyText if it has no rows, CodecError with file and line if it is unreadable.
@@ -243,7 +243,7 @@ def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
         raise EmptyText(f"{path.name} has no rows", "give at least one")
 
 
-def _raw_rows(path: Path, shape: FileShape) -> Iterator[tuple[int, Any]]:
+def _raw_rows(path: Path, shape: RowFormat) -> Iterator[tuple[int, Any]]:
     if shape.noun == "entry":
         return ((place.number, json.dumps(entry)) for place, entry in json_list(path))
     if shape.kind in ("lines", "json"):

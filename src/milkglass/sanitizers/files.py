@@ -26,7 +26,7 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.files import atomic_write
 from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.blocks import Block, FileShape, blocks_of
+from milkglass.rows.blocks import Block, RowFormat, blocks_of
 from milkglass.sanitizers.method import Reader, SanitizerMethod
 from milkglass.sanitizers.text import TextSanitizer, TokenReader, TokenTextSanitizer, WordTally
 from milkglass.sanitizers.word_list import LIST_NAME
@@ -67,7 +67,7 @@ def require_free(out: Path) -> None:
 FileSanitizer = TextSanitizer | TokenTextSanitizer
 
 
-def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
+def count_file(reader: Reader, path: Path, shape: RowFormat, workers: int, progress: Progress) -> NDArray[np.int64]:
     """Returns (n,) how often each row of the reader's table, a word or a token, occurs in the texts of a file."""
     counts = np.zeros(len(reader.table), np.int64)
     for block, block_counts in map_blocks(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
@@ -77,7 +77,7 @@ def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progr
 
 
 def sanitize_file(
-    sanitizer: FileSanitizer, source: Path, shape: FileShape, out: Path, seed: int | None, about: dict[str, Any],
+    sanitizer: FileSanitizer, source: Path, shape: RowFormat, out: Path, seed: int | None, about: dict[str, Any],
     workers: int = 0, progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Sanitizes a file, and returns the report that is written beside the output.
@@ -159,7 +159,7 @@ class _BlockSanitizer:
     """Sanitizes blocks of a file. Its repr, which an error may show, has no seed."""
 
     sanitizer: FileSanitizer
-    shape: FileShape
+    shape: RowFormat
     seed: int = field(repr=False)
 
     def __call__(self, block: Block) -> tuple[str, WordTally, set[str]]:
@@ -175,7 +175,7 @@ class _BlockSanitizer:
         return self.shape.write(rows), tally, unchanged_fields
 
 
-def _count_block(reader: Reader, shape: FileShape, block: Block) -> NDArray[np.int64]:
+def _count_block(reader: Reader, shape: RowFormat, block: Block) -> NDArray[np.int64]:
     """Returns (n,) how often each row of the reader's table occurs in the texts of a block."""
     _, slots, _ = shape.parse(block)
     return reader.counts(shape.split_instruction(container[key])[1] for container, key in slots)

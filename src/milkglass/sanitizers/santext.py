@@ -4,7 +4,7 @@
 
 This is the exponential mechanism with the score -|x - y|, and metric local DP: for all words x, x' and y, p(y | x) <=
 exp(eps |x - x'|) p(y | x'). SANTEXT+ (Algorithm 2) always replaces sensitive words, and others with probability p; its
-y are only the sensitive words of the corpus. `Heads` draws.
+y are only the sensitive words of the corpus. `SubstituteSampler` draws.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_TRIALS = 256  # trials for one word, after which its tail is drawn from in f
 ENVELOPE_SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
 
-class Heads:
+class SubstituteSampler:
     """Draws substitutes exactly, and without a row of the whole vocabulary for each word.
 
     The nearest HEAD_WORDS are drawn by their own probabilities. The rest, the tail, is drawn by rejection from q(y) ~
@@ -204,8 +204,8 @@ class SanText(Sanitizer):
         return np.arange(len(self.vectors))
 
     @cached_property
-    def heads(self) -> Heads:
-        return Heads(self.vectors, self.epsilon, self.outputs())
+    def heads(self) -> SubstituteSampler:
+        return SubstituteSampler(self.vectors, self.epsilon, self.outputs())
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from milkglass.schemes.mixture import Ids, Promise, RowMap
+from milkglass.schemes.mixture import ClusterReport, Ids, RowMap
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +83,6 @@ class AliasedMixture:
                 mixed[torch.from_numpy(positions)] = mixture.apply(table, origin[positions])
         return mixed
 
-    def promise(self, k: int) -> Promise:
+    def promise(self, k: int) -> ClusterReport:
         """Returns the promise of the first alias's mixture, whose counts are of tokens, with the number of aliases."""
         return replace(self.mixtures[0].promise(k), aliases=self.slots.aliases_per_token)

@@ -27,7 +27,7 @@ from milkglass.schemes.covariant_keys import (
     KeyDraws,
     KeyMatrices,
     LayerShape,
-    Pairs,
+    RotaryPairSecrets,
     StreamKeys,
     permute_windows,
     uniform,
@@ -107,11 +107,11 @@ class AloePri(Covariant):
     def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:
         return KeyMatrices(self.mixing(width, draws), self._expansion(width, heads), draws)
 
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         count = shape.head_size // 2
         angles = 2 * math.pi * uniform(count, draws)
         order = permute_windows(shape.frequencies, self.window, self.sharpness, draws)
-        return Pairs(angles, self.neuron_scales(count, draws), order)
+        return RotaryPairSecrets(angles, self.neuron_scales(count, draws), order)
 
     def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
         return torch.as_tensor(self.largest_scale, dtype=torch.float64) ** (2 * uniform(count, draws) - 1)

@@ -104,9 +104,9 @@ def _rows(
     workers = 1 if cosines.table.shape[1] >= LONG_ROW else min(2, all_threads)
     with limit_threads(all_threads // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
-        def start_wave() -> list[Future[_Wave]]:
+        def start_wave() -> list[Future[_SeedBatch]]:
             seeds_of_workers = [seeds for seeds in np.array_split(next_seeds(), workers) if len(seeds)]
-            return [pool.submit(_Wave.of, cosines, seeds, rank, counts) for seeds in seeds_of_workers]
+            return [pool.submit(_SeedBatch.of, cosines, seeds, rank, counts) for seeds in seeds_of_workers]
 
         wave = start_wave()
         while wave:
@@ -117,7 +117,7 @@ def _rows(
 
 
 @dataclass(frozen=True)
-class _Wave:
+class _SeedBatch:
     """Computes the rows of D for some seeds, in few calls, since many would slow the thread that reads the rows.
 
     Attributes:
@@ -136,7 +136,7 @@ class _Wave:
     likely: LikelyRows = field(repr=False)
 
     @classmethod
-    def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, counts: tuple[int, int]) -> _Wave:
+    def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, counts: tuple[int, int]) -> _SeedBatch:
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
         rough[:, torch.from_numpy(np.flatnonzero(rank < 0))] = OUTSIDE_VALUE
         cosine_array = device.array(rough)

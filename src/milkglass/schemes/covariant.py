@@ -18,7 +18,14 @@ from torch import Tensor
 
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.covariant_keys import KeyDraws, LayerKeys, LayerShape, OrthogonalKeys, Pairs, StreamKeys
+from milkglass.schemes.covariant_keys import (
+    KeyDraws,
+    LayerKeys,
+    LayerShape,
+    OrthogonalKeys,
+    RotaryPairSecrets,
+    StreamKeys,
+)
 from milkglass.schemes.mixture import Draws, Ids, Mixture
 from milkglass.schemes.scheme import Scheme
 
@@ -50,7 +57,7 @@ class Covariant(Scheme):
         return OrthogonalKeys(self.mixing(width, draws))
 
     @abc.abstractmethod
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         """Returns what is done to the queries and keys of one key head."""
 
     def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:

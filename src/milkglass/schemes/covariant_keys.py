@@ -141,7 +141,7 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class RotaryPairSecrets:
     """Says how the pairs of one key head's dimensions are turned, scaled and moved.
 
     Attributes:
@@ -155,7 +155,7 @@ class Pairs:
     order: Ids
 
     @classmethod
-    def identity(cls, count: int) -> Pairs:
+    def identity(cls, count: int) -> RotaryPairSecrets:
         """Returns `count` pairs that are not turned, scaled or moved."""
         return cls(
             torch.zeros(count, dtype=torch.float64),
@@ -184,7 +184,7 @@ class LayerKeys:
     """
 
     def __init__(
-        self, shape: LayerShape, pairs: list[Pairs], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
+        self, shape: LayerShape, pairs: list[RotaryPairSecrets], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
     ) -> None:
         """Draws the orders. `pairs` and `mixing` (U) have an entry for each key head."""
         self.matrices: dict[Part, Tensor] = {

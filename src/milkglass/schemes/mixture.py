@@ -35,7 +35,7 @@ class RowMap(Protocol):
         """Returns these rows of the new table in its dtype. A bias is a table of one column, without that dimension."""
         ...
 
-    def promise(self, k: int) -> Promise: ...
+    def promise(self, k: int) -> ClusterReport: ...
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ class Mixture:
         uniform = cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
         return replace(uniform, shared=True)
 
-    def promise(self, k: int) -> Promise:
+    def promise(self, k: int) -> ClusterReport:
         """Returns what holds of the promise that each token hides among k."""
         clustered = self.sizes[self.sizes > 0]
         kinds, counts = np.unique(clustered, return_counts=True)
         histogram = {int(s): int(c // s) for s, c in zip(kinds, counts, strict=True)}
-        return Promise(
+        return ClusterReport(
             k=k,
             clusters=sum(histogram.values()),
             sizes=histogram,
@@ -159,7 +159,7 @@ def _sums(
 
 
 @dataclass(frozen=True)
-class Promise:
+class ClusterReport:
     """States what actually holds of the (k, epsilon) promise.
 
     Attributes:

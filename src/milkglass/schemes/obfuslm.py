@@ -5,7 +5,7 @@ EmbedCluster is Algorithm 1, WeightSynth Algorithm 2, both in appendix B (cluste
 weights for the same noise.
 
 The sensitivity in Algorithm 2 depends on the data, and the noise does not depend on epsilon at all (deviation 4).
-`Promise` (mixture.py) reports what actually holds, and only attacks show what that is worth.
+`ClusterReport` (mixture.py) reports what actually holds, and only attacks show what that is worth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from milkglass.schemes.aliases import AliasedMixture, Slots
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth, zero_rows
 from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
-from milkglass.schemes.obfuslm_plus import Plus
+from milkglass.schemes.obfuslm_plus import DimensionMixing
 from milkglass.schemes.scheme import Scheme
 
 MAX_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measured
@@ -58,7 +58,7 @@ class ObfusLM(Scheme):
     beta: float = limited(0.99, below=1, hint="0.99 is the paper's choice")
     leftover: Leftover = "merge"
     cluster_special: bool = False
-    plus: Plus | None = None
+    plus: DimensionMixing | None = None
     bands: Bands | None = None
     aliases: int | None = limited(None, least=2, most=MAX_ALIASES, hint="leave it out for one id a token")
     rows: Literal["shared"] | None = None

@@ -42,7 +42,7 @@ MAX_CONDITION = 1e6  # the condition of W* above which its inverse in fp32 would
 
 
 @dataclass(frozen=True)
-class Plus:
+class DimensionMixing:
     """Makes the matrices that mix the dimensions of the residual stream (ObfusLM, section 4.4).
 
     Attributes:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from milkglass.papers import Paper, ours
 from milkglass.schemes.covariant import Covariant
-from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs, uniform
+from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, RotaryPairSecrets, uniform
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,6 @@ class Orthogonal(Covariant):
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         return draws.orthogonal(size)
 
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         count = shape.head_size // 2
-        return replace(Pairs.identity(count), angles=2 * math.pi * uniform(count, draws))
+        return replace(RotaryPairSecrets.identity(count), angles=2 * math.pi * uniform(count, draws))

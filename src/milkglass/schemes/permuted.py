@@ -16,7 +16,7 @@ from torch import Tensor
 
 from milkglass.papers import Paper, ours
 from milkglass.schemes.covariant import Covariant
-from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, Pairs
+from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, RotaryPairSecrets
 
 
 @dataclass(frozen=True)
@@ -30,5 +30,5 @@ class Permuted(Covariant):
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]
 
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
-        return Pairs.identity(shape.head_size // 2)
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
+        return RotaryPairSecrets.identity(shape.head_size // 2)

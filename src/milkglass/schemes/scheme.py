@@ -21,7 +21,7 @@ from milkglass.parameters import require
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Draws, Ids, RowMap
-from milkglass.schemes.obfuslm_plus import Plus
+from milkglass.schemes.obfuslm_plus import DimensionMixing
 
 if TYPE_CHECKING:
     from milkglass.schemes.symbols.finder import Evidence
@@ -74,7 +74,7 @@ class Scheme(abc.ABC):
         return None
 
     @property
-    def plus(self) -> Plus | None:
+    def plus(self) -> DimensionMixing | None:
         """Returns how the dimensions of every layer are mixed, or None if they are not."""
         return None
 

@@ -19,7 +19,7 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.mixture import Draws, Ids, Promise
+from milkglass.schemes.mixture import ClusterReport, Draws, Ids
 from milkglass.schemes.scheme import Scheme
 
 
@@ -76,5 +76,5 @@ class Glide:
             reflected = reflected - 2 * (reflected @ line)[:, None] / (line @ line) * line + b
         return reflected.to(table.dtype)
 
-    def promise(self, k: int) -> Promise:
-        return Promise(k=k, clusters=0, sizes={}, below_k=0, singletons=0, verbatim=0)
+    def promise(self, k: int) -> ClusterReport:
+        return ClusterReport(k=k, clusters=0, sizes={}, below_k=0, singletons=0, verbatim=0)

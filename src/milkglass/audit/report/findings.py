@@ -14,7 +14,7 @@ import torch
 
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report.result import Finding, IdRate
+from milkglass.audit.report.result import Finding, IdInformation
 from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import DefenceWords, Scene
 from milkglass.client.obfuscate.symbol_rate import bits_in, most_bits
@@ -113,7 +113,7 @@ def best_naming_attack(cells: tuple[AttackResult, ...]) -> AttackResult | None:
     return max(naming_cells, key=lambda cell: cell.value("bag f1"), default=None)
 
 
-def id_rate(scene: Scene) -> IdRate | None:
+def id_rate(scene: Scene) -> IdInformation | None:
     """Returns the bits that an id can reveal of its token, whatever is known; None if it stands for one token."""
     if scene.symbols is None:
         return None
@@ -121,7 +121,7 @@ def id_rate(scene: Scene) -> IdRate | None:
     ids = scene.symbols[sent[scene.truth.ordinary[sent]]]
     responses = scene.adversaries[0].knowledge.responses
     occurrences, epsilon = np.bincount(ids, minlength=size), responses.epsilon if responses else None
-    return IdRate(size, most_bits(size, responses), bits_in(occurrences, responses), epsilon)
+    return IdInformation(size, most_bits(size, responses), bits_in(occurrences, responses), epsilon)
 
 
 def curve_in_words(tokens_to_reach: TokensToReach) -> str:

@@ -84,7 +84,7 @@ class BudgetPoint:
 
 
 @dataclass(frozen=True)
-class IdRate:
+class IdInformation:
     """Says how much an id can reveal if it stands for many tokens (`findings.id_rate`).
 
     Attributes:
@@ -156,7 +156,7 @@ class Audit:
     distortion: float
     metadata: MetadataLeakage | None
     seed: int
-    rate: IdRate | None
+    rate: IdInformation | None
     notice: str = ""
 
     def max_measured_tokens(self, adversary: str) -> int:

@@ -30,7 +30,7 @@ from milkglass.federated.state import FederatedRun, read_update
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, read_examples
-from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.search import SearchSettings
 from milkglass.sequences import Ids
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
@@ -75,7 +75,7 @@ class SiteTexts:
         has_same_texts = self.uses_ghost or np.array_equal(self.originals.ids, ids.ids)
         if (self.originals.lengths != ids.lengths).any() or not has_same_texts:
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
-        self.search, self.selection = Search(), ""
+        self.search, self.selection = SearchSettings(), ""
         if stamp is not None and self.uses_ghost:
             self.search, self.selection = parse_search(stamp.search), str(stamp.selection.get("way"))
         self.secret = secret_of(folder)

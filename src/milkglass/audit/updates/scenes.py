@@ -25,7 +25,7 @@ from milkglass.federated.site import load_weights
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
 from milkglass.models.tokenizer import token_limit
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.truth import Truth
@@ -136,7 +136,7 @@ class AuditedSite:
 
         Anyone with the model can search as the site did (Kerckhoffs).
         """
-        ghost = Ghost.open(self.recorded.model_folder, self.texts.search, Selection(way="random"))
+        ghost = Ghost.open(self.recorded.model_folder, self.texts.search, SelectionSettings(way="random"))
         all_candidates = inverse(ghost.candidates.ids, ghost.candidates.starts)
         sent = set(self.texts.rows.ids.ids.tolist())
         pairs = zip(all_candidates.groups, all_candidates.log_likelihoods, strict=True)

@@ -5,7 +5,7 @@ learns only the cluster. An id is drawn again for each occurrence, with the oper
 reproducible stream is given, as in recipes and tests.
 
 A coarse vocabulary with an epsilon exchanges the id of a symbol for another by randomised response. Its draws follow
-from the key and the text (`Responses.stream`), so that equal texts are sent equally.
+from the key and the text (`IdExchange.stream`), so that equal texts are sent equally.
 
 Shapes: n original ids, m exchanged ids, t tokens of a text.
 """
@@ -39,7 +39,7 @@ def draw_from(stream: Stream) -> Draw:
 
 
 @dataclass(frozen=True)
-class Responses:
+class IdExchange:
     """Exchanges ids of one key at random (randomised response).
 
     Attributes:
@@ -57,7 +57,7 @@ class Responses:
     mechanism_ids: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, key: Key) -> Responses | None:
+    def of(cls, key: Key) -> IdExchange | None:
         """Returns the responses of a key, or None if its ids are sent unchanged.
 
         Codecs of older versions have no stream. Raises DamagedKey if the key's ids for draws do not fit its symbols.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.aliases import AliasChoices, Draw, Responses, secret_draws
+from milkglass.client.codec.aliases import AliasChoices, Draw, IdExchange, secret_draws
 from milkglass.client.codec.conversation import (
     render,
     require_messages,
@@ -67,7 +67,7 @@ class Codec:
     is_token: NDArray[np.bool_] = field(repr=False)
     limit: int
     alias_choices: AliasChoices | None = field(default=None, repr=False)
-    responses: Responses | None = field(default=None, repr=False)
+    responses: IdExchange | None = field(default=None, repr=False)
     draw: Draw = field(default=secret_draws, repr=False)
     readable: bool = True
     key_id: str | None = None
@@ -105,7 +105,7 @@ class Codec:
             )
         limit = token_limit(folder, tokenizer)
         readable = not key.shares
-        responses = Responses.of(key)
+        responses = IdExchange.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
             tokenizer, first_ids, key.inverse, visible, is_token, limit, alias_choices, responses, draw, readable,

@@ -21,7 +21,7 @@ from milkglass.models.families.layers import ResidualStream
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
-from milkglass.schemes.obfuslm_plus import DimensionTransform, Plus
+from milkglass.schemes.obfuslm_plus import DimensionMixing, DimensionTransform
 
 BATCH_ROWS = 4096  # rows of the table that are transposed at a time
 
@@ -39,7 +39,7 @@ def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint,
 
 
 def turn_of(
-    plus: Plus, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage
+    plus: DimensionMixing, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage
 ) -> DimensionTransform:
     """Returns W* and sigma* of a key, computed from the mixed and permuted table (count, width)."""
     advance = stage("turn the table", count)

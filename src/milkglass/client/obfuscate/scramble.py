@@ -48,7 +48,7 @@ from milkglass.models.safetensors_file import RowBlocks
 from milkglass.models.soundness import require_finite
 from milkglass.models.staging import Configs, Staging, rewrite, with_row_count, with_shapes, write_delta
 from milkglass.progress import Stage, no_stage
-from milkglass.schemes.mixture import Promise, RowMap
+from milkglass.schemes.mixture import ClusterReport, RowMap
 from milkglass.schemes.obfuslm_plus import DimensionTransform
 
 
@@ -196,7 +196,7 @@ def scramble(
     stage: Stage = no_stage,
     mixture: RowMap | None = None,
     turn: DimensionTransform | None = None,
-) -> Promise:
+) -> ClusterReport:
     """Writes the scrambled model to `out`, and continues where a killed run of the same key stopped.
 
     Returns what the scheme promises of the written model. Nothing is mixed before the staging writes: it asks for each

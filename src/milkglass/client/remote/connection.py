@@ -135,7 +135,7 @@ def cut_after(sockets: Sockets, seconds: float) -> Iterator[Deadline]:
 
 @final
 @dataclass(frozen=True)
-class ServerEvents:
+class OpenStream:
     """Holds an answer whose body is being read. `silence` is the seconds that an event may take by default."""
 
     answer: httpx2.Response
@@ -143,7 +143,7 @@ class ServerEvents:
     silence: float
 
 
-def server_events(stream: ServerEvents, max_silence: float | None = None) -> Iterator[tuple[str | None, str, str]]:
+def server_events(stream: OpenStream, max_silence: float | None = None) -> Iterator[tuple[str | None, str, str]]:
     """Yields (id, type, data) of each server-sent event.
 
     Args:
@@ -305,7 +305,7 @@ class Connection:
     @contextmanager
     def stream(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Iterator[ServerEvents]:
+    ) -> Iterator[OpenStream]:
         """Sends a request once, for an answer whose body is read as it arrives.
 
         Raises:
@@ -320,7 +320,7 @@ class Connection:
                 if answer.status_code >= 300:
                     raise error_from(answer)
                 require_plain(answer)
-                yield ServerEvents(answer, deadline, self._silence)
+                yield OpenStream(answer, deadline, self._silence)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
 

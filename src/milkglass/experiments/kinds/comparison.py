@@ -142,7 +142,7 @@ class Comparison(Recipe):
         return list(product(self.data, self.defences, self.seeds))
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
-        sources = Cells.of(self, run.data, self.cell_keys)
+        sources = CellTrainer.of(self, run.data, self.cell_keys)
         base, problems = sources.base, sources.problems
         # Nothing is written before all of it can be
         require_same_run(run.out, {**self.about(), "base": sources.digest})
@@ -182,7 +182,7 @@ class Comparison(Recipe):
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class CellTrainer:
     """Trains and grades the cells of a comparison, all or one by one, into one cache.
 
     Attributes:
@@ -200,7 +200,7 @@ class Cells:
     settings: Mapping[CellKey, Hyperparameters]
 
     @classmethod
-    def of(cls, recipe: Comparison, data: Path, keys: Sequence[CellKey]) -> Cells:
+    def of(cls, recipe: Comparison, data: Path, keys: Sequence[CellKey]) -> CellTrainer:
         """Reads what these cells are trained from. Raises UsageError if data are missing, or a defence is refused."""
         base = Checkpoint.open(resolve(recipe.model))
         entries = recipe.defences

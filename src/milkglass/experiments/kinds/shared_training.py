@@ -55,7 +55,7 @@ from milkglass.progress import Log
 from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep
 
-ROWS = "rows"  # of a part: see `Utility`
+ROWS = "rows"  # of a part: see `ModelQuality`
 THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
 
 

@@ -81,7 +81,7 @@ def fit(
 
 
 @dataclass(frozen=True)
-class Utility:
+class ModelQuality:
     """Holds a model's quality on held-out rows.
 
     Attributes:
@@ -94,7 +94,7 @@ class Utility:
 
 
 @torch.no_grad()
-def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, batch_size: int = 32) -> Utility:
+def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, batch_size: int = 32) -> ModelQuality:
     """Returns "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
     if step.task == "next-token":
         return _prediction_utility(step, rows, seed)
@@ -105,12 +105,12 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, batch_size
         part = order[start : start + batch_size]
         ids, mask, _ = rows.part(part).batch(pad)
         predicted[part] = step.logits(step.embed(ids), mask).argmax(-1).cpu().numpy()
-    return Utility(
+    return ModelQuality(
         with_spread(_class_measures(predicted, rows.labels, seed), scale=1), {"answer": pack_answers(predicted)}
     )
 
 
-def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
+def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> ModelQuality:
     """Returns the quality of predictions, row by row, since an interval resamples rows."""
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
     for row, text_ids in enumerate(rows.ids):
@@ -124,7 +124,7 @@ def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> Utili
         "loss": mean_loss(losses, tokens, np.random.default_rng(seed)),
         "perplexity": perplexity(losses, tokens, np.random.default_rng(seed)),
     }
-    return Utility(with_spread(measures, scale=1), predictions)
+    return ModelQuality(with_spread(measures, scale=1), predictions)
 
 
 def constant_answer_figures(labels: Ids, seed: int) -> dict[str, float]:

@@ -4,7 +4,7 @@
     shield = "random-pruning"            milkglass/gradient_defences/catalogue.py, with its parameters
     ratio = 0.99
     [defences.ghost]
-    ghost = { k = 70, way = "states" }   fields of Search and Selection in sanitizers/ghost; {}: the paper's
+    ghost = { k = 70, way = "states" }   of SearchSettings and SelectionSettings (sanitizers/ghost); {}: the paper's
 
 An empty entry is plain; ghost and a shield may be combined. Shadows are written to disk as they are found, since that
 takes as long as a training, and a stopped run resumes. They are as private as the texts.
@@ -33,8 +33,8 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log
 from milkglass.rows.examples import Example
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import Task, pad_texts
 
@@ -91,7 +91,7 @@ class DefenceSpec:
     """
 
     shield: GradientDefence
-    ghost: tuple[Search, Selection] | None
+    ghost: tuple[SearchSettings, SelectionSettings] | None
 
     @classmethod
     def of(cls, name: str, entry: Mapping[str, Any]) -> DefenceSpec:
@@ -102,8 +102,8 @@ class DefenceSpec:
         return cls(gradient_defence_of(values), None if ghost_entry is None else _ghost_settings(name, ghost_entry))
 
 
-def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
-    setting_classes = (Search, Selection)
+def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[SearchSettings, SelectionSettings]:
+    setting_classes = (SearchSettings, SelectionSettings)
     names = [parameter.name for settings in setting_classes for parameter in fields(settings)]
     if unknown := sorted(set(entry) - set(names)):
         raise UsageError(f"{name}: ghost has no {unknown[0]!r}", f"it has: {', '.join(names)}")
@@ -111,7 +111,7 @@ def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[Search, Selection
         {parameter.name: entry[parameter.name] for parameter in fields(settings) if parameter.name in entry}
         for settings in setting_classes
     )
-    return from_entries(Search, search), from_entries(Selection, selection)
+    return from_entries(SearchSettings, search), from_entries(SelectionSettings, selection)
 
 
 def choose_rows(

@@ -20,7 +20,7 @@ from milkglass import files
 from milkglass.enclave import prompt
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
-from milkglass.rows.blocks import FileShape
+from milkglass.rows.blocks import RowFormat
 from milkglass.rows.examples import Example
 from milkglass.rows.messages import Message
 from milkglass.rows.write import as_row
@@ -113,7 +113,7 @@ class ChatSanitizer:
         """Writes the file's conversations with the user's text sanitized, unless the result exists."""
         if not out.is_file():
             report_path(out).unlink(missing_ok=True)  # of a run that was stopped between the two files
-            shape = FileShape("json", frozenset(), file=source.name, roles=USER, instruction=self.instruction)
+            shape = RowFormat("json", frozenset(), file=source.name, roles=USER, instruction=self.instruction)
             sanitize_file(self.sanitizer, source, shape, out, self.seed, {})
         return out
 

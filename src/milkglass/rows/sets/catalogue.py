@@ -16,12 +16,12 @@ from milkglass.rows.examples import Example
 from milkglass.rows.place import Place
 from milkglass.rows.sets.classified import TASKS, TOPICS
 from milkglass.rows.sets.corpora import CORPORA, INSTRUCTIONS
-from milkglass.rows.sets.description import Build, Description, Hub, Layout
+from milkglass.rows.sets.description import Build, HubDataset, Layout, PublicDataset
 
-SETS: dict[str, Description] = {data_set.name: data_set for data_set in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
+SETS: dict[str, PublicDataset] = {data_set.name: data_set for data_set in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
 
 
-def describe(name: str) -> Description:
+def describe(name: str) -> PublicDataset:
     """Returns the data set of this name. Raises UsageError if there is none."""
     if name not in SETS:
         raise UsageError(f"there is no data set {name!r}", f"known: {', '.join(SETS)}")
@@ -54,7 +54,7 @@ def files(name: str, folder: Path, split: str) -> list[Path]:
     return _locate(describe(name), folder, split)[1]
 
 
-def _locate(description: Description, folder: Path, split: str) -> tuple[Layout, list[Path]]:
+def _locate(description: PublicDataset, folder: Path, split: str) -> tuple[Layout, list[Path]]:
     if split not in description.splits:
         raise UsageError(f"{description.name} has no split {split!r}", f"it has: {', '.join(description.splits)}")
     if not folder.is_dir():
@@ -67,7 +67,7 @@ def _locate(description: Description, folder: Path, split: str) -> tuple[Layout,
     return located
 
 
-def _find_files(description: Description, folder: Path, split: str) -> tuple[Layout, list[Path]] | None:
+def _find_files(description: PublicDataset, folder: Path, split: str) -> tuple[Layout, list[Path]] | None:
     for candidate in description.places(folder):
         for layout in description.splits[split]:
             paths = [candidate / file for file in layout.files]
@@ -76,7 +76,7 @@ def _find_files(description: Description, folder: Path, split: str) -> tuple[Lay
     return None
 
 
-def _where_looked(description: Description, folder: Path, split: str) -> str:
+def _where_looked(description: PublicDataset, folder: Path, split: str) -> str:
     """Returns words on where which files were looked for, and what was found."""
     ways = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
     paths = ", ".join(map(str, description.places(folder)))
@@ -88,7 +88,7 @@ def _where_looked(description: Description, folder: Path, split: str) -> str:
 
 
 def _examples(
-    description: Description, rows: Iterator[tuple[Place, Any]], build: Build, source: str, progress: Log
+    description: PublicDataset, rows: Iterator[tuple[Place, Any]], build: Build, source: str, progress: Log
 ) -> Iterator[Example]:
     left_out = n_yielded = 0
     for place, row in rows:
@@ -106,7 +106,7 @@ def _examples(
 
 
 # --- from the hub -----------------------------------------------------------------------------------------------------
-def _hub_of(description: Description, split: str) -> Hub:
+def _hub_of(description: PublicDataset, split: str) -> HubDataset:
     """Returns the data set's entry on the hub. Raises UsageError if the hub has no such set or split."""
     if description.hub is None:
         raise UsageError(f"{description.name} is on no hub under a name that we know", "give a folder with its files")
@@ -117,7 +117,7 @@ def _hub_of(description: Description, split: str) -> Hub:
     return description.hub
 
 
-def _hub_rows(hub: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _hub_rows(hub: HubDataset, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields rows of the hub. Raises UsageError if the library is missing, or the hub does not answer."""
     try:
         import datasets

@@ -20,7 +20,7 @@ from typing import Any
 from milkglass.errors import CodecError
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place
-from milkglass.rows.sets.description import Description, Hub, LabelledColumn, Layout, alternatives
+from milkglass.rows.sets.description import HubDataset, LabelledColumn, Layout, PublicDataset, alternatives
 from milkglass.rows.tables import table, text_lines
 
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
@@ -43,7 +43,7 @@ def _task(
     further_labels: Mapping[str, str] = MappingProxyType({}), files: Mapping[str, tuple[str, ...]] = FILES,
     header: tuple[str, ...] | None = None, flawed: bool = False, flaws: str = "", hub_columns: tuple[str, ...] = (),
     hub_splits: Mapping[str, str] = HUB, scores: tuple[float, float] | None = None,
-) -> Description:  # fmt: skip
+) -> PublicDataset:  # fmt: skip
     """Returns the description of a task of GLUE.
 
     Args:
@@ -65,8 +65,8 @@ def _task(
 
     rows = partial(table, required=columns, header=header, flawed=flawed)
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
-    hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
-    return Description(
+    hub = HubDataset("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
+    return PublicDataset(
         name, description, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
         flaws, (folder,),
     )  # fmt: skip
@@ -112,7 +112,7 @@ MOODS = ("negative", "neutral", "positive")
 SIDES = ("negative", "positive")
 
 
-def _ag_news() -> Description:
+def _ag_news() -> PublicDataset:
     """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
     long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), joined_column="description")
     short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
@@ -123,8 +123,8 @@ def _ag_news() -> Description:
         for name in ("train", "test")
     }
     build = LabelledColumn("text", "label", _number_labels(CLASSES))
-    hub = Hub("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
-    return Description(
+    hub = HubDataset("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
+    return PublicDataset(
         "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
         "non-commercial research", CLASSES, ("accuracy",), hub,
     )  # fmt: skip
@@ -139,15 +139,15 @@ def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, An
         yield Place(text.name, number), {"text": line.strip(), "label": label}
 
 
-def _tweets() -> Description:
+def _tweets() -> PublicDataset:
     build = LabelledColumn("text", "label", _number_labels(MOODS))
     files = {"train": "train", "validation": "val", "test": "test"}
     splits = {
         split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
         for split, file in files.items()
     }
-    hub = Hub("cardiffnlp/tweet_eval", "sentiment", {file: file for file in files}, build)
-    return Description(
+    hub = HubDataset("cardiffnlp/tweet_eval", "sentiment", {file: file for file in files}, build)
+    return PublicDataset(
         "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms", MOODS,
         ("macro recall", "accuracy"), hub, folders=("sentiment",),
     )  # fmt: skip
@@ -162,14 +162,14 @@ def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str,
                 yield placed_row[0], {**placed_row[1], "side": name}
 
 
-def _rotten_tomatoes() -> Description:
+def _rotten_tomatoes() -> PublicDataset:
     build = LabelledColumn("text", "side", {name: name for name in SIDES})
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
-    hub = Hub(
+    hub = HubDataset(
         "cornell-movie-review-data/rotten_tomatoes", None, {split: split for split in ("train", "validation", "test")},
         LabelledColumn("text", "label", _number_labels(SIDES)),
     )  # fmt: skip
-    return Description(
+    return PublicDataset(
         "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",
         splits, ("text",), "none stated", SIDES, ("accuracy",), hub, folders=("rt-polaritydata",),
     )  # fmt: skip

@@ -14,31 +14,31 @@ from __future__ import annotations
 from functools import partial
 
 from milkglass.rows.data_file import SUMMARISE
-from milkglass.rows.sets.description import Description, Hub, PlainText, QuestionAnswer, alternatives
+from milkglass.rows.sets.description import HubDataset, PlainText, PublicDataset, QuestionAnswer, alternatives
 from milkglass.rows.tables import json_lines, json_list, json_objects, json_sentences, text_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 TRAIN = {"train": "train"}
 
 
-def _enron() -> Description:
+def _enron() -> PublicDataset:
     build = PlainText()
     train = alternatives(json_list, build, "sentences.json") + alternatives(json_lines, build, "enron.jsonl")
-    return Description(
+    return PublicDataset(
         "enron", "sentences of business e-mail", "text", {"train": train}, ("text",), "CC0", metrics=("perplexity",)
     )
 
 
-def _legal() -> Description:
+def _legal() -> PublicDataset:
     files = alternatives(json_sentences, PlainText(), "corpus.jsonl", "sample.jsonl")
-    return Description(
+    return PublicDataset(
         "legal", "sentences of Australian law, of five words and more", "text",
         {"train": files}, ("text",), "by document, see its card", metrics=("perplexity",),
         folders=("au_legal", "open-australian-legal-corpus"),
     )  # fmt: skip
 
 
-def _wikitext2() -> Description:
+def _wikitext2() -> PublicDataset:
     build = PlainText()
     stripped = partial(text_lines, strip=True)
     names = {"train": "train", "validation": "valid", "test": "test"}
@@ -46,14 +46,14 @@ def _wikitext2() -> Description:
         split: alternatives(stripped, build, f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
         for split, name in names.items()
     }
-    hub = Hub("Salesforce/wikitext", "wikitext-2-v1", {name: name for name in names}, PlainText(blank=True))
-    return Description(
+    hub = HubDataset("Salesforce/wikitext", "wikitext-2-v1", {name: name for name in names}, PlainText(blank=True))
+    return PublicDataset(
         "wikitext2", "good and featured articles of Wikipedia", "text", splits, ("text",), "CC BY-SA 3.0",
         metrics=("perplexity",), hub=hub, flaws="blank lines", folders=("wikitext-2", "wikitext-2-raw"),
     )  # fmt: skip
 
 
-def _alpaca() -> Description:
+def _alpaca() -> PublicDataset:
     build = QuestionAnswer("instruction", "output", "input", flawed=True)
     train = (
         *alternatives(json_objects, build, "alpaca_data.json", "alpaca_data_cleaned.json", "alpaca_5000.json"),
@@ -61,26 +61,28 @@ def _alpaca() -> Description:
         *alternatives(json_objects, build, "train.json"),
     )
     splits = {"train": train, "validation": alternatives(json_lines, build, "validation.jsonl")}
-    return Description(
+    return PublicDataset(
         "alpaca", "instructions with answers written by a model", "chat", splits, ("instruction", "input", "output"),
-        "CC BY-NC 4.0", (), ROUGE, Hub("yahma/alpaca-cleaned", None, TRAIN, build), flaws="rows without an answer",
+        "CC BY-NC 4.0", (), ROUGE, HubDataset("yahma/alpaca-cleaned", None, TRAIN, build),
+        flaws="rows without an answer",
     )  # fmt: skip
 
 
-def _dolly() -> Description:
+def _dolly() -> PublicDataset:
     build = QuestionAnswer("instruction", "response", "context")
     train = (
         *alternatives(json_lines, build, "databricks-dolly-15k.jsonl", "dolly_6400.jsonl", "train.jsonl"),
         *alternatives(json_objects, build, "train.json"),
     )
     splits = {"train": train, "validation": alternatives(json_lines, build, "validation.jsonl")}
-    return Description(
+    return PublicDataset(
         "dolly", "instructions with answers written by people", "chat", splits, ("instruction", "context", "response"),
-        "CC BY-SA 3.0", (), ROUGE, Hub("databricks/databricks-dolly-15k", None, TRAIN, build), folders=("databricks",),
+        "CC BY-SA 3.0", (), ROUGE, HubDataset("databricks/databricks-dolly-15k", None, TRAIN, build),
+        folders=("databricks",),
     )  # fmt: skip
 
 
-def _dialogsum() -> Description:
+def _dialogsum() -> PublicDataset:
     build = QuestionAnswer("dialogue", "summary", prefix=SUMMARISE)
     first = QuestionAnswer("dialogue", "summary1", prefix=SUMMARISE)
     names = {"train": "train", "validation": "dev", "test": "test"}
@@ -88,19 +90,19 @@ def _dialogsum() -> Description:
         split: alternatives(json_lines, first if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl")
         for split, file in names.items()
     }
-    hub = Hub("knkarthick/dialogsum", None, {name: name for name in names}, build)
-    return Description(
+    hub = HubDataset("knkarthick/dialogsum", None, {name: name for name in names}, build)
+    return PublicDataset(
         "dialogsum", "dialogues and their summaries", "chat", splits, ("dialogue", "summary"), "CC BY-NC-SA 4.0", (),
         ROUGE, hub, folders=("DialogSum_Data",),
     )  # fmt: skip
 
 
-def _ifeval() -> Description:
+def _ifeval() -> PublicDataset:
     build = PlainText("prompt")
     splits = {"train": alternatives(json_lines, build, "input_data.jsonl")}
-    return Description(
+    return PublicDataset(
         "ifeval", "instructions whose answers rules can check; prompts alone", "prompts", splits, ("prompt",),
-        "Apache-2.0", hub=Hub("google/IFEval", None, TRAIN, build),
+        "Apache-2.0", hub=HubDataset("google/IFEval", None, TRAIN, build),
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def alternatives(rows: Callable[..., Iterator[tuple[Place, Any]]], build: Build,
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class HubDataset:
     """Names a data set on the Hugging Face hub.
 
     Attributes:
@@ -53,7 +53,7 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class PublicDataset:
     """Describes a data set: its files, its columns, its licence and how it is read.
 
     Attributes:
@@ -72,7 +72,7 @@ class Description:
     licence: str
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    hub: Hub | None = None
+    hub: HubDataset | None = None
     flaws: str = ""
     folders: tuple[str, ...] = field(default=())
 

@@ -22,7 +22,7 @@ from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.blocks import KINDS, Block, FileShape, blocks_of
+from milkglass.rows.blocks import KINDS, Block, RowFormat, blocks_of
 from milkglass.rows.place import Place
 from milkglass.sanitizers.files import fresh_seed, new_file, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -131,12 +131,12 @@ class GhostJob:
     """
 
     source: Path
-    shape: FileShape
+    shape: RowFormat
     out: Path
-    out_shape: FileShape
+    out_shape: RowFormat
 
     @classmethod
-    def of(cls, source: Path, shape: FileShape, out: Path) -> GhostJob:
+    def of(cls, source: Path, shape: RowFormat, out: Path) -> GhostJob:
         """Plans a run; lines of text become JSON Lines. Raises UsageError if OUT's name says another format."""
         kind = "json" if shape.kind == "lines" else shape.kind
         if KINDS.get(out.suffix.lower()) != kind:
@@ -148,7 +148,7 @@ class GhostJob:
         header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
-        out_shape = FileShape(kind, shape.texts, header, delimiter=shape.delimiter, has_mark=shape.has_mark)
+        out_shape = RowFormat(kind, shape.texts, header, delimiter=shape.delimiter, has_mark=shape.has_mark)
         return cls(source, shape, out, out_shape)
 
     @property

@@ -20,8 +20,8 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import token_limit
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost.search import Search, Shadows, lemmas_of, load_or_make, search, search_digest
-from milkglass.sanitizers.ghost.selection import Choice, Selection, draw_shadows, nearest, select
+from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, load_or_make, search, search_digest
+from milkglass.sanitizers.ghost.selection import SelectedShadow, SelectionSettings, draw_shadows, nearest, select
 from milkglass.sanitizers.ghost.states import HeadlessModel
 from milkglass.sanitizers.table import open_table, table_of
 from milkglass.sequences import Ids, Sequences
@@ -39,7 +39,7 @@ class Shadow:
 
     original: Ids = field(repr=False)
     text: str = field(repr=False)
-    choice: Choice
+    choice: SelectedShadow
 
     @property
     def ids(self) -> Ids:
@@ -69,8 +69,8 @@ class Ghost:
     network: HeadlessModel | None = field(repr=False)
     limit: int
     seed: int = field(repr=False)
-    searching: Search = Search()
-    selection: Selection = Selection()
+    searching: SearchSettings = SearchSettings()
+    selection: SelectionSettings = SelectionSettings()
     cuts_texts: bool = False
 
     paper: ClassVar[Paper] = papers.GHOST.but(
@@ -84,8 +84,9 @@ class Ghost:
 
     @classmethod
     def open(
-        cls, folder: Path, searching: Search = Search(), selection: Selection = Selection(), seed: int = 0,
-        name: str | None = None, cache_folder: Path | None = None,
+        cls, folder: Path, searching: SearchSettings = SearchSettings(),
+        selection: SelectionSettings = SelectionSettings(), seed: int = 0, name: str | None = None,
+        cache_folder: Path | None = None,
     ) -> Ghost:  # fmt: skip
         """Opens GHOST for a model folder.
 
@@ -111,7 +112,7 @@ class Ghost:
         """Returns each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
         return Sequences.of(choice.ids for choice in self.choices(ids))
 
-    def choices(self, ids: Sequences) -> list[Choice]:
+    def choices(self, ids: Sequences) -> list[SelectedShadow]:
         """Returns each sequence's shadow and how it was selected.
 
         Raises IdOutOfRange, TooLong; if shadows are selected by hidden states also EmptyText, and UsageError without a
@@ -122,10 +123,10 @@ class Ghost:
         _require_short(ids, self.limit)
         originals = [*ids]
         if self.selection.way == "nearest":
-            return [Choice(nearest(original, self.candidates)) for original in originals]
+            return [SelectedShadow(nearest(original, self.candidates)) for original in originals]
         starts = [draw_shadows(original, self.candidates, self._stream(original)) for original in originals]
         if self.selection.way == "random":
-            return [Choice(shadow_ids) for shadow_ids in starts]
+            return [SelectedShadow(shadow_ids) for shadow_ids in starts]
         if self.network is None:
             raise UsageError("no model was opened for a selection by hidden states", "use Ghost.open")
         if (ids.lengths == 0).any():

@@ -93,7 +93,7 @@ def require_language(language: str) -> None:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchSettings:
     """Holds the parameters of the search. The defaults are the paper's (5.5, A.1).
 
     Attributes:
@@ -148,7 +148,7 @@ class Shadows:
         return self.reach == 0
 
 
-def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
+def search(table: WordVectors, lemmas: Ids | None, settings: SearchSettings) -> Shadows:
     """Returns the shadows of every row of a table, by lemmas (n,) if they count. Raises UsageError for an unfit k."""
     if settings.lemma and (lemmas is None or lemmas.shape != (len(table),)):
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
@@ -175,14 +175,14 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
     return _by_token(table, [tokens[neighbours] for neighbours in lists], reach, has_fallen_back)
 
 
-def _is_shadow(nearest_lists: Lists, places: Ids, lemmas: Ids | None, settings: Search) -> Mask:
+def _is_shadow(nearest_lists: Lists, places: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
     """Returns (tokens, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
         return np.concatenate([*pool.map(lambda block: _filter_block(nearest_lists, block, lemmas, settings), blocks)])
 
 
-def _filter_block(nearest_lists: Lists, rows: Ids, lemmas: Ids | None, settings: Search) -> Mask:
+def _filter_block(nearest_lists: Lists, rows: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
     """Returns (rows, k) which neighbours of these rows are shadows, by the direct and the indirect test."""
     neighbours = nearest_lists[rows]
     is_shadow = np.ones(neighbours.shape, np.bool_) if lemmas is None else lemmas[neighbours] != lemmas[rows, None]
@@ -216,7 +216,7 @@ def _by_token(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fa
 # --- kept on disk -----------------------------------------------------------------------------------------------------
 
 
-def search_digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
+def search_digest(table: WordVectors, texts: Sequence[str], settings: SearchSettings) -> str:
     """Returns 64 hex digits of all that a search depends on. `texts` is what each token reads as."""
     digested = [
         FORMAT,

@@ -147,7 +147,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectionSettings:
     """Holds the parameters of the selection. The paper gives only `beams`.
 
     Attributes:
@@ -170,7 +170,7 @@ class Selection:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class SelectedShadow:
     """Holds the shadow of one sentence, and how its selection went.
 
     Attributes:
@@ -198,10 +198,14 @@ def nearest(original: Ids, shadows: Shadows) -> Ids:
 
 
 def select(
-    network: HeadlessModel, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
-) -> list[Choice]:
+    network: HeadlessModel,
+    shadows: Shadows,
+    originals: Sequence[Ids],
+    starts: Sequence[Ids],
+    settings: SelectionSettings,
+) -> list[SelectedShadow]:
     """Returns the choice for each nonempty sentence (t,), which starts from shadows (t,), by hidden states."""
-    choices: list[Choice | None] = [None] * len(originals)
+    choices: list[SelectedShadow | None] = [None] * len(originals)
     lengths = np.array([len(original) for original in originals], np.int64)
     for length in np.unique(lengths):
         indices = np.flatnonzero(lengths == length)
@@ -211,7 +215,7 @@ def select(
             _Group(network, shadows, sentences).run(settings)
             for index, sentence in zip(group_indices, sentences, strict=True):
                 best = sentence.beam[0]
-                choices[index] = Choice(best.ids, best.loss, tuple(sentence.history), sentence.is_settled)
+                choices[index] = SelectedShadow(best.ids, best.loss, tuple(sentence.history), sentence.is_settled)
     return [choice for choice in choices if choice is not None]
 
 
@@ -229,7 +233,7 @@ class _Group:
             with torch.autocast("cpu", torch.bfloat16):
                 self.noise = self._measure_rows(originals, all_rows, None, all_rows, no_limits)
 
-    def run(self, settings: Selection) -> None:
+    def run(self, settings: SelectionSettings) -> None:
         """Sweeps until each sentence has converged, or as often as allowed."""
         self._measure([(index, sentence.beam[0]) for index, sentence in enumerate(self.sentences)])
         for sentence in self.sentences:

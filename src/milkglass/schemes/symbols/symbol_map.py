@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.schemes.mixture import Ids, Mixture, Promise
+from milkglass.schemes.mixture import ClusterReport, Ids, Mixture
 
 HINT = "make a new key with `milkglass obfuscate --scheme coarse`"
 
@@ -25,11 +25,11 @@ HINT = "make a new key with `milkglass obfuscate --scheme coarse`"
 class MergedRows(Mixture):
     """Merges the rows of each symbol's tokens into one, their weighted mean."""
 
-    def promise(self, k: int) -> Promise:
+    def promise(self, k: int) -> ClusterReport:
         """Returns the promise; `verbatim` counts tokens with their own symbol."""
         shared = self.sizes[self.sizes > 1]
         sizes, counts = np.unique(shared, return_counts=True)
-        return Promise(
+        return ClusterReport(
             k=k,
             clusters=len(shared),
             sizes={int(size): int(count) for size, count in zip(sizes, counts, strict=True)},

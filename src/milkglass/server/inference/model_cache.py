@@ -39,7 +39,7 @@ Key = tuple[str, float, Task]  # with the time when the model was created, since
 
 
 @dataclass(eq=False)
-class Entry:
+class LoadedModel:
     """Holds a model's engine. While the model is being loaded, `engine` is not done."""
 
     model: ModelRecord
@@ -70,9 +70,9 @@ class ModelCache:
         self._settings, self._folder = settings, folder
         self._lock = threading.Lock()
         self._closed = False
-        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the least recently requested first
+        self._entries: OrderedDict[Key, LoadedModel] = OrderedDict()  # the least recently requested first
 
-    def acquire(self, model: ModelRecord, task: Task) -> Entry:
+    def acquire(self, model: ModelRecord, task: Task) -> LoadedModel:
         """Returns an entry at once, whose `engine` is a future, which fails with whatever its load raises.
 
         Raises:
@@ -89,14 +89,14 @@ class ModelCache:
             entry = self._entries.get((model.id, model.created_at, task))
             if entry is None:
                 evicted = self._make_room()
-                entry = Entry(model, task)
+                entry = LoadedModel(model, task)
                 self._entries[entry.key] = entry
                 threading.Thread(target=self._load, args=(entry, evicted), name="load", daemon=True).start()
             entry.user_count += 1
             self._entries.move_to_end(entry.key)
         return entry
 
-    def _make_room(self) -> Entry | None:
+    def _make_room(self) -> LoadedModel | None:
         if len(self._entries) < self._settings.max_loaded_models:
             return None
         for key, entry in self._entries.items():
@@ -104,7 +104,7 @@ class ModelCache:
                 return self._entries.pop(key)
         raise Busy("every loaded model is in use", "try again in a moment, or raise max_loaded_models")
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: LoadedModel) -> None:
         with self._lock:
             entry.user_count -= 1
 
@@ -127,7 +127,7 @@ class ModelCache:
         for entry in loaded:
             entry.close()
 
-    def _load(self, entry: Entry, evicted: Entry | None) -> None:
+    def _load(self, entry: LoadedModel, evicted: LoadedModel | None) -> None:
         """Loads the model, in its own thread, and completes the entry's future."""
         try:
             if evicted:

@@ -220,7 +220,7 @@ class MeanFieldState:
 
 
 @dataclass(frozen=True)
-class _Channel:
+class _BigramEvidence:
     """Computes the evidence of bigrams of one distance in one direction, among K ids, C tokens and p known pairs.
 
     Attributes:
@@ -287,7 +287,7 @@ def settle_all(
     stages = [min(k, len(by_count)) for k in growth.sizes]
     stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
     total, sweeps_done = sum(growth.sweeps[: len(stages)]), 0
-    field, state = _Field(public, fit, growth, alias_count), None
+    field, state = _SweepContext(public, fit, growth, alias_count), None
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
         columns = by_share[: int(k * growth.spare / alias_count) + growth.margin]
@@ -302,7 +302,7 @@ def settle_all(
 
 
 @dataclass(frozen=True)
-class _Field:
+class _SweepContext:
     """Makes the sweeps of `settle_all`, with what is the same in all of them."""
 
     public: PublicBigrams
@@ -310,7 +310,7 @@ class _Field:
     growth: GrowthSchedule
     alias_count: int
 
-    def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
+    def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_BigramEvidence]:
         """Returns the bigrams of ids (rows) and tokens (columns), in both directions, at distances 1 and 2."""
         all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
         scale = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
@@ -320,7 +320,7 @@ class _Field:
             public = _matrix(self.public.bigrams[distance], len(self.public.share))
             for edges, votes in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
                 scaled_votes = (votes[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
-                channels.append(_Channel(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight))
+                channels.append(_BigramEvidence(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight))
         return channels
 
     def take_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
@@ -331,7 +331,7 @@ class _Field:
             belief[: len(previous.rows), : len(previous.columns)] = previous.belief
         return MeanFieldState(rows, columns, belief)
 
-    def sweep(self, state: MeanFieldState, channels: list[_Channel], share: float) -> MeanFieldState:
+    def sweep(self, state: MeanFieldState, channels: list[_BigramEvidence], share: float) -> MeanFieldState:
         """Returns the beliefs after every id weighed its neighbours once."""
         growth, (row_count, column_count) = self.growth, state.belief.shape
         known_count = channels[0].edges.shape[1] - row_count
@@ -350,7 +350,7 @@ class _Field:
         belief = growth.inertia * state.belief + (1 - growth.inertia) * new_belief
         return MeanFieldState(state.rows, state.columns, belief)
 
-    def work(self, state: MeanFieldState, channels: list[_Channel]) -> float:
+    def work(self, state: MeanFieldState, channels: list[_BigramEvidence]) -> float:
         """Returns the work of a sweep."""
         row_count, column_count = state.belief.shape
         sparse_count = sum(channel.votes.nnz * row_count + channel.edges.nnz * column_count for channel in channels)
