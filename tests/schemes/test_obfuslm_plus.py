@@ -47,7 +47,7 @@ def identity(d: int, form: Form) -> DimensionTransform:
 def test_without_mixing_the_model_is_the_same(name: str, form: Form, tmp_path: Path) -> None:
     """W = I and W* = I: two permutations, norms folded away, a tied head untied."""
     base, key = key_for(tiny.save(name, tmp_path / "base"), replace(PLUS, form=form))
-    scramble(base, key, tmp_path / "out", mixture=Mixture.identity(tiny.VOCAB), turn=identity(32, form))
+    scramble(base, key, tmp_path / "out", mixture=Mixture.identity(tiny.VOCAB), transform=identity(32, form))
     ids = torch.from_numpy(np.random.default_rng(0).integers(4, tiny.VOCAB, (3, 17)))
     sigma = torch.from_numpy(key.sigma).long()
     plain, hidden = logits(base.folder, ids), logits(tmp_path / "out", sigma[ids])

@@ -114,8 +114,8 @@ def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[At
 
 def scheduled_attacks(scene: Scene, turns: Sequence[AttackTurn]) -> list[ScheduledAttack]:
     """Returns each attack besides the chain with its attacker, in order. The attacker who has most comes first."""
-    after_chain = [(turn, scene.players(turn.attack)) for turn in turns if not turn.is_solver_without_text]
-    pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, players in after_chain if who in players]
+    after_chain = [(turn, scene.attackers_of(turn.attack)) for turn in turns if not turn.is_solver_without_text]
+    pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, attackers in after_chain if who in attackers]
     return sorted(pairs, key=lambda pair: pair[1].rank)
 
 

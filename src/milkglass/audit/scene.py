@@ -150,7 +150,7 @@ class Scene:
     def seen_by(self, adversary: Adversary) -> Transcript:
         return adversary.transcript or self.transcript
 
-    def players(self, attack: Attack) -> list[Adversary]:
+    def attackers_of(self, attack: Attack) -> list[Adversary]:
         """Returns the attackers who run an attack.
 
         They are chosen among those who see what the attack needs; if nobody does, among all, so that the reason is

@@ -196,7 +196,7 @@ def runs_or_refuses(attack: Attack, folder: Path) -> None:
 def counts_its_work(attack: Attack, folder: Path) -> None:
     """An attack that asks its budget again and again counts what it does: else a budget of work never ends it."""
     scene = _scene(Plain(), folder)
-    for who in scene.players(attack):
+    for who in scene.attackers_of(attack):
         if why_not(attack, scene.seen_by(who), who.knowledge) is not None:
             continue
         clock_readings, clock = list[float](), WorkClock()

@@ -69,7 +69,7 @@ class DimensionMixing:
     def __post_init__(self) -> None:
         require(self)
 
-    def turn(
+    def transform(
         self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids, progress: Progress = no_progress
     ) -> DimensionTransform:
         """Returns W* and sigma*, as the matrices that multiply each kind of tensor.

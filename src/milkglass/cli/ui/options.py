@@ -198,7 +198,7 @@ class KeyOptions:
         from milkglass.client.key.file import UnlockedKey
 
         unlocked, passphrase = open_with_passphrase(self.passphrase_file, lambda typed: UnlockedKey.open(key, typed))
-        if reason := unlocked.key.spends_again:
+        if reason := unlocked.key.repeat_spending_reason:
             note(f"warning: {reason}; make it again from the whole key")
         return unlocked, passphrase
 

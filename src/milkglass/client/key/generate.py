@@ -93,7 +93,7 @@ def cluster_order(key: Key) -> NDArray[np.int64]:
     of a cluster is then its seed, which lies nearest to the middle, so that anyone who solved the clusters learns a
     little of the order inside.
     """
-    if key.info.own_order:
+    if key.info.uses_own_order:
         order_key = subkey(key.root, key.model_digest, "order/embedding")
         return permutation(order_key, len(key.first)).astype(np.int64)
     return np.argsort(key.first).astype(np.int64)

@@ -85,7 +85,7 @@ class KeyInfo:
         return shown
 
     @property
-    def own_order(self) -> bool:
+    def uses_own_order(self) -> bool:
         """Returns whether clusters are begun in the key's own order, not in the order of scrambled ids."""
         return self.document.get("order") == OWN_ORDER
 
@@ -304,7 +304,7 @@ class Key:
         return None if self.secret is None else subkey(self.secret, self.model_digest, "responses")
 
     @property
-    def spends_again(self) -> str | None:
+    def repeat_spending_reason(self) -> str | None:
         """Returns the reason why sending a text again spends epsilon again, or None if it does not.
 
         It does under codecs and job keys of older versions, which do not share the draws of the key they came from.

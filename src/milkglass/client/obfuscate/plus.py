@@ -38,11 +38,11 @@ def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint,
     return replace(base, tensors=tensors), name
 
 
-def turn_of(
+def dimension_transform(
     plus: DimensionMixing, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage
 ) -> DimensionTransform:
     """Returns W* and sigma* of a key, computed from the mixed and permuted table (count, width)."""
-    advance = stage("turn the table", count)
+    advance = stage("read the table for the dimension transform", count)
     columns = torch.empty(0)  # replaced by one in the table's dtype: fp32 would take twice the memory
     for start in range(0, count, BATCH_ROWS):
         stop = min(count, start + BATCH_ROWS)
@@ -54,7 +54,7 @@ def turn_of(
     def draw_order(label: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return permutation(subkey(key.root, key.model_digest, label), width).astype(np.int64)
 
-    return plus.turn(
+    return plus.transform(
         columns,
         draw_order("order/dimension"),
         key.stream("noise/dimension").laplace,
@@ -114,8 +114,12 @@ class LazyTensor:
         return tensor[start:stop].clone()
 
 
-def turn_tensors(
-    base: Checkpoint, residual: ResidualStream, turn: DimensionTransform, tables: Mapping[str, RowBlocks], head: str
+def transform_dimensions(
+    base: Checkpoint,
+    residual: ResidualStream,
+    transform: DimensionTransform,
+    tables: Mapping[str, RowBlocks],
+    head: str,
 ) -> dict[str, RowBlocks]:
     """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""
     holder = TensorHolder()
@@ -123,18 +127,20 @@ def turn_tensors(
     replaced: dict[str, RowBlocks] = {}
     for name, rows in tables.items():
         if name == head:
-            replaced[name] = TransformedRows(rows, turn.readers, gain[residual.final])
+            replaced[name] = TransformedRows(rows, transform.readers, gain[residual.final])
         else:
-            replaced[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
+            replaced[name] = TransformedRows(rows, transform.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
         replaced[name] = LazyTensor(
             base,
             name,
-            lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]),  # type: ignore[misc]
+            lambda whole, norm=norm: _times(whole, transform.readers, gain[norm]),  # type: ignore[misc]
             holder,
         )
     for name in (*residual.writers, *residual.biases):
-        replaced[name] = LazyTensor(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype), holder)
+        replaced[name] = LazyTensor(
+            base, name, lambda whole: (transform.writers @ whole.float()).to(whole.dtype), holder
+        )
     for name in residual.norms:
         replaced[name] = LazyTensor(base, name, lambda whole: torch.full_like(whole, 1 - residual.gain_offset), holder)
     return replaced

@@ -37,7 +37,7 @@ from milkglass.client.key.scheme import refuse_delta_if_unsupported, scheme_of
 from milkglass.client.layout import MARKER, MARKER_CONTENT
 from milkglass.client.model_config import config_entries, generation_entries, remap
 from milkglass.client.obfuscate.covariant import new_width, require_layers, transform_tensors
-from milkglass.client.obfuscate.plus import turn_of, turn_tensors, with_head
+from milkglass.client.obfuscate.plus import dimension_transform, transform_dimensions, with_head
 from milkglass.client.special_tokens import reserved_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
@@ -163,9 +163,9 @@ def replace_tensors(
     key: Key,
     stage: Stage,
     mixture: RowMap | None = None,
-    turn: DimensionTransform | None = None,
+    transform: DimensionTransform | None = None,
 ) -> Replacement:
-    """Returns the tensors of the scrambled checkpoint. `mixture` and `turn` replace those of the key in tests."""
+    """Returns the tensors of the scrambled checkpoint. `mixture` and `transform` replace those of the key in tests."""
     scheme = scheme_of(key)
     plus = scheme.plus
     require_layers(base, architecture, scheme)  # refused before the work begins
@@ -183,9 +183,11 @@ def replace_tensors(
     if plus is None:
         replaced, shapes = transform_tensors(wider, architecture, residual, key, tensors, head)
         return Replacement(with_shapes(wider, shapes), replaced, mixture)
-    turn = turn or turn_of(plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage)
-    replaced = turn_tensors(wider, residual, turn, tensors, head)
-    return Replacement(with_row_count(wider, tensors, len(slot_of_id)), replaced, mixture, turn.condition)
+    transform = transform or dimension_transform(
+        plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage
+    )
+    replaced = transform_dimensions(wider, residual, transform, tensors, head)
+    return Replacement(with_row_count(wider, tensors, len(slot_of_id)), replaced, mixture, transform.condition)
 
 
 def scramble(
@@ -195,7 +197,7 @@ def scramble(
     delta: bool = False,
     stage: Stage = no_stage,
     mixture: RowMap | None = None,
-    turn: DimensionTransform | None = None,
+    transform: DimensionTransform | None = None,
 ) -> ClusterReport:
     """Writes the scrambled model to `out`, and continues where a killed run of the same key stopped.
 
@@ -219,7 +221,7 @@ def scramble(
     document = json.dumps([delta, dict(key.info.document)]).encode()
     run_hash = hashlib.sha256(document + key.stream("staging").words(8).tobytes())
     staging = Staging(out, run_hash.hexdigest())
-    replacement = replace_tensors(base, architecture, key, stage, mixture, turn)
+    replacement = replace_tensors(base, architecture, key, stage, mixture, transform)
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKER_CONTENT)
     if delta:
