@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +31,21 @@ def test_the_list_of_commands_imports_no_command(words: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_every_command_sleep_while_they_wait(given: str | None, expected: str) -> None:
+    """OpenMP, which PyTorch brings, reads the setting when it is loaded. A user's own setting stays."""
+    code = (
+        "import os, sys\nfrom milkglass.cli import main\n"
+        "main.app = lambda **_: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\nmain.main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True, env=environment
+    )
+    assert done.stdout.split() == [expected, "False"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

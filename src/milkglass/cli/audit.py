@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -200,7 +199,7 @@ def audit_captured(
 
 
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
-    """Checks files and places before long work starts, and calls `let_threads_sleep`.
+    """Checks files and places before long work starts.
 
     Raises:
         UsageError: a text is not a file, the budget is no time, or the audit cannot be written or would overwrite
@@ -209,16 +208,7 @@ def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     for path in texts:
         if path is not None:
             require_file(path, "give a file with a text a line")
-    let_threads_sleep()
     preflight.require_audit(out, budget)
-
-
-def let_threads_sleep() -> None:
-    """Lets threads sleep while they wait for each other. On a busy machine they would use up --budget by spinning.
-
-    It must be called before PyTorch is imported, when OpenMP reads the setting.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def run_audit(

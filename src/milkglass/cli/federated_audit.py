@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.audit import let_threads_sleep
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, report_activity, table
@@ -73,7 +72,6 @@ def audit(
     for path in (out, readings, page):
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
-    let_threads_sleep()
     from milkglass.threat.budget import Budget
 
     Budget.parse(budget)  # a mistake is reported before anybody waits

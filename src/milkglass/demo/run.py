@@ -207,7 +207,6 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
         UsageError: `out` holds other things than an earlier demo.
         MilkglassError: a command failed.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait by spinning slow down a busy machine
     start_time = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not learn the text.")
     with stoppable(), _prepare_folder(out):
