@@ -192,6 +192,15 @@ def test_the_page_has_every_way_once_and_escapes_what_it_quotes() -> None:
     assert "run odd" in html and html.count("<svg") == 1
 
 
+def test_a_cell_of_many_words_breaks_between_them() -> None:
+    """One that did not pushed the table over the page's edge, with whom the user trusts."""
+    more = ("words named without their order: F1 14.9 % (14.1 to 15.8)",)
+    seen = Reading("an attack", "x", content=None, names=None, numbers=None, tokens=None, guess=0.05, more=more)
+    html = page.render(compared(replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=seen)))
+    assert "words named without their order: <span>F1 14.9 %</span> <span>(14.1 to 15.8)</span>" in html
+    assert "<span>72 %</span> <span>(69-75)</span>" in html
+
+
 def test_the_picture_draws_only_what_is_known() -> None:
     unread = replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=None)
     svg = picture.picture_svg(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))

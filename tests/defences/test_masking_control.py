@@ -13,7 +13,7 @@ from milkglass.attacks.token_ids.decipherment.reader import tokenizer_of
 from milkglass.compare import attackers
 from milkglass.compare.result import Reading
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.ways import ComparisonSettings
+from milkglass.compare.ways import ComparisonSettings, without_memory
 from milkglass.defences.masked_text import MaskedText
 from milkglass.experiments.procedures.trials import TrainedHalves
 from milkglass.models.checkpoint import Checkpoint
@@ -89,3 +89,17 @@ def test_masks_that_say_nothing_are_guessed_no_better_than_by_chance(
     assert found.masks["names left"] == 0
     assert found.masks["masks guessed"] < 2 / len(NAMES)
     assert found.tokens is not None and 0.5 < found.tokens.value < 1
+
+
+def test_a_text_is_masked_once_and_again_where_sending_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client half remembers masks for a comparison. What is timed must be the work that a user's client does."""
+    masked = list[str]()
+    monkeypatch.setattr(masking, "private_spans", lambda text, least: masked.append(text) or ())
+    client, _ = MaskedText().split(Checkpoint.open(resolve("demo:minilm")), None, SECRET, tmp_path / "server")
+    first = client.send(["one", "two"])
+    assert str(client.send(["two", "one"])) and masked == ["one", "two"]
+    fresh = without_memory(client)
+    assert [list(ids) for ids in fresh.send(["one", "two"])[0].ids] == [list(ids) for ids in first[0].ids]
+    assert masked == ["one", "two", "one", "two"] and client.send(["one"]) and len(masked) == 4

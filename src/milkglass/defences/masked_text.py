@@ -30,9 +30,15 @@ class MaskingClient(ReplacedTextClient):
     """
 
     least: float = field(repr=False)
+    _parts_of: dict[str, tuple[list[str], list[str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # of texts that were masked before: a comparison trains with, asks about and attacks the same rows
 
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-        return [masked_parts(text, self.least) for text in texts]
+        for text in texts:
+            if text not in self._parts_of:
+                self._parts_of[text] = masked_parts(text, self.least)
+        return [self._parts_of[text] for text in texts]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ def analyzer() -> Any:
     return AnalyzerEngine(nlp_engine=engine, registry=registry, supported_languages=["en"])
 
 
-@cache
 def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ...]:
     """Returns the start, end and type of each entity, in order. Of overlapping ones the one of higher score is kept.
 

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from milkglass import files
 from milkglass.audit.report.page import environment
@@ -29,9 +29,13 @@ def render(result: ComparisonResult) -> str:
 
 
 def _breakable_parts(figure: str) -> Markup:
-    """Returns a figure of the table as HTML, whose line may break before its interval and after "at least" alone."""
-    parts = re.split(r" (?=\()|(?<=least) ", figure)
-    return Markup(" ").join(Markup("<span>{}</span>").format(part) for part in parts)
+    """Returns a cell of the table as HTML. Lines break between words, not inside a figure or interval."""
+    parts = re.split(r" (?=\()|(?<=least) |(?<=:) ", figure)
+    has_digit = [any(character.isdigit() for character in part) for part in parts]
+    return Markup(" ").join(
+        Markup("<span>{}</span>").format(part) if is_figure else escape(part)
+        for part, is_figure in zip(parts, has_digit, strict=True)
+    )
 
 
 def write(result: ComparisonResult, out: Path) -> Path:
