@@ -255,6 +255,7 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     assert found["rows"] == 240 and found["held_out"] == 60 and found["attacked"] == 120
     rnm = found["ways"][2]
     assert rnm["reading"]["tokens"]["value"] > 0 and rnm["above"] is not None and rnm["bytes"] > 0
+    assert rnm["setup"] > 0 and rnm["seconds"] is not None and found["ways"][1]["setup"] > 0
     assert "[3 of 3]" in first.stderr and "step" in first.stderr
     html = (out / "compare.html").read_text("utf-8")
     assert found["verdict"][0] in html and "--method rnm" in html

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +26,15 @@ from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest_distances, quantiles
-from milkglass.experiments.procedures.trials import TrialData, _write_rows, secret_of, train_cell
+from milkglass.experiments.procedures.trials import (
+    Stopwatch,
+    TrialData,
+    _write_rows,
+    count_seconds,
+    secret_of,
+    stored_seconds,
+    train_cell,
+)
 from milkglass.experiments.record import BESIDE, numbers, records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, pack_answers, unpack_answers
@@ -379,6 +388,27 @@ def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     few = replace(problem, train=rows.part(slice(0, 400)))
     with pytest.raises(UsageError, match="400 rows"):
         train_cell(base, "digest", few, defence_of({}), settings, 1, tmp_path, 1)
+    assert 0 < cell.client_seconds < cell.training_seconds, "a worker that imports its libraries"
+    again = train_cell(base, "digest", problem, defence_of({}), settings, 1, tmp_path, 1)
+    assert again.client_seconds == cell.client_seconds, "what was paid before is no cheaper when it is taken over"
+    assert again.training_seconds == pytest.approx(cell.training_seconds, abs=0.2)
+
+
+def test_seconds_of_the_processor_add_up_over_interrupted_runs(tmp_path: Path) -> None:
+    def work(fails: bool) -> None:
+        with count_seconds(tmp_path, "training_seconds"):
+            watch = Stopwatch()
+            while watch.seconds() < 0.05:
+                sum(range(1000))
+            if fails:
+                raise KeyboardInterrupt
+
+    assert all(map(math.isnan, stored_seconds(tmp_path)))
+    with pytest.raises(KeyboardInterrupt):
+        work(fails=True)
+    work(fails=False)
+    client_seconds, training_seconds = stored_seconds(tmp_path)
+    assert math.isnan(client_seconds) and training_seconds >= 0.1
 
 
 def test_a_data_set_has_settings_of_its_own_and_a_defence_has_the_last_word(recipe: Path, tmp_path: Path) -> None:

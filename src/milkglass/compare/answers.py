@@ -34,7 +34,14 @@ from milkglass.experiments.kinds.fine_tuning import write_rows
 from milkglass.experiments.kinds.generation import greedy_ids, load_generator, references, row_losses
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
-from milkglass.experiments.procedures.trials import CELL_VERSION, TrainedHalves, cell_folder, load_or_split
+from milkglass.experiments.procedures.trials import (
+    CELL_VERSION,
+    TrainedHalves,
+    cell_folder,
+    count_seconds,
+    load_or_split,
+    stored_seconds,
+)
 from milkglass.experiments.runs import pack_answers, provenance, run_job, unpack_answers, write_spec
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
@@ -142,6 +149,7 @@ def decoder_cell(
         sender = ChatSender.of(base, client, defence, rows, seed)
         result = _tune(sender, server, rows, training, folder, threads, log, deadline) if is_tuned else server
         answered = _answer(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
+        client_seconds, training_seconds = stored_seconds(folder)
     own_answers = references(rows.asked[: extent.written])
     likeness = text.mean_similarity(answered["texts"], own_answers, np.random.default_rng(0))["rouge-l"]
     figures = {
@@ -150,7 +158,16 @@ def decoder_cell(
     }  # fmt: skip
     no_logits = np.empty((0, 0), np.float32)
     cell = TrainedHalves(
-        folder.name, figures, answered["made"], answered["predictions"], no_logits, client, server, result
+        folder.name,
+        figures,
+        answered["made"],
+        answered["predictions"],
+        no_logits,
+        client,
+        server,
+        result,
+        client_seconds,
+        training_seconds,
     )
     return cell, sender
 
@@ -165,10 +182,12 @@ def _tune(
     if not (job / "train.safetensors").is_file():
         log("the rows are encoded")
         row_limit = None if training.max_steps is None else training.max_steps * training.batch_size
-        file = sender.training_rows(rows.chats[:row_limit], folder)
-        write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
+        with count_seconds(folder, "client_seconds"):
+            file = sender.training_rows(rows.chats[:row_limit], folder)
+            write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
     write_spec(job, server.folder, training, threads, ("train",))
-    run_job(job, log, deadline)
+    with count_seconds(folder, "training_seconds"):
+        run_job(job, log, deadline)
     return TokenServer(job / "result")
 
 

@@ -38,7 +38,7 @@ from milkglass.system import memory_bytes
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 4  # the version of the files that a run keeps on disk
+RUN_VERSION = 5  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -26,7 +25,7 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments.kinds.comparison import with_training
-from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, train_cell
+from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
 from milkglass.experiments.runs import unpack_answers
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -199,21 +198,6 @@ def wire_bytes(sent: Sequence[Observation], text_count: int) -> float:
     return total / max(1, text_count)
 
 
-class Stopwatch:
-    """Counts seconds of the processor, of this process and of trainings that it waited for."""
-
-    def __init__(self) -> None:
-        self._started = self._now()
-
-    @staticmethod
-    def _now() -> float:
-        spent = os.times()
-        return spent.user + spent.system + spent.children_user + spent.children_system
-
-    def seconds(self) -> float:
-        return self._now() - self._started
-
-
 # --- nothing is sent --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class CommonestClass(Way):
@@ -278,12 +262,12 @@ class EncoderWay(ModelWay):
         return architecture_of(base).kind == "encoder" and weight_bytes(base) in self.size
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        watch, base = Stopwatch(), self.base(setting)
+        base = self.base(setting)
         cell = cell_of(setting, Plain(), None if base is setting.base else base)
-        setup, watch = watch.seconds(), Stopwatch()
-        texts, pairs = timed_texts(setting)
+        watch, (texts, pairs) = Stopwatch(), timed_texts(setting)
         cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
         seconds = 1000 * watch.seconds() / len(texts)
+        setup = cell.client_seconds + cell.training_seconds
         return WayAnswer(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
 
 
@@ -306,15 +290,15 @@ class DecoderWay(ModelWay):
         return super().trained_model(setting) if self.is_tuned else None
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        watch, base, rows = Stopwatch(), self.base(setting), setting.rows
+        base, rows = self.base(setting), setting.rows
         assert isinstance(rows, ChatRows)
         is_settings_base = base is setting.base
         cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, self.is_tuned)
         losses = answers.predictions(cell, rows, None if is_settings_base else setting.base)
+        setup = cell.client_seconds + (cell.training_seconds if self.is_tuned else 0.0)
         return WayAnswer(
-            losses, watch.seconds(), 1000 * cell.figures["seconds"], cell=cell, folder=base.folder,
-            more=answers.figures(cell),
-        )  # fmt: skip
+            losses, setup, 1000 * cell.figures["seconds"], cell=cell, folder=base.folder, more=answers.figures(cell)
+        )
 
 
 # --- something is sent ------------------------------------------------------------------------------------------------
@@ -343,9 +327,7 @@ class DefenceWay(Way):
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         if isinstance(setting.rows, ChatRows):
             return self._measure_written_answers(setting, setting.rows)
-        watch = Stopwatch()
         cell = cell_of(setting, self.defence(setting))
-        setup = watch.seconds()
         texts, pairs = timed_texts(setting)
         client, train = without_memory(cell.client), setting.rows.train
         # What a client does once, with its first text, is no part of the time
@@ -353,12 +335,11 @@ class DefenceWay(Way):
         watch = Stopwatch()
         sent = client.send(texts, pairs)
         seconds = 1000 * watch.seconds() / len(texts)
-        return WayAnswer(answers_of(setting, cell), setup, seconds, wire_bytes(sent, len(texts)), cell)
+        size = wire_bytes(sent, len(texts))
+        return WayAnswer(answers_of(setting, cell), cell.client_seconds, seconds, size, cell)  # the provider trains
 
     def _measure_written_answers(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
-        watch = Stopwatch()
         cell, sender = decoder_of(setting, self.defence(setting))
-        setup = watch.seconds()
         examples, sender = rows.asked[:TIMED_TEXTS], replace(sender, client=without_memory(sender.client))
         sender.prompt(rows.chats[0])
         watch = Stopwatch()
@@ -369,7 +350,7 @@ class DefenceWay(Way):
             size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(setting.base)
         return WayAnswer(
             answers.predictions(cell, rows),
-            setup,
+            cell.client_seconds,
             seconds,
             size,
             cell,

@@ -10,12 +10,13 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,8 @@ from milkglass.threat.observations import Tokens
 
 LINEAR = "linear model"  # the name of the client's own model
 ANSWERS_FILE = "figures.json"  # the file in a cell's folder
+COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COSTS
+COSTS = ("client_seconds", "training_seconds")
 CELL_VERSION = 4  # raised when a change of the code changes the result of the same settings
 
 
@@ -100,11 +103,51 @@ class TrainedHalves(GradedCell):
     Attributes:
         client, server: the halves as they were split.
         tuned: the server's half after training.
+        client_seconds: of the processor, to split the model and to prepare the training rows for the server. Halves
+            that are trained at their split include that training. nan: earlier code made the cell.
+        training_seconds: of the processor, to train the server's half. nan: earlier code made the cell.
     """
 
     client: Client = field(repr=False)
     server: Server = field(repr=False)
     tuned: Server = field(repr=False)
+    client_seconds: float = math.nan
+    training_seconds: float = math.nan
+
+
+class Stopwatch:
+    """Counts seconds of the processor, of this process and of trainings that it waited for."""
+
+    def __init__(self) -> None:
+        self._started = self._now()
+
+    @staticmethod
+    def _now() -> float:
+        spent = os.times()
+        return spent.user + spent.system + spent.children_user + spent.children_system
+
+    def seconds(self) -> float:
+        return self._now() - self._started
+
+
+@contextmanager
+def count_seconds(folder: Path, name: Literal["client_seconds", "training_seconds"]) -> Iterator[None]:
+    """Adds the processor's seconds that a block takes to those of a cell, also if the block fails or is interrupted."""
+    watch = Stopwatch()
+    try:
+        yield
+    finally:
+        costs = dict(zip(COSTS, stored_seconds(folder), strict=True))
+        costs[name] = watch.seconds() + (0.0 if math.isnan(costs[name]) else costs[name])
+        counted = {cost: seconds for cost, seconds in costs.items() if not math.isnan(seconds)}
+        files.write(folder / COSTS_FILE, json.dumps(counted) + "\n")
+
+
+def stored_seconds(folder: Path) -> tuple[float, ...]:
+    """Returns a cell's `client_seconds` and `training_seconds`; nan for what was not counted."""
+    path = folder / COSTS_FILE
+    stored = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return tuple(float(stored.get(name, math.nan)) for name in COSTS)
 
 
 def train_cell(
@@ -123,9 +166,13 @@ def train_cell(
         client, server = load_or_split(base, data.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
-            tuned = _tune(client, server, data, training, folder / "job", threads, progress, deadline)
+            tuned = _tune(client, server, data, training, folder, threads, progress, deadline)
         answers = _grade_answers(client, tuned, data, seed, folder)
-    return TrainedHalves(**vars(answers), client=client, server=server, tuned=tuned)
+        client_seconds, training_seconds = stored_seconds(folder)
+    return TrainedHalves(
+        **vars(answers), client=client, server=server, tuned=tuned, client_seconds=client_seconds,
+        training_seconds=training_seconds,
+    )  # fmt: skip
 
 
 def graded_cell(
@@ -187,18 +234,20 @@ def load_or_split(
     else:
         if (folder / "server").is_dir():  # of a run that was stopped here
             shutil.rmtree(folder / "server")
-        client, server = defence.split(base, corpus, secret_of(seed), folder / "server")
-        client.save(folder / "client")
+        with count_seconds(folder, "client_seconds"):
+            client, server = defence.split(base, corpus, secret_of(seed), folder / "server")
+            client.save(folder / "client")
     if isinstance(client, TokenClient):
         client = replace(client, codec=replace(client.codec, limit=min(client.codec.limit, max_length)))
     return client, server
 
 
 def _tune(
-    client: TokenClient, server: Server, data: TrialData, training: Hyperparameters, job: Path, threads: int | None,
+    client: TokenClient, server: Server, data: TrialData, training: Hyperparameters, folder: Path, threads: int | None,
     progress: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
     """Trains the server's half. To stop early, epochs are compared on rows of the training data, as in `finetune`."""
+    job = folder / "job"
     job.mkdir(exist_ok=True)
     splits = {"train": data.train}
     if training.early_stopping:
@@ -214,9 +263,11 @@ def _tune(
             if training.task == "regression":  # standardised, as the product sends scores
                 scale = Scale.of(map(float, data.train.labels))
                 labels = [scale.sent(float(label)) for label in rows.labels]
-            _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
+            with count_seconds(folder, "client_seconds"):
+                _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
-    run_job(job, progress, deadline)
+    with count_seconds(folder, "training_seconds"):
+        run_job(job, progress, deadline)
     return TokenServer(job / "result")
 
 
