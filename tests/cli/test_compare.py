@@ -64,7 +64,7 @@ def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> N
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     texts = [*["the wound is open again"] * 5, "the wound is open again " * 40]
     found = cut_words(base, LabelledTexts(texts, [0] * 6), 30)
-    assert found.startswith("1 of 6 rows are cut to 30 tokens") and "--max-length" in found
+    assert found.startswith("1 of 6 rows is cut to 30 tokens") and "--max-length" in found
     assert cut_words(base, LabelledTexts(texts[:5], [0] * 5), 30) == ""
 
 
@@ -197,8 +197,8 @@ def test_a_cell_of_many_words_breaks_between_them() -> None:
     more = ("words named without their order: F1 14.9 % (14.1 to 15.8)",)
     seen = Reading("an attack", "x", content=None, names=None, numbers=None, tokens=None, guess=0.05, more=more)
     html = page.render(compared(replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=seen)))
-    assert "words named without their order: <span>F1 14.9 %</span> <span>(14.1 to 15.8)</span>" in html
-    assert "<span>72 %</span> <span>(69-75)</span>" in html
+    assert "<div>words named without their order: <span>F1 14.9 %</span> <span>(14.1 to 15.8)</span></div>" in html
+    assert "<div><span>72 %</span> <span>(69-75)</span></div>" in html, "one part beside its name, on a narrow page"
 
 
 def test_the_picture_draws_only_what_is_known() -> None:

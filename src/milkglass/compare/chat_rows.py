@@ -168,16 +168,17 @@ class ChatRows(ComparisonRows):
     def notes(self, training: Hyperparameters) -> tuple[str, ...]:
         """Returns sentences on how the rows are trained with and asked about, and which are cut or left out."""
         max_length, steps = training.max_length, step_count(len(self.chats), training)
+        batch = "1 row" if training.batch_size == 1 else f"{training.batch_size} rows"
         words = [
-            f"Every training has {steps:,} steps of {training.batch_size} rows, by LoRA of rank {training.lora_rank}",
+            f"Every training has {steps:,} steps of {batch}, by LoRA of rank {training.lora_rank}",
             f"{min(self.extent.written, len(self.asked))} answers of up to {self.extent.new_tokens} tokens are written",
         ]
         if self.cut_count:
-            words.append(f"{self.cut_count:,} of {len(self.chats):,} rows are cut to {max_length} tokens")
+            verb = "is" if self.cut_count == 1 else "are"
+            words.append(f"{self.cut_count:,} of {len(self.chats):,} rows {verb} cut to {max_length} tokens")
         if self.left_out_count:
-            words.append(
-                f"{self.left_out_count:,} rows are left out: no answer of theirs begins within {max_length} tokens"
-            )
+            left_out = "1 row is left out" if self.left_out_count == 1 else f"{self.left_out_count:,} rows are left out"
+            words.append(f"{left_out}: no answer begins within {max_length} tokens")
         return tuple(words)
 
 

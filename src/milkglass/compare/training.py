@@ -63,7 +63,8 @@ def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
     lengths = np.array([len(ids) for ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"]])
     if not (count := int((lengths > max_length).sum())):
         return ""
-    return f"{count:,} of {len(lengths):,} rows are cut to {max_length} tokens: a larger --max-length reads them whole"
+    cut = f"{count:,} of {len(lengths):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
+    return f"{cut}: a larger --max-length reads them whole"
 
 
 def reported_losses(job: Path) -> list[float]:

@@ -32,10 +32,11 @@ def _breakable_parts(figure: str) -> Markup:
     """Returns a cell of the table as HTML. Lines break between words, not inside a figure or interval."""
     parts = re.split(r" (?=\()|(?<=least) |(?<=:) ", figure)
     has_digit = [any(character.isdigit() for character in part) for part in parts]
-    return Markup(" ").join(
+    marked_parts = (
         Markup("<span>{}</span>").format(part) if is_figure else escape(part)
         for part, is_figure in zip(parts, has_digit, strict=True)
     )
+    return Markup("<div>{}</div>").format(Markup(" ").join(marked_parts))
 
 
 def write(result: ComparisonResult, out: Path) -> Path:
