@@ -24,6 +24,7 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 # Where a name may be put beside its point: offsets in points, the first that fits is taken
 NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))
+MARKER_PIXELS = 4  # half the width of a point, which no name covers
 Box = tuple[float, float, float, float]
 
 
@@ -42,12 +43,20 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def write_names(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
-    """Writes a name beside each point, at the first of several places where it covers no other name."""
+def write_names(
+    axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str], colours: Sequence[str] | None = None
+) -> None:
+    """Writes a name beside each point, at the first of several places where it covers no other name and no point.
+
+    Args:
+        colours: of the names, so that a name that has to stand further away is known by its point's. None: INK.
+    """
     axes.figure.draw_without_rendering()  # sets where the axes lie
-    axes_box, taken_boxes = axes.get_window_extent(), list[Box]()
-    for point, name in sorted(zip(points, names, strict=True), key=lambda pair: -pair[0][1]):
-        x, y = axes.transData.transform(point)
+    pixels = [axes.transData.transform(point) for point in points]
+    axes_box = axes.get_window_extent()
+    taken_boxes = [(x - MARKER_PIXELS, x + MARKER_PIXELS, y - MARKER_PIXELS, y + MARKER_PIXELS) for x, y in pixels]
+    named_points = zip(points, pixels, names, colours or [INK] * len(names), strict=True)
+    for point, (x, y), name, colour in sorted(named_points, key=lambda named_point: -named_point[0][1]):
         boxes = [(dx, dy, _box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
         free_boxes = (
             (dx, dy, box)
@@ -59,7 +68,7 @@ def write_names(axes: Any, points: Sequence[tuple[float, float]], names: Sequenc
         dx, dy, box = next(free_boxes, boxes[0])
         taken_boxes.append(box)
         side = "left" if dx > 0 else "right"
-        axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=side, color=INK, fontsize=12)
+        axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=side, color=colour, fontsize=12)
 
 
 def _box(x: float, y: float, dx: float, dy: float, words: str) -> Box:

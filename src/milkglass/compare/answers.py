@@ -40,9 +40,10 @@ from milkglass.experiments.procedures.trials import (
     cell_folder,
     count_seconds,
     load_or_split,
+    run_training,
     stored_seconds,
 )
-from milkglass.experiments.runs import pack_answers, provenance, run_job, unpack_answers, write_spec
+from milkglass.experiments.runs import pack_answers, provenance, unpack_answers, write_spec
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
@@ -186,9 +187,7 @@ def _tune(
             file = sender.training_rows(rows.chats[:row_limit], folder)
             write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
     write_spec(job, server.folder, training, threads, ("train",))
-    with count_seconds(folder, "training_seconds"):
-        run_job(job, log, deadline)
-    return TokenServer(job / "result")
+    return run_training(folder, log, deadline)
 
 
 def _answer(

@@ -26,12 +26,13 @@ def picture_svg(result: ComparisonResult) -> str:
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
         places = _places([(100 * way.share_read, scale * way.quality.value) for way in points if way.quality])
-        for number, (point, (read, value)) in enumerate(zip(points, places, strict=True)):
+        colours = [COLOURS[number % len(COLOURS)] for number in range(len(points))]
+        for point, (read, value), colour in zip(points, places, colours, strict=True):
             assert point.quality is not None
             low, high = scale * point.quality.low, scale * point.quality.high
             axes.errorbar(
                 read, value, [[value - low], [high - value]], fmt=MARKERS[point.group],
-                color=COLOURS[number % len(COLOURS)], markersize=8, elinewidth=1, alpha=0.95,
+                color=colour, markersize=8, elinewidth=1, alpha=0.95,
             )  # fmt: skip
         best_local = result.best_local
         if best_local is not None and best_local.quality is not None:
@@ -40,7 +41,7 @@ def picture_svg(result: ComparisonResult) -> str:
         axes.margins(y=0.15)
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
-        write_names(axes, places, [way.name for way in points])
+        write_names(axes, places, [way.name for way in points], colours)
         return svg(figure, "What each way is worth, against what is read of it")
 
 

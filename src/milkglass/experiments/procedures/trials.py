@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -266,7 +266,13 @@ def _tune(
             with count_seconds(folder, "client_seconds"):
                 _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
-    with count_seconds(folder, "training_seconds"):
+    return run_training(folder, progress, deadline)
+
+
+def run_training(folder: Path, progress: Log, deadline: float) -> TokenServer:
+    """Runs the training of a cell's server half, unless it has ended before, and returns the trained half."""
+    job = folder / "job"
+    with nullcontext() if (job / "result").is_dir() else count_seconds(folder, "training_seconds"):
         run_job(job, progress, deadline)
     return TokenServer(job / "result")
 
