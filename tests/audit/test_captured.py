@@ -66,6 +66,14 @@ def test_the_public_models_own_ids_are_read_whole(base: Checkpoint, codec: Codec
     assert best_of(minilm, bare, "as-it-is")["as-it-is, model only"] == 1, "a client may leave special tokens out"
 
 
+def test_what_crosses_as_it_is_is_read_with_the_smallest_budget(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    """Decipherment uses all that it gets. Had it the first turn, traffic without a defence would look hidden."""
+    scene = scene_of(base, read(captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)), 1)
+    for budget in (Budget.of_work(1.0), Budget(1.0)):
+        done = [one for one in run(scene, ATTACKS, None, budget, 1).cells if one.state == "done"]
+        assert max(one.measures["tokens top-1"].value for one in done if "tokens top-1" in one.measures) == 1
+
+
 def test_ids_of_a_permutation_are_read_by_who_ran_the_client_and_not_as_they_are(
     base: Checkpoint, codec: Codec, tmp_path: Path
 ) -> None:

@@ -67,7 +67,7 @@ class AttackTurn:
         These are not all if other attacks need its result, or if it uses all that it gets.
         """
         seconds_left = max(GRACE_SECONDS if self.must_run else 1.0, seconds_left)
-        if self.attack.undoes:  # what it reads leaves nothing for others
+        if self.attack.runs_first:  # what it reads leaves nothing for others, or it ends at once
             return seconds_left
         if self.is_solver_without_text:
             return CHAIN_SHARE * seconds_left
@@ -84,8 +84,8 @@ class AttackTurn:
     @property
     def rank(self) -> int:
         """Returns the attack's place in the order. Negative ranks are before the chain; 0 is the first after it."""
-        if self.attack.undoes:
-            return -1
+        if self.attack.runs_first:
+            return -1 if self.min_seconds else -2
         if self.attack.baseline:
             return 5 if self.min_seconds else 4
         if not self.min_seconds:

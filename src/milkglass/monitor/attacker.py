@@ -167,7 +167,7 @@ class LiveAttacker:
         return assemble(self.key, self.codec, self.base, texts, {})
 
     def _attack_model(self, scene: Scene, show_readings: Callable[[], object]) -> Candidates | None:
-        """Runs the attacks that undo a scheme, and then the others, unless the first ones read all.
+        """Runs the attacks that come first, and then the others, unless the first ones read all.
 
         Returns the candidates that they found for each token, or None.
 
@@ -176,8 +176,8 @@ class LiveAttacker:
             show_readings: called when there are new readings.
         """
         self.model_budget, candidates = self._stoppable_budget(self.budget), None
-        for undoes in (True, False):
-            attacks = {name: attack for name, attack in ATTACKS.items() if attack.undoes == undoes}
+        for is_first in (True, False):
+            attacks = {name: attack for name, attack in ATTACKS.items() if attack.runs_first == is_first}
             finished_run = run(scene, attacks, None, self.model_budget, seed=0)
             candidates = finished_run.candidates
             for finished_attack in finished_run.attacks:

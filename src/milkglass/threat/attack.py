@@ -66,7 +66,8 @@ class Attack(abc.ABC):
         cost: the seconds that the attack takes to its end, from which an audit estimates its own time.
         baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs such attacks
             last.
-        undoes: whether the attack undoes the scheme itself where it applies. An audit runs such attacks first.
+        runs_first: whether an audit runs the attack before those that use up its budget: it undoes the scheme itself
+            where it applies, or takes next to no time.
         of_outputs: whether the guess is about what was generated, not about what was sent.
         finding: the title, raised_if, explanation and change of a finding that a report has if the attack reads 10 % of
             the content tokens or more: Jinja templates that are filled with `scene` and `result`.
@@ -80,7 +81,7 @@ class Attack(abc.ABC):
     min_seconds: ClassVar[float] = 0.0
     cost: ClassVar[Cost] = Cost()
     baseline: ClassVar[bool] = False
-    undoes: ClassVar[bool] = False
+    runs_first: ClassVar[bool] = False
     of_outputs: ClassVar[bool] = False
     uses: ClassVar[frozenset[str]] = frozenset()
     finding: ClassVar[Mapping[str, str] | None] = None

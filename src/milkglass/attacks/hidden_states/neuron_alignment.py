@@ -139,7 +139,7 @@ class NeuronAlignment(NearestRows):
         "Neurons are matched by correlations over the vocabulary, not by weights or by activations on common inputs.",
     )
     min_seconds = 60.0
-    undoes = True  # it needs no candidates, and reads nearly all ids where solvers spend a budget on rotated rows
+    runs_first = True  # it needs no candidates, and reads nearly all ids where solvers spend a budget on rotated rows
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.has_shared_ids:
