@@ -49,7 +49,7 @@ def write_names(
     """Writes a name beside each point, at the first of several places where it covers no other name and no point.
 
     Args:
-        colours: of the names, so that a name that has to stand further away is known by its point's. None: INK.
+        colours: the colour of each name, by which a name is found that stands apart from its point. None: INK.
     """
     axes.figure.draw_without_rendering()  # sets where the axes lie
     pixels = [axes.transData.transform(point) for point in points]

@@ -96,8 +96,8 @@ def let_threads_sleep() -> None:
 def close_memory() -> bool:
     """Turns off core dumps, and on Linux keeps other processes of this user from reading or tracing this one.
 
-    A program that replaces this process, or that this process starts, is open again. Neither swap is protected, nor the
-    memory from the owner of the machine. Returns whether both protections hold.
+    A program that replaces this process, or that this process starts, is open again. Swap is not protected, and the
+    owner of the machine can read all memory. Returns whether both protections hold.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":

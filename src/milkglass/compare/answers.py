@@ -159,17 +159,9 @@ def decoder_cell(
     }  # fmt: skip
     no_logits = np.empty((0, 0), np.float32)
     cell = TrainedHalves(
-        folder.name,
-        figures,
-        answered["made"],
-        answered["predictions"],
-        no_logits,
-        client,
-        server,
-        result,
-        client_seconds,
-        training_seconds,
-    )
+        folder.name, figures, answered["made"], answered["predictions"], no_logits, client, server, result,
+        client_seconds=client_seconds, training_seconds=training_seconds,
+    )  # fmt: skip
     return cell, sender
 
 

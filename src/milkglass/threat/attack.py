@@ -27,7 +27,8 @@ class Cost:
         fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
 
     The seconds are those of one thread of the machine on which attacks were timed; audit/plan.py says how fast this
-    machine is. They are for a person who waits, and no result depends on them.
+    machine is. They are for a person who waits. A budget of work
+    (threat/budget.py) counts them, too, for an attack that reports no steps.
 
     Attributes:
         fixed: the seconds in every case.

@@ -103,9 +103,10 @@ class TrainedHalves(GradedCell):
     Attributes:
         client, server: the halves as they were split.
         tuned: the server's half after training.
-        client_seconds: of the processor, to split the model and to prepare the training rows for the server. Halves
-            that are trained at their split include that training. nan: earlier code made the cell.
-        training_seconds: of the processor, to train the server's half. nan: earlier code made the cell.
+        client_seconds: the processor's seconds for splitting the model and preparing the training rows. For halves that
+            are trained when they are split, that training is included. nan: earlier code made the cell.
+        training_seconds: the processor's seconds for training the server's half. nan: earlier code made the cell, or
+            the half was trained when it was split.
     """
 
     client: Client = field(repr=False)

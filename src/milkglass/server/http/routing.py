@@ -83,7 +83,7 @@ def sse_event(data: Any, event_type: str | None = None, event_id: str | None = N
 
 
 class AsyncCloseable(Protocol):
-    """Is closed when the event stream that uses it ends."""
+    """Holds what an event stream uses, which is closed when the stream ends."""
 
     def aclose(self) -> Awaitable[None]: ...
 
