@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import EvalPrediction
 
+from milkglass import device
 from milkglass.client.model_config import NAMES
 from milkglass.errors import UsageError
 from milkglass.server import training
@@ -49,7 +50,7 @@ def make_job(folder: Path, model: Path, causal: bool, validation: bytes | None =
         model=str(model),
         train=str(folder / "train.safetensors"),
         validation=None if validation is None else str(folder / "validation.safetensors"),
-        hyperparameters=Hyperparameters(task=task, **{**CHOSEN, **chosen}),
+        hyperparameters=Hyperparameters(**{"task": task, **CHOSEN, **chosen}),
     )
     (folder / "spec.json").write_text(spec.model_dump_json())
     return folder
@@ -102,6 +103,63 @@ def test_an_interrupted_job_ends_with_the_same_weights(
     start = load_file(model / "model.safetensors")
     table = next(one for one in start if "embed" in one or "wte" in one)
     assert not torch.equal(start[table], first[table])  # the tables learn
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("bert", "classification"), ("bert", "regression"), ("llama-tied", "causal-lm"), ("llama-tied", "classification")],
+)
+def test_a_step_in_parts_learns_the_same(name: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout. One row has no labels, and a mean of none would be no number."""
+    model = tiny.save(name, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config |= {one: 0.0 for one in config if "dropout" in one}
+    (model / "config.json").write_text(json.dumps(config))
+    ids = [[i % 290 + 1, *range(5, 5 + i % 7)] for i in range(24)]
+    labels: Any = {"causal-lm": [*ids], "regression": np.linspace(-1, 3, 24).astype(np.float32).tolist()}
+    rows = labels.get(task, [i % 2 for i in range(24)])
+    if task == "causal-lm":
+        rows[3] = [-100] * len(ids[3])
+    method = LORA if task == "causal-lm" else {}
+    job = make_job(tmp_path / "whole", model, task == "causal-lm", task=task, **method)
+    (job / "train.safetensors").write_bytes(rows_file(ids, rows))
+    shutil.copytree(job, tmp_path / "parts")
+    spec = (tmp_path / "parts" / "spec.json").read_text().replace(str(job), str(tmp_path / "parts"))
+    (tmp_path / "parts" / "spec.json").write_text(spec)
+    assert training.main(job) == 0
+    counts = list[int]()
+    split = trainer.split_batch
+
+    def counted(batch: Any, limit: int) -> Any:
+        parts = split(batch, limit)
+        counts.append(len(parts))
+        assert all(part["input_ids"].numel() <= limit or len(part["input_ids"]) == 1 for part in parts)
+        assert sum(len(part["input_ids"]) for part in parts) == len(batch["input_ids"])
+        return parts
+
+    monkeypatch.setattr(training, "tokens_at_once", lambda *_: 7)
+    monkeypatch.setattr(trainer, "split_batch", counted)
+    assert training.main(tmp_path / "parts") == 0
+    assert max(counts) > 1
+    whole, parts = (load_file(tmp_path / one / "result" / "model.safetensors") for one in ("whole", "parts"))
+    start = load_file(model / "model.safetensors")
+    learnt = max(float((whole[one] - start[one]).abs().max()) for one in start if one in whole)
+    apart = max(float((whole[one] - parts[one]).abs().max()) for one in whole)
+    assert learnt > 1e-4
+    assert apart < learnt / 20
+    first, second = (
+        [line["data"]["loss"] for line in map(json.loads, (tmp_path / one / "events.jsonl").read_text().splitlines())
+         if "loss" in (line.get("data") or {})]
+        for one in ("whole", "parts")
+    )  # fmt: skip
+    assert second == pytest.approx(first, rel=1e-3)
+
+
+def test_on_a_gpu_a_step_goes_through_the_model_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = training.model_sizes(tiny.save("bert", tmp_path / "model"))
+    assert training.tokens_at_once(sizes, Hyperparameters()) > 4096
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    assert training.tokens_at_once(sizes, Hyperparameters()) is None
 
 
 def test_a_worker_that_is_told_to_stop_does_not_evaluate_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,15 @@ from milkglass.models.file_names import GENERATION_CONFIG
 from milkglass.server.jobs import lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_of
-from milkglass.server.jobs.needs import ModelSizes, Needs, as_size, needs_of, require_disk, require_memory
+from milkglass.server.jobs.needs import (
+    ModelSizes,
+    Needs,
+    as_size,
+    needs_of,
+    require_disk,
+    require_memory,
+    tokens_at_once,
+)
 from milkglass.server.jobs.trainer import (
     DECIDING_METRIC,
     MEASURES,
@@ -139,6 +147,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         callbacks.append(EarlyStoppingCallback(hyperparameters.early_stopping))
     trainer = CheckpointTrainer(
         reporter.reserve,
+        tokens_at_once(sizes, hyperparameters.for_layers(len(sizes.layers))),
         model=model,
         args=training_options(job, hyperparameters, held_out is not None),
         train_dataset=rows,

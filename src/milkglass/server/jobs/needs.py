@@ -7,7 +7,7 @@ that the model has in training, adapters included, each in fp32:
     the disk        the newest checkpoint, and the best one if epochs are compared; room for the next checkpoint or
                     for the result, whichever is larger
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
-                    for rows of the mean length
+                    for rows of the mean length. On a processor a step is made of parts (`tokens_at_once`)
 
 Memory is a lower bound: what is refused could not have run, and what passes may need more.
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from milkglass import device
 from milkglass.errors import DiskFull, IdOutOfRange, MemoryShort, TooLong, UsageError
 from milkglass.models import families
 from milkglass.models.checkpoint import Checkpoint
@@ -29,6 +30,7 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
 NUMBER_BYTES, MOMENT_BYTES = 4, 8  # of a number in fp32, and of Adam's two moments of one
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
+MIN_ACTIVATION_BYTES = 256 << 20  # of the activations that one part of a step keeps, by `_activation_bytes`
 LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -178,6 +180,8 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
         trained += (model.table + (head if is_causal else 0)) if hyperparameters.train_tables else 0
     checkpoint = (NUMBER_BYTES + MOMENT_BYTES) * trained + OTHER_FILES_BYTES
     tokens = min(mean_length, hyperparameters.max_length) * hyperparameters.batch_size
+    if limit := tokens_at_once(model, hyperparameters):
+        tokens = min(tokens, max(limit, min(mean_length, hyperparameters.max_length)))
     weights_bytes = NUMBER_BYTES * (total + adapters) + (NUMBER_BYTES + MOMENT_BYTES) * trained
     return Needs(
         checkpoint,
@@ -185,6 +189,18 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
         1 if hyperparameters.early_stopping is None else 2,
         weights_bytes + int(tokens * _activation_bytes(model, hyperparameters)),
     )
+
+
+def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int | None:
+    """Returns how many tokens of a step go through the model at once; None on a GPU, where all of them do.
+
+    The activations that are kept may take MIN_ACTIVATION_BYTES, or a quarter of the weights if that is more. The number
+    depends on the model and the settings alone, so that the same training gives the same figures on every processor.
+    """
+    if device.on_gpu():
+        return None
+    allowed_bytes = max(MIN_ACTIVATION_BYTES, NUMBER_BYTES * model.total // 4)
+    return max(1, int(allowed_bytes / _activation_bytes(model, hyperparameters)))
 
 
 def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters) -> float:

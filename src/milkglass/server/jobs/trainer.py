@@ -35,7 +35,7 @@ from milkglass.progress import TimeLeft
 from milkglass.server.jobs.folder import checkpoint_to_resume, checkpoints, usable_checkpoints, write_event
 from milkglass.server.jobs.needs import as_size
 from milkglass.server.settings import FULL_DISK, disk_full_error
-from milkglass.server.spec import COMPLETE, RESERVE, SHORT
+from milkglass.server.spec import COMPLETE, IGNORED, RESERVE, SHORT
 
 TRAINED_FILE = "trained.safetensors"
 MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
@@ -93,13 +93,72 @@ def saving(noun: str) -> Iterator[None]:
         raise SaveFailed(f"{noun} could not be saved ({type(error).__name__})", hint) from error
 
 
-class CheckpointTrainer(Trainer):
-    """Trains as transformers' Trainer does, and saves only what is trained. A save that fails ends the training."""
+def split_batch(batch: Mapping[str, torch.Tensor], token_limit: int) -> list[dict[str, torch.Tensor]]:
+    """Splits a padded batch into parts of at most `token_limit` tokens each, or of one row that is longer.
 
-    def __init__(self, reserve: Reserve, **options: Any) -> None:
-        self._reserve = reserve
+    Rows of like length come together, and a part is padded to its own longest row only.
+
+    Args:
+        batch: tensors (rows, tokens), padded on the right, or (rows,).
+        token_limit: tokens of a part, padding included.
+
+    Returns:
+        The batch itself, if it is within the limit.
+    """
+    if batch["input_ids"].numel() <= token_limit:
+        return [dict(batch)]
+    lengths = batch["attention_mask"].sum(1)
+    order = torch.argsort(lengths, descending=True, stable=True).tolist()
+    parts = list[dict[str, torch.Tensor]]()
+    while order:
+        longest = max(1, int(lengths[order[0]]))
+        count = max(1, token_limit // longest)
+        rows, order = torch.tensor(order[:count]), order[count:]
+        parts.append({name: t[rows][:, :longest] if t.ndim > 1 else t[rows] for name, t in batch.items()})
+    return parts
+
+
+def label_count(batch: Mapping[str, torch.Tensor]) -> int:
+    """Returns over how many labels a model takes the mean of its loss: rows, or the tokens that are predicted."""
+    labels = batch["labels"]
+    return int((labels[:, 1:] != IGNORED).sum()) if labels.ndim > 1 else len(labels)
+
+
+class CheckpointTrainer(Trainer):
+    """Trains as transformers' Trainer does, and saves only what is trained. A save that fails ends the training.
+
+    A step of many tokens goes through the model in parts, whose gradients are added: it takes less memory and learns
+    the same. Gradient accumulation in transformers does not do for a regression, whose loss it would not divide.
+    """
+
+    def __init__(self, reserve: Reserve, token_limit: int | None = None, **options: Any) -> None:
+        """Sets the trainer up.
+
+        Args:
+            reserve: the room for the next save.
+            token_limit: how many tokens of a step go through the model at once; None for all.
+            options: see transformers' Trainer.
+        """
+        self._reserve, self._token_limit = reserve, token_limit
         self._failure: Exception | None = None
         super().__init__(**options)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Adds the gradients of a batch, and returns its loss."""
+        if self._token_limit is None or len(parts := split_batch(inputs, self._token_limit)) == 1:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        count, total = label_count(inputs), torch.zeros((), device=self.args.device)
+        for part in parts:
+            if not (part_count := label_count(part)):
+                continue
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(model, self._prepare_inputs(part)) * (part_count / count)
+            self.accelerator.backward(loss)
+            total += loss.detach()
+        return total
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if self.args.should_save:
