@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milkglass.engines.concurrency import REQUEST, CallLimit
+from milkglass.engines.concurrency import REQUEST, CallLimit, StepTimeout
 from milkglass.engines.upstream import Timeouts
 from milkglass.errors import EngineBusy
 from tests.engines.kit import ASKED, HEAD, event, sending, wire
@@ -107,3 +107,79 @@ def test_who_goes_away_gives_the_turn_back() -> None:
         assert not limit._under_way
 
     asyncio.run(run())
+
+
+# --- the time of a step -----------------------------------------------------------------------------------------------
+def test_a_step_that_is_over_time_ends_and_short_ones_do_not() -> None:
+    """Together the short steps take longer than the limit of one."""
+
+    async def work() -> None:
+        timeout = StepTimeout(2.0)
+        try:
+            for _ in range(12):
+                with timeout:
+                    await asyncio.sleep(0.2)
+                await asyncio.sleep(0)
+            with pytest.raises(TimeoutError), timeout:
+                await asyncio.sleep(60)
+            with timeout:  # the next step has its own time
+                await asyncio.sleep(0.01)
+            assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+        finally:
+            timeout.close()
+
+    asyncio.run(work())
+
+
+def test_time_between_steps_does_not_count() -> None:
+    async def work() -> None:
+        timeout = StepTimeout(1.0)
+        with timeout:
+            await asyncio.sleep(0)
+        await asyncio.sleep(1.5)
+        with timeout:
+            await asyncio.sleep(0)
+        timeout.close()
+
+    asyncio.run(work())
+
+
+def test_a_lowered_limit_holds_from_the_next_step() -> None:
+    async def work() -> None:
+        timeout = StepTimeout(60.0)
+        with timeout:
+            await asyncio.sleep(0)
+        timeout.seconds = 0.1
+        with pytest.raises(TimeoutError), timeout:
+            await asyncio.sleep(60)
+        timeout.close()
+
+    asyncio.run(work())
+
+
+def test_a_step_that_is_cancelled_from_outside_stays_cancelled() -> None:
+    async def work() -> None:
+        timeout = StepTimeout(60.0)
+
+        async def step() -> None:
+            with timeout:
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(step())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        timeout.close()
+
+    asyncio.run(work())
+
+
+def test_an_error_of_a_step_is_raised_as_it_is() -> None:
+    async def work() -> None:
+        timeout = StepTimeout(60.0)
+        with pytest.raises(ValueError, match="broken"), timeout:
+            raise ValueError("broken")
+        timeout.close()
+
+    asyncio.run(work())

@@ -1,8 +1,9 @@
-"""Limits the calls that an engine answers at a time. The others wait in order.
+"""Limits the calls that an engine answers at a time, and the time of each step of an answer.
 
-An application's request may ask for more answers than there are connections. While one of its answers is running, the
-others wait without a time limit, because the time of each at the engine is limited elsewhere. A request without a
-running answer waits as long as for an answer's beginning, and then gets EngineBusy.
+Calls beyond the limit wait in order. An application's request may ask for more answers than there are connections.
+While one of its answers is running, the others wait without a time limit, because the time of each at the engine is
+limited elsewhere. A request without a running answer waits as long as for an answer's beginning, and then gets
+EngineBusy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import final
+from typing import Any, final
 
 from milkglass.errors import EngineBusy
 
@@ -58,3 +59,49 @@ class CallLimit:
             if not acquisition.cancel() and not acquisition.cancelled():
                 self._free.release()
             raise
+
+
+@final
+class StepTimeout:
+    """Limits the time of each step of a long work, as `asyncio.timeout` does for one, with one timer for all of them.
+
+    A block `with timeout:` is a step. It raises TimeoutError once it has taken `seconds`. Close it at the end.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None  # the task that is in a step
+        self._deadline, self._cancelling, self._is_over = 0.0, 0, False
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._deadline = self._loop.time() + self.seconds
+        self._cancelling, self._is_over = 0 if self._task is None else self._task.cancelling(), False
+        if self._timer is None or self._timer.when() > self._deadline:
+            self.close()
+            self._timer = self._loop.call_at(self._deadline, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._check)
+            return
+        self._is_over = True
+        self._task.cancel()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        task, self._task = self._task, None
+        if not self._is_over or task is None:
+            return
+        self._is_over = False
+        if task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
+            raise TimeoutError from error
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

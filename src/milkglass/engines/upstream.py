@@ -28,7 +28,7 @@ from milkglass.client.remote.connection import (
     require_plain,
 )
 from milkglass.client.remote.strict_json import HINT, document
-from milkglass.engines.concurrency import CallLimit
+from milkglass.engines.concurrency import CallLimit, StepTimeout
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import AnswerBounds, refusal
 from milkglass.errors import RemoteError, Unreachable, UsageError
@@ -64,7 +64,7 @@ class AnswerEvents:
         answer.headers["Content-Type"] = "text/event-stream; charset=utf-8"
         answer.stream = self._bytes = _BoundedBytes(answer.stream, traffic)
         self._events: Any = aiter(httpx2.EventSource(answer, max_event_size=MAX_EVENT_BYTES))
-        self.silence = silence
+        self.timeout = StepTimeout(silence)
 
     async def next(self) -> str | None:
         """Returns the data of the next event that has some, or None at the end of the answer.
@@ -72,18 +72,19 @@ class AnswerEvents:
         Raises RemoteError if events or comments have too many bytes, and Unreachable if none came in time.
         """
         try:
-            async with asyncio.timeout(self.silence):
+            with self.timeout:
                 while (event := await anext(self._events, None)) is not None:
                     if event.data:
                         self._bytes.no_events -= len(event.data) + EVENT_OVERHEAD
                         return str(event.data)
             return None
         except TimeoutError as error:
-            raise Unreachable(f"the answer was silent for {self.silence:g} s", TIMEOUT_HINT) from error
+            raise Unreachable(f"the answer was silent for {self.timeout.seconds:g} s", TIMEOUT_HINT) from error
         except httpx2.SSEError as error:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT_BYTES} bytes", HINT) from error
 
     async def aclose(self) -> None:
+        self.timeout.close()
         await self._events.aclose()
 
 
@@ -228,7 +229,7 @@ class Upstream:
 
         If the engine does not end soon, or breaks off, the connection is closed: the answer is complete.
         """
-        events.silence = min(events.silence, LAST_EVENTS_SECONDS)
+        events.timeout.seconds = min(events.timeout.seconds, LAST_EVENTS_SECONDS)
         for _ in range(MAX_EVENTS_AFTER_END):
             try:
                 event_data = await events.next()

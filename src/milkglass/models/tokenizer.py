@@ -131,7 +131,7 @@ class Tokenizer:
         limit = (self.model_max_length if max_length is None else max_length) if truncation else None
         reads_special_as_text = self._splits_special if split_special_tokens is None else split_special_tokens
         cut_at = None if limit is None or limit > MAX_TRUNCATION else limit
-        with _no_panic(), self._use.with_settings((cut_at, reads_special_as_text), self._apply_settings):
+        with _no_panic, self._use.with_settings((cut_at, reads_special_as_text), self._apply_settings):
             backend = self.backend_tokenizer
             encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
             inputs = first_texts if second_texts is None else list(zip(first_texts, second_texts, strict=True))
@@ -161,7 +161,7 @@ class Tokenizer:
         """
         plain_ids = ids.tolist() if hasattr(ids, "tolist") else ids
         plain_ids = [plain_ids] if isinstance(plain_ids, int) else list(plain_ids)
-        with _no_panic(), self._use.with_any_settings():
+        with _no_panic, self._use:
             text = str(self.backend_tokenizer.decode(plain_ids, skip_special_tokens))
         cleans = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         if cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
@@ -252,23 +252,27 @@ class Tokenizer:
         self.backend_tokenizer.encode_special_tokens = reads_special_as_text
 
 
-@contextmanager
-def _no_panic() -> Iterator[None]:
-    """Raises CodecError where the library panics."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise CodecError(
-            "the tokenizer failed on this text", "use the tokenizer that the model was published with"
-        ) from None  # its message may quote the text
+class _PanicGuard:
+    """Raises CodecError where the library panics. It is no generator, because each token of an answer passes here."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and is_panic(error):
+            raise CodecError(
+                "the tokenizer failed on this text", "use the tokenizer that the model was published with"
+            ) from None  # its message may quote the text
+
+
+_no_panic = _PanicGuard()
 
 
 class _SharedUse:
     """Lets threads use one tokenizer of the library at once, unless they need different settings.
 
-    The library keeps settings between calls. A thread that needs others waits until no thread is in a call.
+    The library keeps settings between calls. A thread that needs others waits until no thread is in a call. A block
+    `with use:` is a call that does not depend on them, and never waits.
     """
 
     def __init__(self) -> None:
@@ -288,19 +292,13 @@ class _SharedUse:
         try:
             yield
         finally:
-            self._leave()
+            self.__exit__()
 
-    @contextmanager
-    def with_any_settings(self) -> Iterator[None]:
-        """Holds whatever settings there are, for a call that does not depend on them. It never waits for a call."""
+    def __enter__(self) -> None:
         with self._changed:
             self._in_use += 1
-        try:
-            yield
-        finally:
-            self._leave()
 
-    def _leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._in_use -= 1
             self._changed.notify_all()

@@ -150,8 +150,11 @@ async def _stream(
         yield sse_event("[DONE]")
 
 
+_write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def _event(document: dict[str, Any], done_event: bool) -> str:
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    text = _write_json(document)
     return sse_event(text, None if done_event else document["type"])
 
 

@@ -6,7 +6,6 @@ not this machine, are refused.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 import re
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from milkglass.attest.passthrough import NOT_ATTESTED, OWN_ANSWER, STATE_HEADER
-from milkglass.engines.concurrency import REQUEST
+from milkglass.engines.concurrency import REQUEST, StepTimeout
 from milkglass.errors import MilkglassError, Unauthorized
 from milkglass.proxy import refusals
 from milkglass.server.http import errors
@@ -52,13 +51,13 @@ class LocalGuard:
             await self._app(scope, receive, send)
             return
         REQUEST.set(object())  # the answers to one request wait for each other
-        has_begun = False
+        has_begun, reader = False, StepTimeout(READER_SECONDS)
 
         async def send_in_time(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             try:
-                async with asyncio.timeout(READER_SECONDS):
+                with reader:
                     await send(message)
             except TimeoutError:
                 raise _Unread from None
@@ -77,6 +76,7 @@ class LocalGuard:
             if not has_begun:
                 await errors.internal_error_response()(scope, receive, send)
         finally:
+            reader.close()
             body.release()
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:

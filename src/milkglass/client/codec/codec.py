@@ -72,6 +72,7 @@ class Codec:
     readable: bool = True
     key_id: str | None = None
     sampling: ModelSampling = field(default_factory=ModelSampling)
+    _token_texts: dict[int, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
@@ -425,12 +426,22 @@ class Codec:
 
     def _shown_ids(self, ids: Sequence[int] | NDArray[Any], is_shown: NDArray[np.bool_]) -> list[int]:
         """Returns the original ids of scrambled ones, without those for which `is_shown` (n,) is false."""
+        # Most chunks of an answer are one token, for which arrays cost more than the rest
+        if self.readable and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < len(self.inverse):
+            token = int(self.inverse[ids[0]])
+            return [token] if is_shown[token] else []
         original = self._unscramble(ids)
         return original[is_shown[original]].tolist()
 
     def _decode_original(self, original: list[int]) -> str:
+        """Returns the text of original ids. Texts of single tokens, which streams ask for all the time, are kept."""
+        if len(original) == 1 and (known := self._token_texts.get(original[0])) is not None:
+            return known
         # No clean-up after the fact: it would change text that a stream has already shown.
-        return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if len(original) == 1:
+            self._token_texts[original[0]] = text
+        return text
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
