@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milkglass.attacks.token_ids.channel import BigramModel, Channel, ChannelAttack, estimate_channel, posterior
+from milkglass.attacks.token_ids.channel import BigramModel, Channel, ChannelAttack, estimate_channel, posteriors
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -47,7 +47,7 @@ def test_the_posterior_of_one_place_is_bayes_rule() -> None:
     share = np.array([0, 0.6, 0.2, 0.2, 0, 0])
     channel = Channel(originals, p, share)
     none = BigramModel(Sequences.of([]), SIZE, share, 0.0)
-    ((some, likely),) = posterior(np.array([3]), channel, none)
+    ((some, likely),) = posteriors(np.array([3]), channel, none)
     assert some.tolist() == [1, 2]
     assert likely == pytest.approx([0.24 / 0.40, 0.16 / 0.40], abs=1e-6)
 
@@ -68,7 +68,7 @@ def test_forward_backward_is_the_sum_over_all_readings() -> None:
             value *= neighbours.transitions(np.array([a]), np.array([b]))[0, 0]
         for place, j in enumerate(path):
             total[place, j] += value
-    for place, (some, likely) in enumerate(posterior(seen, channel, neighbours)):
+    for place, (some, likely) in enumerate(posteriors(seen, channel, neighbours)):
         assert some.tolist() == originals[seen[place]].tolist()
         assert likely == pytest.approx(total[place] / total[place].sum())
 

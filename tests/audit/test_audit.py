@@ -30,7 +30,7 @@ from milkglass.audit.audit import audit, joined_pieces, write
 from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.plan import CHAIN_SHARE, planned_count
-from milkglass.audit.report.findings import warnings
+from milkglass.audit.report.findings import all_findings
 from milkglass.audit.report.page import escape_rare_characters, percent, render
 from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
@@ -233,7 +233,7 @@ def test_where_no_content_was_sent_nobody_is_said_to_read_it(setting: Setting, t
         for one in result.cells
     )
     assert any(one.measures for one in cells)
-    raised = warnings(scene(setting), cells, {})
+    raised = all_findings(scene(setting), cells, {})
     assert "An attacker reads your text" not in [one.title for one in raised]
     assert "nan" not in " ".join(one.raised_if for one in raised)
     without = replace(result, cells=cells, warnings=raised)
@@ -542,7 +542,7 @@ def test_rows_that_training_moved_are_said_to_name_its_tokens(setting: Setting) 
     def conditions(purpose: str, model: Model) -> list[str]:
         seen = (*held, Weights(model, tuned=True), Tokens(sent, purpose))
         some = replace(it, transcript=replace(it.transcript, observations=seen))
-        return [one.raised_if for one in warnings(some, (), {}) if "trained on" in one.title]
+        return [one.raised_if for one in all_findings(some, (), {}) if "trained on" in one.title]
 
     (words,) = conditions("train", tuned)
     ordinary = int((occurred & it.truth.ordinary[it.truth.inverse]).sum())
@@ -668,7 +668,7 @@ def test_a_rule_names_k_only_where_the_scheme_has_it(setting: Setting) -> None:
         for name, one in shares.items()
     )
     for scheme, has in (({"name": "obfuslm", "k": 5}, True), ({"name": "coarse", "symbols": 16}, False)):
-        found = warnings(replace(scene(setting), scheme=scheme), cells, {})
+        found = all_findings(replace(scene(setting), scheme=scheme), cells, {})
         (rule,) = (one.raised_if for one in found if one.title == "The usual measures understate this")
         assert ("1/k" in rule) == has
 

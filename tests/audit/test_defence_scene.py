@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from milkglass.audit.defence_scene import _matching_places, _pieces, scene_of, sent_and_original
-from milkglass.audit.report.findings import warnings
+from milkglass.audit.report.findings import all_findings
 from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
@@ -161,7 +161,7 @@ def test_an_audit_says_first_of_a_broken_defence_that_it_is(
     if isinstance(defence, HiddenStateDefence):
         defence = replace(defence, training=HalvesTraining(epochs=1, max_steps=1, max_length=32))
     client, server = defence.split(base, LabelledTexts(texts, [0, 1] * 8), bytes(32), tmp_path / "server")
-    first = warnings(scene_of(base, client, server, texts[:6], {}), (), {})[0]
+    first = all_findings(scene_of(base, client, server, texts[:6], {}), (), {})[0]
     if says is None:
         assert first.title != "This defence is broken"
     else:

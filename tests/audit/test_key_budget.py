@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milkglass.audit import key_budget as curve
-from milkglass.audit.audit import key_budget
+from milkglass.audit.audit import reading_curve
 from milkglass.audit.key_budget import curve_sizes, tokens_at_share, tokens_to_reach
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report.result import BudgetPoint
@@ -86,7 +86,7 @@ def counted(attack: Counting, monkeypatch: pytest.MonkeyPatch) -> tuple[BudgetPo
     )
     attacks = {"mine": attack}
     done = run(scene, attacks, None, Budget(), 1, options=RECIPE)
-    return key_budget(scene, attacks, done, strongest(done.cells), Budget(), 1)
+    return reading_curve(scene, attacks, done, strongest(done.cells), Budget(), 1)
 
 
 def test_a_curve_has_a_point_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:

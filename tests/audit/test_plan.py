@@ -53,7 +53,7 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
 
     both = took(ClusterSolve.cost, sent) + took(KNN.cost, sent)
     assert plan.seconds == pytest.approx(2 * both)
-    assert (plan.attack_count, plan.open_ended_titles) == (2, ("Inversion model",))
+    assert (plan.timed_attack_count, plan.open_ended_titles) == (2, ("Inversion model",))
     assert estimate(it, attacks, budget=900).open_ended_titles == (), "four times its least time is not there"
     known = {**attacks, "decipherment": Decipherment()}
     text = it.adversaries[1].knowledge.corpus
@@ -68,11 +68,11 @@ def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monke
     monkeypatch.setattr(ClusterSolve, "cost", Cost(fixed=100.0, tokens=0.0))
     it, attacks = scene(setting), {one.name: one for one in (ClusterSolve(), LanguageModel(), SDA())}
     plan = estimate(it, attacks, budget=200)
-    assert (plan.attack_count, plan.open_ended_titles) == (1, ()), "100 s of 200 are left"
+    assert (plan.timed_attack_count, plan.open_ended_titles) == (1, ()), "100 s of 200 are left"
     assert plan.late_titles == (LanguageModel.title,), "what others surpass is not missed"
     assert plan.enough_seconds == 400, "300 s are left of it"
     plan = estimate(it, attacks, budget=400)
-    assert (plan.attack_count, plan.late_titles) == (2, ()) and math.isnan(plan.enough_seconds)
+    assert (plan.timed_attack_count, plan.late_titles) == (2, ()) and math.isnan(plan.enough_seconds)
     assert ClusterSolve.title in estimate(it, attacks, budget=160).late_titles, "60 % of it is too little for the chain"
     line = plan_text(estimate(it, attacks, budget=200), "4m")
     assert f"{LanguageModel.title.lower()}, " in line and "--budget 9m" in line

@@ -10,7 +10,7 @@ import torch
 
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report.findings import warnings, words_of_enclave
+from milkglass.audit.report.findings import all_findings, words_of_enclave
 from milkglass.audit.report.verdict import level, percent_text, unfinished_attacks, verdict, what_crosses
 from milkglass.audit.scene import Adversary, DefenceWords, Scene
 from milkglass.metrics.interval import Interval
@@ -168,7 +168,7 @@ def test_a_figure_of_an_attack_that_was_cut_has_no_interval_in_words() -> None:
     }
     whole = replace(cell(0.2, 0.1, "symbol-decoder"), measures=bits)
     for one, title in ((whole.with_cut(True), "At most 9.5 bits"), (whole.with_cut(False), "About 9.5 bits")):
-        (found,) = [some for some in warnings(scene, (one,), {}) if "stay hidden" in some.title]
+        (found,) = [some for some in all_findings(scene, (one,), {}) if "stay hidden" in some.title]
         assert found.title.startswith(title) and "nan" not in str(found)
 
 
@@ -195,11 +195,13 @@ def test_a_defence_and_an_attack_bring_sentences_of_their_own() -> None:
         }  # fmt: skip
 
     best = cell(0.6, 0.5, "mine")
-    found = {one.title: one for one in warnings(scene, (best,), {}, {"mine": Mine()})}
+    found = {one.title: one for one in all_findings(scene, (best,), {}, {"mine": Mine()})}
     read = found["An attacker reads your text"]
     assert read.explanation == "It sends mine." and read.change.endswith(". Nothing helps.")
     assert "The provider reads every answer" in found
     own = found["Mine reads"]
     assert (own.raised_if, own.explanation) == ("here 50.0 % (50.0 to 50.0)", "of mine")
     assert verdict(best, WHO, (best,), what_crosses(scene)).startswith("From the ids of my defence, ")
-    assert "Mine reads" not in {one.title for one in warnings(scene, (cell(0.6, 0.05, "mine"),), {}, {"mine": Mine()})}
+    assert "Mine reads" not in {
+        one.title for one in all_findings(scene, (cell(0.6, 0.05, "mine"),), {}, {"mine": Mine()})
+    }

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from milkglass.compare import answers, chat_rows, keep
-from milkglass.compare.answers import ChatSender
+from milkglass.compare.answers import ChatPreparer
 from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, user_text
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
@@ -115,10 +115,10 @@ def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(
 
 
 # --- what crosses -----------------------------------------------------------------------------------------------------
-def sender(base: Checkpoint, rows: ChatRows, entry: dict[str, Any], folder: Path) -> ChatSender:
+def preparer(base: Checkpoint, rows: ChatRows, entry: dict[str, Any], folder: Path) -> ChatPreparer:
     defence = defence_of(entry)
     client, _ = load_or_split(base, rows.train, defence, 0, folder, 96)
-    return ChatSender.of(base, client, defence, rows, 0)  # type: ignore[arg-type]
+    return ChatPreparer.of(base, client, defence, rows, 0)  # type: ignore[arg-type]
 
 
 def test_masks_stand_in_what_is_sent_and_in_no_answer_that_is_asked_for(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_masks_stand_in_what_is_sent_and_in_no_answer_that_is_asked_for(tmp_path
         {"role": "assistant", "content": "John Baker is noted"},
     )
     chat = Example(1, "chat", messages=turns)
-    one = sender(base, rows, {"masked": True}, tmp_path / "cell")
+    one = preparer(base, rows, {"masked": True}, tmp_path / "cell")
     (tmp_path / "work").mkdir()
     (trained,) = examples_of(DataFile(one.training_rows([chat], tmp_path / "work")))
     assert not any("Keller" in m["content"] or "Baker" in m["content"] for m in trained.messages)
@@ -144,7 +144,7 @@ def test_masks_stand_in_what_is_sent_and_in_no_answer_that_is_asked_for(tmp_path
 def test_replaced_tokens_are_the_users_alone(tmp_path: Path) -> None:
     base = Checkpoint.open(model(tmp_path / "model"))
     rows = read(base, written(tmp_path / "rows.jsonl", instructions(150)))
-    one = sender(base, rows, {"sanitizer": "rnm", "epsilon": 0.5}, tmp_path / "cell")
+    one = preparer(base, rows, {"sanitizer": "rnm", "epsilon": 0.5}, tmp_path / "cell")
     sent = one.codec.decode(one.prompt(rows.asked[0]), skip_special=False)
     plain = one.codec.decode(one.codec.encode_chat(rows.asked[0].messages[:-1]), skip_special=False)
     assert sent != plain and len(one.prompt(rows.asked[0])) == len(one.codec.encode_chat(rows.asked[0].messages[:-1]))

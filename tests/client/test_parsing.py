@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.client.remote import responses, strict_json, transfer
-from milkglass.client.remote.strict_json import escape, one_line, running_text
+from milkglass.client.remote.strict_json import clean_text, escape_unprintable, one_line
 from milkglass.errors import MilkglassError, RemoteError
 from tests.client.odd_json import objects, written
 
@@ -25,7 +25,7 @@ def readable(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(readable, value))
     if isinstance(value, str):
-        return value.isprintable() and len(value) <= strict_json.MAX_STRING_SHOWN
+        return value.isprintable() and len(value) <= strict_json.MAX_STRING_CHARACTERS
     return value is None or (math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63)
 
 
@@ -33,7 +33,7 @@ def readable(value: Any) -> bool:
 @given(objects)
 def test_what_is_read_is_readable(value: dict[str, Any]) -> None:
     try:
-        found = strict_json.document(written(value))
+        found = strict_json.parse_object(written(value))
     except RemoteError as error:
         assert str(error).replace("\n", "").isprintable()
         return
@@ -41,12 +41,12 @@ def test_what_is_read_is_readable(value: dict[str, Any]) -> None:
 
 
 def test_strings_are_cleaned_at_any_depth() -> None:
-    found = strict_json.document(json.dumps({STEERING: [{"a": [STEERING]}]}))
+    found = strict_json.parse_object(json.dumps({STEERING: [{"a": [STEERING]}]}))
     ((name, (inner,)),) = found.items()
     assert name == inner["a"][0] == one_line(STEERING, 500)
     assert len(name) == len(STEERING) and name.isprintable() and "PWNED" in name
-    assert strict_json.document(json.dumps({"a": "x" * 9999}))["a"] == "x" * 500
-    assert strict_json.document('{"a": "na\u00efve \u4e2d\u6587 \U0001f469"}')["a"] == "naïve 中文 👩"
+    assert strict_json.parse_object(json.dumps({"a": "x" * 9999}))["a"] == "x" * 500
+    assert strict_json.parse_object('{"a": "na\u00efve \u4e2d\u6587 \U0001f469"}')["a"] == "naïve 中文 👩"
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_strings_are_cleaned_at_any_depth() -> None:
 )
 def test_what_cannot_be_computed_with_is_refused(raw: bytes, said: str) -> None:
     with pytest.raises(RemoteError, match=said):
-        strict_json.document(raw)
+        strict_json.parse_object(raw)
 
 
 def test_numbers_that_json_does_not_have_are_null() -> None:
-    assert strict_json.document('{"a": NaN, "b": [Infinity, -Infinity], "c": -9223372036854775807}') == {
+    assert strict_json.parse_object('{"a": NaN, "b": [Infinity, -Infinity], "c": -9223372036854775807}') == {
         "a": None, "b": [None, None], "c": -9223372036854775807,
     }  # fmt: skip
 
@@ -109,23 +109,23 @@ def test_an_answer_that_cannot_be_is_one_error_of_many(reader: Any, value: dict[
 
 def require_one_error(reader: Any, value: dict[str, Any]) -> None:
     try:
-        reader(strict_json.document(written(value)))
+        reader(strict_json.parse_object(written(value)))
     except MilkglassError as error:
         assert error.exit_code == 6 and error.message
 
 
 @given(st.text())
 def test_json_for_a_terminal_is_the_same_document_and_printable(text: str) -> None:
-    document = escape(json.dumps({"a": text}, ensure_ascii=False))
+    document = escape_unprintable(json.dumps({"a": text}, ensure_ascii=False))
     assert document.isprintable() and json.loads(document) == {"a": text}
 
 
 def test_json_stays_readable() -> None:
-    assert escape('{"a": "naïve 中文 👩"}') == '{"a": "naïve 中文 👩"}'
-    assert escape('{"a": "\x9b31m\u202e\U000e0041"}') == '{"a": "\\u009b31m\\u202e\\udb40\\udc41"}'
+    assert escape_unprintable('{"a": "naïve 中文 👩"}') == '{"a": "naïve 中文 👩"}'
+    assert escape_unprintable('{"a": "\x9b31m\u202e\U000e0041"}') == '{"a": "\\u009b31m\\u202e\\udb40\\udc41"}'
 
 
 def test_running_text_keeps_what_scripts_need() -> None:
-    assert running_text("a\tb\nनमस्ते 👩\u200d👩\u200d👧 ש") == "a\tb\nनमस्ते 👩\u200d👩\u200d👧 ש"
+    assert clean_text("a\tb\nनमस्ते 👩\u200d👩\u200d👧 ש") == "a\tb\nनमस्ते 👩\u200d👩\u200d👧 ש"
     kept = "\x1b\x9b\x7f\r\u202e\u2066\u200f\u061c\u200b\ufeff\ud800\u2028"
-    assert running_text(kept) == "\ufffd" * len(kept)
+    assert clean_text(kept) == "\ufffd" * len(kept)

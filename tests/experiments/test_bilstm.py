@@ -22,12 +22,12 @@ from milkglass.experiments.procedures.lstm import (
     BiLSTM,
     LSTMTraining,
     WordTable,
-    is_word_id,
     length_batches,
-    pad_rows,
+    pad_sequences,
     predicted_classes,
     split_words,
     train,
+    word_id_mask,
 )
 from milkglass.experiments.runs import unpack_answers
 from milkglass.schemes.obfuslm import ObfusLM
@@ -89,7 +89,7 @@ def test_the_table_has_padding_the_unknown_word_and_the_files_words(table: WordT
     assert table.ids("W1X nothing , w0x") == [3, UNKNOWN, 2]
     assert table.ids(" , ") == [UNKNOWN]
     assert table.text(np.array([3, PADDING, UNKNOWN, 2])) == "w1x <unk> w0x"
-    assert np.flatnonzero(~is_word_id(len(table))).tolist() == list(SPECIAL)
+    assert np.flatnonzero(~word_id_mask(len(table))).tolist() == list(SPECIAL)
 
 
 # --- the scheme -------------------------------------------------------------------------------------------------------
@@ -114,10 +114,10 @@ def test_permuting_table_and_ids_changes_nothing(table: WordTable) -> None:
     net = BiLSTM(table.rows, 2, SMALL).eval()
     sigma = np.random.default_rng(0).permutation(len(table))
     texts = table.encode(text for text, _ in sentences(9, 1))
-    ids, lengths = pad_rows(list(texts))
+    ids, lengths = pad_sequences(list(texts))
     plain = net(ids, lengths)
     net.table = torch.nn.Embedding.from_pretrained(table.rows[torch.from_numpy(np.argsort(sigma))])
-    ids, lengths = pad_rows(list(texts.map_ids(sigma)))
+    ids, lengths = pad_sequences(list(texts.map_ids(sigma)))
     assert torch.equal(net(ids, lengths), plain)
     ids[torch.arange(ids.shape[1]) >= lengths[:, None]] = 7  # what stands behind a text has no part in it
     assert torch.equal(net(ids, lengths), plain)

@@ -24,7 +24,7 @@ from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
-from milkglass.experiments.kinds.comparison import Comparison, with_training
+from milkglass.experiments.kinds.comparison import ComparisonRecipe, with_training
 from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest_distances, quantiles
 from milkglass.experiments.procedures.trials import (
     Stopwatch,
@@ -417,16 +417,18 @@ def test_a_data_set_has_settings_of_its_own_and_a_defence_has_the_last_word(reci
         'held_out = "dev.tsv"\n', 'held_out = "dev.tsv"\ntraining = { batch_size = 2, max_steps = 9 }\n'
     )
     (tmp_path / "r.toml").write_text(small, "utf-8")
-    read = Comparison.read(tmp_path / "r.toml")
+    read = ComparisonRecipe.read(tmp_path / "r.toml")
     settings = read.settings_of("small", {"training": {"max_steps": 5}}, {"num_labels": 2})
     assert (settings.batch_size, settings.max_steps, settings.learning_rate) == (2, 5, 1e-3)
     (tmp_path / "r.toml").write_text(small.replace("batch_size = 2,", "batch_size = 0,"), "utf-8")
     with pytest.raises(UsageError, match="training: batch_size"):
-        Comparison.read(tmp_path / "r.toml")
+        ComparisonRecipe.read(tmp_path / "r.toml")
 
 
 def test_means_and_deviations_of_seeds(recipe: Path) -> None:
-    several = replace(Comparison.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}})
+    several = replace(
+        ComparisonRecipe.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}}
+    )
     values = {("plain", 1): 90.0, ("plain", 2): 92.0, ("x", 1): 80.0, ("x", 2): 86.0}
     measured = {("d", name, seed): records({"accuracy": v}) for (name, seed), v in values.items()}
     assert numbers(comparison._mean_figures(several, measured)) == {
@@ -548,12 +550,12 @@ def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     more = "[defences.anew]\nk = 4\nepsilon = 0.1\nattacked = { rows = 4 }\n[published]"
     path.write_text(RECIPE.replace("[published]", more), "utf-8")
-    recipe = Comparison.read(path)
+    recipe = ComparisonRecipe.read(path)
     assert recipe.attacked_of(recipe.defences["obfuslm"]) == LeakageTexts(8, 8)
     assert recipe.attacked_of(recipe.defences["anew"]) == LeakageTexts(4, 8)
     path.write_text(RECIPE.replace("[published]", more.replace("rows = 4", "row = 4")), "utf-8")
     with pytest.raises(UsageError, match="row"):
-        Comparison.read(path)
+        ComparisonRecipe.read(path)
 
 
 @pytest.mark.parametrize(
@@ -571,5 +573,5 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     path = tmp_path / "small.toml"
     path.write_text(RECIPE.replace(*change).replace("MODEL", str(recipe.parent / "model")), "utf-8")
     with pytest.raises(UsageError, match=match):
-        Comparison.read(path).measure(RunFolder(data, tmp_path / "run", 1))
+        ComparisonRecipe.read(path).measure(RunFolder(data, tmp_path / "run", 1))
     assert not (tmp_path / "run").exists()

@@ -12,7 +12,7 @@ import pytest
 from milkglass import device, system
 from milkglass.errors import UsageError
 from milkglass.experiments import needs
-from milkglass.experiments.needs import GB, USED, RecipeNeeds, note_usage
+from milkglass.experiments.needs import GB, USAGE_FILE, RecipeNeeds, note_usage
 from milkglass.experiments.recipe import settings
 from milkglass.experiments.reproduce import reproduce
 
@@ -108,12 +108,12 @@ def test_wrong_needs_are_refused(wrong: str, tmp_path: Path) -> None:
 def test_what_was_used_is_noted_for_each_start(tmp_path: Path) -> None:
     with note_usage(tmp_path):
         pass
-    assert not (tmp_path / USED).exists()  # nothing was begun
+    assert not (tmp_path / USAGE_FILE).exists()  # nothing was begun
     (tmp_path / "run.json").write_text("{}")
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), note_usage(tmp_path):
             raise KeyboardInterrupt
-    used = json.loads((tmp_path / USED).read_text())
+    used = json.loads((tmp_path / USAGE_FILE).read_text())
     assert len(used) == 2
     assert all(one["memory"] > 0.01 and one["minutes"] >= 0 for one in used)
 

@@ -22,7 +22,7 @@ from milkglass.experiments import runs as recipes
 from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked_rows_by_attacker
 from milkglass.experiments.kinds.attacks import split_texts as split_texts
-from milkglass.experiments.kinds.comparison import Comparison
+from milkglass.experiments.kinds.comparison import ComparisonRecipe
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
@@ -208,7 +208,7 @@ def test_a_shipped_result_is_of_the_attack_recipe_as_it_stands(path: Path) -> No
 
 @pytest.mark.parametrize("path", [path for path in COMPARISONS if path in RUN], ids=lambda path: path.stem)
 def test_a_shipped_result_is_of_the_comparison_as_it_stands(path: Path) -> None:
-    recipe, result = Comparison.read(path, result_of(path).name.endswith(".quick.json")), shipped(path)
+    recipe, result = ComparisonRecipe.read(path, result_of(path).name.endswith(".quick.json")), shipped(path)
     about = json.loads(json.dumps({**recipe.about(), "attacks": recipe.attacks}))
     assert {name: result[name] for name in about} == about
     for name, one in figures_of(result).items():
@@ -217,8 +217,8 @@ def test_a_shipped_result_is_of_the_comparison_as_it_stands(path: Path) -> None:
 
 def test_what_depends_on_a_key_is_run_under_eight_and_after_an_odd_number_of_reflections() -> None:
     """One key says little: eight keys of the glide gave KNN between next to nothing and most of the vocabulary."""
-    glide, tuned = AttackRecipe.read(FOLDER / "ednn_glide.toml"), Comparison.read(FOLDER / "ednn_tuned.toml")
-    others = [Comparison.read(FOLDER / f"ednn_{name}.toml") for name in ("roberta", "mbert")]
+    glide, tuned = AttackRecipe.read(FOLDER / "ednn_glide.toml"), ComparisonRecipe.read(FOLDER / "ednn_tuned.toml")
+    others = [ComparisonRecipe.read(FOLDER / f"ednn_{name}.toml") for name in ("roberta", "mbert")]
     assert glide.keys >= 8 and all(len(set(one.seeds)) >= 8 for one in (tuned, *others))
     for entries in (glide.variants, tuned.defences):
         assert {one["reflections"] % 2 for one in entries.values()} == {0, 1}
@@ -228,7 +228,7 @@ def test_what_depends_on_a_key_is_run_under_eight_and_after_an_odd_number_of_ref
 @pytest.mark.parametrize("quick", [False, True])
 def test_table_2_has_its_controls_and_the_papers_noise(quick: bool) -> None:
     """CAPE's cell says nothing without one that is trained and pooled alike and not disturbed."""
-    recipe = Comparison.read(FOLDER / "obfuslm_table2.toml", quick)
+    recipe = ComparisonRecipe.read(FOLDER / "obfuslm_table2.toml", quick)
     sent = [one.get("send", "tokens") for one in recipe.defences.values() if one.get("encoder") == "undisturbed"]
     assert sorted(sent) == ["mean", "tokens"]
     forward = {name: one for name, one in recipe.defences.items() if one.get("encoder") == "dp-forward"}
@@ -239,7 +239,7 @@ def test_table_2_has_its_controls_and_the_papers_noise(quick: bool) -> None:
 
 
 def test_cmifs_table_has_the_same_share_of_sensitive_words_for_santext_plus_and_rnm() -> None:
-    defences = Comparison.read(FOLDER / "cmif_table1.toml").defences.values()
+    defences = ComparisonRecipe.read(FOLDER / "cmif_table1.toml").defences.values()
     defaults = {"santext+": SanTextPlusMethod().sensitive, "rnm": RnmMethod().sensitive}
     shares = {
         name: {one.get("sensitive", most) for one in defences if one.get("sanitizer") == name}

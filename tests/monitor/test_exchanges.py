@@ -34,7 +34,7 @@ def test_what_a_conversation_repeats_is_counted_and_not_kept_twice(log: Exchange
     log.begin_exchange([1, 2, 3, 4, 5, 6, 7])
     again = log.exchanges[-1]
     assert (again.repeated_count, again.question) == (5, [6, 7])
-    assert log.kept_texts() == [[1, 2, 3], [4, 5], [50, 2, 3], [6, 7]]
+    assert log.kept_id_lists() == [[1, 2, 3], [4, 5], [50, 2, 3], [6, 7]]
     log.begin_exchange([1, 2, 3])
     assert log.exchanges[-1].question == [] and log.total_count == 4
 

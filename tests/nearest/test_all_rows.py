@@ -48,7 +48,7 @@ def test_lists_are_the_literal_ones(n: int, k: int) -> None:
 
 @pytest.mark.parametrize(("tile", "sample"), [(32, 64), (50, 10_000), (1024, 2)])
 def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, tile: int, sample: int) -> None:
-    monkeypatch.setattr(module, "TILE_ROWS", tile)
+    monkeypatch.setattr(module, "TILE_SIZE", tile)
     monkeypatch.setattr(module, "SAMPLE_COLUMNS", sample)
     vectors = grouped(333, 8, seed=3)
     vectors[5] = vectors[200] = vectors[40]
@@ -58,7 +58,7 @@ def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, ti
 
 
 def test_ties_fall_to_the_smaller_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TILE_ROWS", 16)
+    monkeypatch.setattr(module, "TILE_SIZE", 16)
     for held in (1, 1000):  # with and without pairs that are cut back
         monkeypatch.setattr(module, "MAX_HELD_PAIRS", held)
         vectors = np.eye(4, dtype=np.float32)[np.arange(200) % 4]  # cosines are 0 and 1, exactly
@@ -84,7 +84,7 @@ def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch
 def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     vectors = grouped(300, 8)
     expected = nearest(vectors, 15)
-    monkeypatch.setattr(module, "TILE_ROWS", 32)
+    monkeypatch.setattr(module, "TILE_SIZE", 32)
     monkeypatch.setattr(module, "MAX_HELD_PAIRS", held)
     monkeypatch.setattr(module, "_estimate_bounds", lambda unit, k, pool: np.full(len(unit), -1.5, np.float32))
     for one, other in zip(nearest(vectors, 15), expected, strict=True):

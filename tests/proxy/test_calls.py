@@ -22,7 +22,7 @@ from milkglass.proxy.text.calls import (
     shorten_call_ids,
     tool_format,
 )
-from milkglass.proxy.text.sections import JsonSpan, Sections, begins_reasoning
+from milkglass.proxy.text.sections import AnswerSplitter, JsonEndFinder, begins_reasoning
 from tests.proxy.test_text import pieces
 
 TOOLS = {"f": frozenset[str](), "g": frozenset[str](), "needs": frozenset({"x"})}
@@ -31,7 +31,7 @@ Read = list[tuple[str, Any]]
 
 def sections_of(text: str, cuts: list[int] | int = 10**6, **options: Any) -> Read:
     """What an answer consists of: (kind, text) and ("call", (name, arguments)); text of one kind is joined."""
-    sections, found = Sections(tools=TOOLS, **options), list[Any]()
+    sections, found = AnswerSplitter(tools=TOOLS, **options), list[Any]()
     sizes = [*range(0, len(text), cuts)] if isinstance(cuts, int) else cuts
     for piece in pieces(text, sizes):
         found += sections.push(piece)
@@ -163,7 +163,7 @@ def test_calls_are_found_by_their_json_however_text_comes(form: ToolFormat, text
 @pytest.mark.parametrize("form", [MISTRAL, MISTRAL_ARGS])
 def test_mistrals_templates_get_ids_of_nine_letters(form: ToolFormat) -> None:
     """They refuse any other, of an application's own too."""
-    sections = Sections(form, TOOLS)
+    sections = AnswerSplitter(form, TOOLS)
     (part,) = sections.push('[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]')
     ids = [one.id for one in part.calls]
     assert all(len(one) == 9 and one.isalnum() for one in ids) and len({*ids}) == 2
@@ -199,7 +199,7 @@ def test_what_an_answer_consists_of_does_not_depend_on_its_pieces(
 
 
 def test_text_is_shown_as_soon_as_it_can_be_no_call() -> None:
-    sections = Sections(LLAMA, TOOLS)
+    sections = AnswerSplitter(LLAMA, TOOLS)
     said = ""
     for letter in (code := 'void f() { return; }\n{"city": {"name": "Rome", "at": [1, 2]}} and so on'):
         said += "".join(part.text for part in sections.push(letter))
@@ -210,7 +210,7 @@ def test_text_is_shown_as_soon_as_it_can_be_no_call() -> None:
 def test_a_long_string_costs_its_length_however_text_comes() -> None:
     """Two thousand pieces of a string of 200,000 letters: each is looked at once."""
     text = '{"name": "f", "arguments": {"a": "' + "x" * 200_000 + '"}}'
-    span, looked = JsonSpan(), 0
+    span, looked = JsonEndFinder(), 0
     for at in range(0, len(text), 100):
         before = span.position
         end = span.end(text[: at + 100])
@@ -232,7 +232,7 @@ def test_a_template_shows_how_its_model_calls() -> None:
 
 def test_arguments_stay_as_the_model_wrote_them() -> None:
     def arguments(text: str) -> str:
-        sections = Sections(HERMES, TOOLS)
+        sections = AnswerSplitter(HERMES, TOOLS)
         parts = [*sections.push(f'<tool_call>{{"name": "f", "arguments": {text}}}</tool_call>'), *sections.flush()]
         return parts[0].calls[0].arguments
 

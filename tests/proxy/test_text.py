@@ -16,7 +16,7 @@ from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve
 from milkglass.proxy.text.calls import demanded_tool
-from milkglass.proxy.text.sections import StopStrings
+from milkglass.proxy.text.sections import StopStringFilter
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import normalize_messages, tools_of
 
@@ -32,7 +32,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 @given(text=letters, cuts=st.lists(st.integers(0, 30), max_size=6), stops=st.lists(letters.filter(bool), max_size=3))
 def test_stop_strings_cut_alike_however_text_comes(text: str, cuts: list[int], stops: list[str]) -> None:
     """At the first place where any of them begins; what is shown before its end never has to be taken back."""
-    cutter, shown = StopStrings(stops), ""
+    cutter, shown = StopStringFilter(stops), ""
     for piece in pieces(text, cuts):
         shown += cutter.push(piece)
     shown += "" if cutter.is_stopped else cutter.flush()

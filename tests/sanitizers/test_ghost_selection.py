@@ -52,7 +52,7 @@ def plain(name: str, spread: float = 1.0) -> Any:
 
 def network(name: str, quick: bool = False, spread: float = 1.0) -> HeadlessModel:
     causal = name not in ("bert", "mpnet", "roberta", "distilbert", "xlm-roberta")
-    return replace(HeadlessModel.wrap(plain(name, spread), causal), looks_in_bf16=quick)
+    return replace(HeadlessModel.wrap(plain(name, spread), causal), screens_in_bf16=quick)
 
 
 def shadows(most: int = 5, seed: int = 0) -> Shadows:
@@ -134,7 +134,7 @@ def test_what_bf16_shows_to_be_worse_is_not_measured_again(monkeypatch: pytest.M
     select(net, of, originals, starts, SelectionSettings())
     alone = measured[False]
     assert alone and not measured[True]
-    select(replace(net, looks_in_bf16=True), of, originals, starts, SelectionSettings())
+    select(replace(net, screens_in_bf16=True), of, originals, starts, SelectionSettings())
     assert measured[True] and measured[False] - alone < alone / 2
 
 

@@ -421,7 +421,7 @@ def test_a_decoder_without_a_padding_id_classifies_one_by_one(client: TestClient
 def test_the_log_of_a_worker_that_dies_often_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from milkglass.server.jobs import worker
 
-    monkeypatch.setattr(worker, "MAX_LOG", 1000)
+    monkeypatch.setattr(worker, "MAX_LOG_BYTES", 1000)
     for number in range(5):
         one = worker.Worker(tmp_path, ("/bin/sh", "-c", f"seq -w {number * 1000} {number * 1000 + 300}"))
         assert one.start() and one.wait(30)

@@ -91,7 +91,7 @@ class Front:
         forwarded = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
         handlers = [(EVIDENCE_PATH, "GET", self.evidence), *forwarded]
         if self.vault is not None:
-            handlers.append((RELEASE_PATH, "POST", self.release))
+            handlers.append((RELEASE_PATH, "POST", self.receive_release))
         routes = [Route(path, handler, methods=[method]) for path, method, handler in handlers]
         app = passthrough.web_app(routes, lifespan)
         app.add_middleware(
@@ -124,7 +124,7 @@ class Front:
             self._unfinished += Counter()  # removes groups with none
         return CLIENT_GONE if evidence is None else Response(evidence.document(), media_type=passthrough.JSON_TYPE)
 
-    async def release(self, request: Request) -> Response:
+    async def receive_release(self, request: Request) -> Response:
         """Opens and keeps a file that was sealed to this machine."""
         assert self.vault is not None
         self.vault.require_sender(request.headers.get("authorization", ""))

@@ -109,7 +109,7 @@ TcbStatus = Literal[
 ]  # fmt: skip
 
 
-class SevSnp(_PolicyPart):
+class SevSnpDemands(_PolicyPart):
     """Says what is demanded of a machine with SEV-SNP.
 
     Attributes:
@@ -123,7 +123,7 @@ class SevSnp(_PolicyPart):
     image: list[SnpImage] = []
 
 
-class Tdx(_PolicyPart):
+class TdxDemands(_PolicyPart):
     """Says what is demanded of a machine with TDX.
 
     Attributes:
@@ -137,15 +137,15 @@ class Tdx(_PolicyPart):
     image: list[TdxImage] = []
 
 
-class Sgx(_PolicyPart):
-    """Says what is demanded of an enclave of SGX. The attributes are those of `Tdx`."""
+class SgxDemands(_PolicyPart):
+    """Says what is demanded of an enclave of SGX. The attributes are those of `TdxDemands`."""
 
     status: list[TcbStatus] = ["UpToDate"]
     eval_data_number: EvalDataNumber | None = None
     image: list[SgxImage] = []
 
 
-class Nvidia(_PolicyPart):
+class NvidiaDemands(_PolicyPart):
     """Says what is demanded of a machine's GPUs.
 
     Attributes:
@@ -163,7 +163,7 @@ class Nvidia(_PolicyPart):
     revocation: Literal["required", "off"] = "required"
 
 
-class Machine(_PolicyPart):
+class AllowedMachines(_PolicyPart):
     """Lists the machines that are allowed, by their ids in hex (`VerifiedMachine.machine_id`).
 
     If none is listed here or in the lock file, any machine is allowed where the policy accepts "first-use".
@@ -180,8 +180,8 @@ class EnclavePolicy(_PolicyPart):
     """
 
     version: Literal[1]
-    sgx: Sgx = Sgx()
-    machine: Machine = Machine()
+    sgx: SgxDemands = SgxDemands()
+    machine: AllowedMachines = AllowedMachines()
     accept: dict[str, NonEmptyText] = {}
     sev_snp: ClassVar[None] = None
     tdx: ClassVar[None] = None
@@ -205,11 +205,11 @@ class Policy(_PolicyPart):
     evidence: Literal["milkglass", "tinfoil", "aci"] = "milkglass"
     lease: Annotated[str, StringConstraints(pattern=r"^([1-9]\d{0,3}s|[1-9]\d{0,2}m|([1-9]|1\d|2[0-4])h)$")] = "15m"
     kinds: list[Literal["software"]] = []
-    sev_snp: SevSnp | None = Field(None, alias="sev-snp")
-    tdx: Tdx | None = None
-    sgx: Sgx | None = None
-    nvidia: Nvidia | None = None
-    machine: Machine = Machine()
+    sev_snp: SevSnpDemands | None = Field(None, alias="sev-snp")
+    tdx: TdxDemands | None = None
+    sgx: SgxDemands | None = None
+    nvidia: NvidiaDemands | None = None
+    machine: AllowedMachines = AllowedMachines()
     accept: dict[str, NonEmptyText] = {}
 
     @property
@@ -302,11 +302,15 @@ def judge(
         pinned: when each machine of the lock file was first seen, by its id.
     """
     claims, faults = [*binding_claims, *machine.claims], dict[str, str]()
-    sections: dict[str, SevSnp | Tdx | Sgx | None] = {"sev-snp": policy.sev_snp, "tdx": policy.tdx, "sgx": policy.sgx}
+    sections: dict[str, SevSnpDemands | TdxDemands | SgxDemands | None] = {
+        "sev-snp": policy.sev_snp,
+        "tdx": policy.tdx,
+        "sgx": policy.sgx,
+    }
     section = sections.get(machine.kind)
     if section is None and machine.kind not in policy.kinds:
         faults["kind"] = f"the policy has no section for {machine.kind}"
-    if isinstance(section, SevSnp):
+    if isinstance(section, SevSnpDemands):
         faults |= _snp_faults(section, machine)
     elif section is not None:
         faults |= _intel_faults(section, machine)
@@ -347,7 +351,7 @@ def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
     return reasons
 
 
-def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
+def _snp_faults(section: SevSnpDemands, machine: VerifiedMachine) -> dict[str, str]:
     """Returns the reasons for which a machine is refused by its processor and its firmware, by name."""
     faults = {}
     if machine.product not in section.products:
@@ -369,7 +373,7 @@ def _snp_faults(section: SevSnp, machine: VerifiedMachine) -> dict[str, str]:
     return faults
 
 
-def _intel_faults(section: Tdx | Sgx, machine: VerifiedMachine) -> dict[str, str]:
+def _intel_faults(section: TdxDemands | SgxDemands, machine: VerifiedMachine) -> dict[str, str]:
     """Returns the reasons for which a machine is refused by Intel's collateral, by name."""
     faults = {}
     if machine.status not in section.status:
@@ -381,7 +385,9 @@ def _intel_faults(section: Tdx | Sgx, machine: VerifiedMachine) -> dict[str, str
     return faults
 
 
-def _image_claims(section: SevSnp | Tdx | Sgx, machine: VerifiedMachine, faults: dict[str, str]) -> list[Claim]:
+def _image_claims(
+    section: SevSnpDemands | TdxDemands | SgxDemands, machine: VerifiedMachine, faults: dict[str, str]
+) -> list[Claim]:
     """Returns claims on the image that runs. Adds to `faults` if the policy has no such image."""
     for image in section.image:
         registers = image.model_dump(exclude={"name", "origin"}, exclude_none=True)
@@ -428,7 +434,9 @@ def _machine_claims(
     ]
 
 
-def _gpu_faults(section: Nvidia | None, gpus: Sequence[VerifiedGpu], accepted: Mapping[str, str]) -> dict[str, str]:
+def _gpu_faults(
+    section: NvidiaDemands | None, gpus: Sequence[VerifiedGpu], accepted: Mapping[str, str]
+) -> dict[str, str]:
     """Returns the reasons for which GPUs are refused, by name. `accepted` has the reasons of accepted weaknesses."""
     if section is None:
         return {} if not gpus else {"gpu": f"{len(gpus)} GPUs were shown, and the policy has no section nvidia"}

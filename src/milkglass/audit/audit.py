@@ -15,7 +15,7 @@ from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.plan import GRACE_SECONDS
-from milkglass.audit.report.findings import distortion, id_rate, warnings, words_of
+from milkglass.audit.report.findings import all_findings, id_information, mean_cosine_with_originals, words_of
 from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.report.verdict import level, unfinished_attacks, verdict, what_crosses
@@ -52,7 +52,7 @@ def audit(
     options = RunOptions(deadline=clock_deadline)
     finished = run(scene, attacks, store, budget.part(ATTACKING_SHARE), seed, progress, options)
     best = strongest(finished.cells)
-    points = key_budget(scene, attacks, finished, best, budget, seed, clock_deadline)
+    points = reading_curve(scene, attacks, finished, best, budget, seed, clock_deadline)
     spent = curve.tokens_to_reach(points)
     words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
@@ -79,14 +79,14 @@ def audit(
             None if corpus is None else np.where(ordinary, corpus.counts(len(ordinary)), 0),
             len(ordinary),
         ),
-        warnings=warnings(scene, finished.cells, spent, attacks),
+        warnings=all_findings(scene, finished.cells, spent, attacks),
         examples=read_examples(scene, finished, best, seed),
         curve=points,
         spent=spent,
-        distortion=distortion(scene),
+        distortion=mean_cosine_with_originals(scene),
         metadata=None if scene.sends_states else metadata_leakage(sent),
         seed=seed,
-        rate=id_rate(scene),
+        rate=id_information(scene),
         notice=words_of(scene).notice,
     )
 
@@ -98,7 +98,7 @@ def deadline(budget: Budget) -> Budget | None:
     return Budget(max(budget.left(), GRACE_SECONDS), clock=time.monotonic)
 
 
-def key_budget(
+def reading_curve(
     scene: Scene,
     attacks: Mapping[str, Attack],
     finished: AuditRun,

@@ -138,14 +138,14 @@ class TimeEstimate:
     Attributes:
         seconds: CPU time of the attacks that the budget lets begin and that end by themselves, and of the curve of the
             key's budget.
-        attack_count: the number of these attacks.
+        timed_attack_count: the number of these attacks.
         open_ended_titles: the other attacks that begin, each of which uses up to half of what is left of the budget.
         late_titles: attacks, except baselines, for which too little time is left.
         enough_seconds: a budget in which late attacks end, or at least begin. nan: none is late, or none was found.
     """
 
     seconds: float
-    attack_count: int
+    timed_attack_count: int
     open_ended_titles: tuple[str, ...]
     late_titles: tuple[str, ...] = ()
     enough_seconds: float = math.nan

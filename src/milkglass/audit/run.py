@@ -53,7 +53,7 @@ class RunOptions:
     deadline: Budget | None = None
 
 
-RECIPE = RunOptions(use_minimum=False)
+RECIPE_OPTIONS = RunOptions(use_minimum=False)
 
 
 def run(

@@ -258,7 +258,7 @@ def plan_text(time_estimate: TimeEstimate, budget: str) -> str:
     """Returns words that say how long the attacks will take, and for which ones the budget leaves too little time."""
     announcement = (
         f"attacks, the strongest first: about {duration(time_estimate.seconds)} of processor time for "
-        f"{time_estimate.attack_count} of them"
+        f"{time_estimate.timed_attack_count} of them"
     )
     if time_estimate.open_ended_titles:
         announcement += f", and for {', '.join(time_estimate.open_ended_titles).lower()} up to half of what is left"

@@ -108,7 +108,9 @@ def train_config(
         Path, typer.Option("--rows", help="What `encode --out` wrote: .parquet, .jsonl, or for llamafactory a folder.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The YAML file to write.")],
-    result: Annotated[Path, typer.Option(help="The folder that the trainer will make.")] = Path("tuned"),
+    tuned_folder: Annotated[Path, typer.Option("--result", help="The folder that the trainer will make.")] = Path(
+        "tuned"
+    ),
     epochs: Annotated[float, typer.Option(min=0.001, help="Passes over the rows.")] = 3.0,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows a step, of each process.")] = 8,
     learning_rate: Annotated[float, typer.Option("--learning-rate", min=0.0, max=1.0, help="The highest rate.")] = 1e-4,
@@ -119,7 +121,7 @@ def train_config(
     """Write a configuration for a trainer that runs wherever the provider runs it. It names no text and no key."""
     from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, as_yaml, configuration
 
-    settings = TrainerSettings(model, rows, result, epochs, batch_size, learning_rate, max_length, cpu)
+    settings = TrainerSettings(model, rows, tuned_folder, epochs, batch_size, learning_rate, max_length, cpu)
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
     settings.check(trainer)
     if out.exists():

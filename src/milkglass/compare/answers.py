@@ -61,7 +61,7 @@ ANSWERED = "answered.json"
 
 
 @dataclass(frozen=True)
-class ChatSender:
+class ChatPreparer:
     """Prepares conversations as a client half sends them.
 
     Attributes:
@@ -74,7 +74,7 @@ class ChatSender:
     sanitizer: ChatSanitizer | None
 
     @classmethod
-    def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatSender:
+    def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatPreparer:
         codec = replace(client.codec, limit=token_limit(base.folder, client.codec.tokenizer))
         if not isinstance(client, SanitizedTokensClient):
             return cls(client, codec, None)
@@ -120,7 +120,7 @@ class ChatSender:
 def decoder_cell(
     base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, is_tuned: bool,
     seed: int, cells: Path, threads: int | None, log: Log, deadline: float,
-) -> tuple[TrainedHalves, ChatSender]:  # fmt: skip
+) -> tuple[TrainedHalves, ChatPreparer]:  # fmt: skip
     """Returns a cell, trained and asked if it does not exist, and what its client half sends.
 
     The cell's predictions are each row's loss, then each row's number of answer tokens.
@@ -147,9 +147,9 @@ def decoder_cell(
         client, server = load_or_split(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
-        sender = ChatSender.of(base, client, defence, rows, seed)
-        result = _tune(sender, server, rows, training, folder, threads, log, deadline) if is_tuned else server
-        answered = _answer(sender, result, rows, training.dtype == "bfloat16", folder, log, deadline)
+        preparer = ChatPreparer.of(base, client, defence, rows, seed)
+        result = _tune(preparer, server, rows, training, folder, threads, log, deadline) if is_tuned else server
+        answered = _answer(preparer, result, rows, training.dtype == "bfloat16", folder, log, deadline)
         client_seconds, training_seconds = stored_seconds(folder)
     own_answers = references(rows.asked[: extent.written])
     likeness = text.mean_similarity(answered["texts"], own_answers, np.random.default_rng(0))["rouge-l"]
@@ -162,11 +162,11 @@ def decoder_cell(
         folder.name, figures, answered["made"], answered["predictions"], no_logits, client, server, result,
         client_seconds=client_seconds, training_seconds=training_seconds,
     )  # fmt: skip
-    return cell, sender
+    return cell, preparer
 
 
 def _tune(
-    sender: ChatSender, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
+    preparer: ChatPreparer, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
     threads: int | None, log: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
     """Trains the server's model on the rows as the client sends them."""
@@ -176,14 +176,14 @@ def _tune(
         log("the rows are encoded")
         row_limit = None if training.max_steps is None else training.max_steps * training.batch_size
         with count_seconds(folder, "client_seconds"):
-            file = sender.training_rows(rows.chats[:row_limit], folder)
-            write_rows(sender.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
+            file = preparer.training_rows(rows.chats[:row_limit], folder)
+            write_rows(preparer.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
     write_spec(job, server.folder, training, threads, ("train",))
     return run_training(folder, log, deadline)
 
 
 def _answer(
-    sender: ChatSender, server: TokenServer, rows: ChatRows, in_bf16: bool, folder: Path, log: Log, deadline: float
+    preparer: ChatPreparer, server: TokenServer, rows: ChatRows, in_bf16: bool, folder: Path, log: Log, deadline: float
 ) -> dict[str, Any]:
     """Returns the losses and the written answers, from the cell's folder if they are there.
 
@@ -195,12 +195,12 @@ def _answer(
         return dict(json.loads(path.read_text("utf-8")))
     model: Any = load_generator(server.folder)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16):
-        losses = _losses(model, sender, rows, folder, log, deadline)
+        losses = _losses(model, preparer, rows, folder, log, deadline)
     model = model.to(torch.bfloat16) if in_bf16 else model
-    prompts = [sender.prompt(row) for row in rows.asked[: rows.extent.written]]
+    prompts = [preparer.prompt(row) for row in rows.asked[: rows.extent.written]]
     texts, started = list[str](), time.process_time()
     for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log, deadline):
-        texts += sender.codec.decode_batch(greedy_ids(model, prompts[part], rows.extent.new_tokens))
+        texts += preparer.codec.decode_batch(greedy_ids(model, prompts[part], rows.extent.new_tokens))
     seconds = (time.process_time() - started) / max(1, len(prompts))
     result = {
         "predictions": pack_answers(losses.ravel()),
@@ -213,11 +213,11 @@ def _answer(
 
 
 def _losses(
-    model: Any, sender: ChatSender, rows: ChatRows, folder: Path, log: Log, deadline: float
+    model: Any, preparer: ChatPreparer, rows: ChatRows, folder: Path, log: Log, deadline: float
 ) -> NDArray[np.float64]:
     """Returns (2, rows) the sum of each row's losses, and the number of its answers' tokens."""
-    asked_examples = sender.asked_rows(rows.asked, folder)
-    encoded = sender.codec.encode_truncated(
+    asked_examples = preparer.asked_rows(rows.asked, folder)
+    encoded = preparer.codec.encode_truncated(
         [example.messages for example in asked_examples], None, [example.tools for example in asked_examples]
     )
     examples: list[dict[str, Any]] = [

@@ -153,7 +153,7 @@ class Way(abc.ABC):
         """Returns about what a training of the way costs, as a multiple of a training of the comparison's model."""
         return 0.0
 
-    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
+    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
         """Returns the model that is trained, or None if none is."""
         return None
 
@@ -244,11 +244,11 @@ class ModelWay(Way):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
-    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
+    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
         return self.base(setting)
 
     def work(self, setting: ComparisonSettings) -> float:
-        trained = None if self.refuses(setting) else self.trained_model(setting)  # what is not here is not fetched
+        trained = None if self.refuses(setting) else self.model_to_train(setting)  # what is not here is not fetched
         return 0.0 if trained is None else layer_weights(trained) / layer_weights(setting.base)
 
 
@@ -286,8 +286,8 @@ class DecoderWay(ModelWay):
     def suits(self, base: Checkpoint) -> bool:
         return weight_bytes(base) <= MAX_SMALL_DECODER
 
-    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
-        return super().trained_model(setting) if self.is_tuned else None
+    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
+        return super().model_to_train(setting) if self.is_tuned else None
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         base, rows = self.base(setting), setting.rows
@@ -318,7 +318,7 @@ class DefenceWay(Way):
     def refuses(self, setting: ComparisonSettings) -> str | None:
         return self.defence(setting).refuses(setting.base)
 
-    def trained_model(self, setting: ComparisonSettings) -> Checkpoint | None:
+    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
         return setting.base
 
     def work(self, setting: ComparisonSettings) -> float:
@@ -339,11 +339,11 @@ class DefenceWay(Way):
         return WayAnswer(answers_of(setting, cell), cell.client_seconds, seconds, size, cell)  # the provider trains
 
     def _measure_written_answers(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
-        cell, sender = decoder_of(setting, self.defence(setting))
-        examples, sender = rows.asked[:TIMED_TEXTS], replace(sender, client=without_memory(sender.client))
-        sender.prompt(rows.chats[0])
+        cell, preparer = decoder_of(setting, self.defence(setting))
+        examples, preparer = rows.asked[:TIMED_TEXTS], replace(preparer, client=without_memory(preparer.client))
+        preparer.prompt(rows.chats[0])
         watch = Stopwatch()
-        prompts = [sender.prompt(example) for example in examples]
+        prompts = [preparer.prompt(example) for example in examples]
         seconds = 1000 * watch.seconds() / len(examples)
         size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
         if self.group == "states are sent":  # a row of the table for each token
@@ -375,7 +375,7 @@ class DefenceWay(Way):
 
 def decoder_of(
     setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, is_tuned: bool = True
-) -> tuple[TrainedHalves, answers.ChatSender]:
+) -> tuple[TrainedHalves, answers.ChatPreparer]:
     """Returns the cell of a defence on rows with answers, and what its client half sends."""
     assert isinstance(setting.rows, ChatRows)
     digest = setting.digest if base is None else base.digest()

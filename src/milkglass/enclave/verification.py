@@ -16,7 +16,7 @@ from typing import Self
 
 from milkglass.attest import intel
 from milkglass.attest.claims import Verdict, proven_claim
-from milkglass.attest.policy import EnclavePolicy, Sgx, SgxImage, judge, read_policy
+from milkglass.attest.policy import EnclavePolicy, SgxDemands, SgxImage, judge, read_policy
 from milkglass.errors import AttestationError, EnclaveError
 
 COLLATERAL, POLICY = "intel.json", "policy.toml"  # files of an enclave's folder
@@ -41,7 +41,7 @@ class QuoteVerifier:
     @classmethod
     def of_measurements(cls, measurements: Iterable[str]) -> Self:
         """Returns a verifier that allows enclaves of these measurements, in hex, on any CPU that is up to date."""
-        sgx = Sgx(image=_allowed_images(measurements, "--allow-measurement"))
+        sgx = SgxDemands(image=_allowed_images(measurements, "--allow-measurement"))
         return cls(EnclavePolicy(version=1, sgx=sgx, accept=ANY_MACHINE))
 
     @classmethod

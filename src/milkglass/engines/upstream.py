@@ -27,7 +27,7 @@ from milkglass.client.remote.connection import (
     remove_user_agent,
     require_plain,
 )
-from milkglass.client.remote.strict_json import HINT, document
+from milkglass.client.remote.strict_json import HINT, parse_object
 from milkglass.engines.concurrency import CallLimit, StepTimeout
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import AnswerBounds, refusal
@@ -219,7 +219,7 @@ class Upstream:
                 event_data = await events.next()
                 if event_data is None or event_data.strip() == DONE:
                     raise Unreachable("the answer broke off before its end", "try again")
-                chunk = bounds.check(read(document(event_data, "an event of the answer")))
+                chunk = bounds.check(read(parse_object(event_data, "an event of the answer")))
                 if chunk.ids or chunk.finish:
                     yield chunk
             await self._read_to_end(events, bounds, read)
@@ -238,7 +238,7 @@ class Upstream:
             if event_data is None:
                 return
             if event_data.strip() != DONE:
-                bounds.check(read(document(event_data, "an event of the answer")))
+                bounds.check(read(parse_object(event_data, "an event of the answer")))
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -249,7 +249,7 @@ class Upstream:
             body = await self._body(answer, MAX_ANSWER)
         if len(body) > MAX_ANSWER:
             raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
-        return document(body)
+        return parse_object(body)
 
     @asynccontextmanager
     async def _open_response(self, call: Call) -> AsyncIterator[httpx2.Response]:

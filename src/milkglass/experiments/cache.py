@@ -29,7 +29,10 @@ class ArtifactCache:
     out: Path
 
     def path_of(self, subfolder: str, name: str) -> Path:
-        """Returns the path of a file that exists or will be made."""
+        """Returns the path of a file that exists or will be made.
+
+        It makes the file's folder, and records in the run folder which commits made the file.
+        """
         path = files.private_dir(self.folder / subfolder) / name
         self._record_used(commits_of_file(path))
         return path
@@ -45,7 +48,7 @@ class ArtifactCache:
 
 
 def commits_of_file(path: Path) -> list[str]:
-    """Returns the commits that made a file; none if it does not exist."""
+    """Returns the commits that made a file: [] if there is no file, ["not recorded"] if it has no record."""
     if not path.is_file():
         return []
     return list(json.loads(_record(path).read_text("utf-8"))) if _record(path).is_file() else ["not recorded"]

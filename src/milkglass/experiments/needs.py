@@ -26,7 +26,7 @@ from milkglass.parameters import limited, require
 from milkglass.progress import Log, duration
 
 GB = 10**9
-USED = "used.json"
+USAGE_FILE = "used.json"
 SAMPLE_SECONDS = 1.0  # between two samples of the memory
 
 
@@ -48,7 +48,7 @@ class RecipeNeeds:
         require(self)
 
     def check(self, name: str, progress: Log) -> None:
-        """Raises UsageError, with both numbers, if this machine has too little; else says what will be used."""
+        """Reports what the run takes. Raises UsageError, with both numbers, if this machine has too little."""
         free_memory = system.memory_bytes(only_available=True)
         if self.memory is not None and free_memory is not None and free_memory < self.memory * GB:
             raise UsageError(
@@ -99,19 +99,19 @@ class MemorySampler(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peak_bytes = 0
-        self._is_over = threading.Event()
+        self._stop_requested = threading.Event()
 
     def run(self) -> None:
         """Samples until `stop`."""
         cost = 0.0
-        while not self._is_over.wait(max(SAMPLE_SECONDS, 100 * cost)):
+        while not self._stop_requested.wait(max(SAMPLE_SECONDS, 100 * cost)):
             started = time.monotonic()
             self.sample()
             cost = time.monotonic() - started
 
     def stop(self) -> None:
         """Ends the thread and takes the last sample."""
-        self._is_over.set()
+        self._stop_requested.set()
         self.join()
         self.sample()
 
@@ -146,13 +146,13 @@ def note_usage(out: Path) -> Iterator[None]:
     finally:
         sampler.stop()
         if (out / "run.json").is_file():  # else nothing was begun
-            path = out / USED
+            path = out / USAGE_FILE
             earlier = json.loads(path.read_text("utf-8")) if path.is_file() else []
             files.write(path, json.dumps([*earlier, _usage(started, sampler.peak_bytes)], indent=1) + "\n")
 
 
 def _usage(started: float, peak_bytes: int) -> dict[str, float]:
-    """Returns the minutes since `started`, and the gigabytes of memory, and of the GPU's, that were used at most."""
+    """Returns the minutes since `started`, and the peak of memory, and of the GPU's if there is one, in GB."""
     usage = {"minutes": (time.monotonic() - started) / 60, "memory": peak_bytes / GB}
     if device.on_gpu():
         import torch

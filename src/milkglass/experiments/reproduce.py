@@ -9,7 +9,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.bilstm import BiLSTMRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
-from milkglass.experiments.kinds.comparison import Comparison
+from milkglass.experiments.kinds.comparison import ComparisonRecipe
 from milkglass.experiments.kinds.generation import GenerationRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.overhead import OverheadRecipe
@@ -31,7 +31,7 @@ KINDS: Mapping[str, type[Recipe]] = {
     "generation": GenerationRecipe,
     "sanitized-generation": SanitizedGeneration,
     "symbol-generation": SymbolGeneration,
-    "comparison": Comparison,
+    "comparison": ComparisonRecipe,
     "gradients": GradientRecipe,
     "shared-training": SharedTraining,
 }
@@ -41,15 +41,20 @@ def reproduce(
     path: Path, data: Path, out: Path, quick: bool = False, at_once: int = 2, progress: Log = no_log,
     cache: Path | None = None,
 ) -> Path:  # fmt: skip
-    """Runs a recipe and writes RUN/NAME.json, NAME.md and NAME.html, or NAME.quick.json and so on for a quick run.
+    """Runs a recipe, and writes NAME.json, NAME.md and NAME.html; for a quick run NAME.quick.json and so on.
 
     Args:
+        path: the recipe.
         data: the folder in which the recipe's data paths start; the command has checked that it exists.
+        out: the run folder, where the files are written.
         quick: whether the recipe's table [quick] is applied.
         at_once: how many variants are trained side by side, sharing the cores; fewer where memory is short.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes: the trained cells of comparisons, the shadows and
             models of shared training. None: the run folder.
+
+    Returns:
+        The JSON file.
 
     Raises:
         UsageError: the recipe, the data or a folder cannot be used, or the machine has less than the recipe needs.

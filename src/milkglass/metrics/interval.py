@@ -14,7 +14,7 @@ BOOTSTRAP_DRAWS = 1000
 CONFIDENCE_LEVEL = 0.95
 INTERVAL_ENDS = ((1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2)  # quantiles of the draws
 MAX_WEIGHTS = 4_000_000  # resampling weights held at a time
-MAX_UNITS = 2000  # more units are dealt into so many heaps, which changes an interval less than the draws do
+MAX_UNITS = 2000  # more units are dealt into so many buckets, which changes an interval less than the draws do
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +79,16 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     """Returns sum(hits) / sum(weights) with its interval. Units are resampled.
 
     A unit is what is independent, such as a sentence: tokens of one sentence fall together, and resampling tokens would
-    promise too much. More than MAX_UNITS units are dealt into heaps at random, and the sums of heaps are resampled;
-    heaps are as independent as units are. For what can be above 1, such as a loss, use `resample`.
+    promise too much. More than MAX_UNITS units are dealt into buckets at random, whose sums are resampled;
+    buckets are as independent as units are. For what can be above 1, such as a loss, use `resample`.
     """
     total = float(weights.sum())
     if total == 0:
         return UNDEFINED
     value, units = float(hits.sum()) / total, int((weights > 0).sum())
     if len(weights) > MAX_UNITS:
-        heap = rng.permutation(len(weights)) % MAX_UNITS
-        hits, weights = (np.bincount(heap, values).astype(np.float64) for values in (hits, weights))
+        bucket = rng.permutation(len(weights)) % MAX_UNITS
+        hits, weights = (np.bincount(bucket, values).astype(np.float64) for values in (hits, weights))
     drawn = [quotients(counts @ hits, counts @ weights) for counts in _draws(len(weights), rng)]
     low, high = np.nanquantile(np.concatenate(drawn), INTERVAL_ENDS)
     return _widen(Interval(value, float(low), float(high), units))

@@ -145,7 +145,7 @@ class LiveAttacker:
         deciphered_total = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
-            texts = log.kept_texts()
+            texts = log.kept_id_lists()
             token_total = sum(map(len, texts))
             if token_total >= max(MIN_TOKENS, MIN_GROWTH_FACTOR * deciphered_total):
                 deciphered_total = token_total

@@ -100,7 +100,7 @@ class ExchangeLog:
             except TimeoutError:
                 return
 
-    def kept_texts(self) -> list[list[int]]:
+    def kept_id_lists(self) -> list[list[int]]:
         """Returns the scrambled ids of the questions and answers that are kept, without repeated ids."""
         return [part for exchange in self.exchanges for part in (exchange.question, exchange.answer) if part]
 

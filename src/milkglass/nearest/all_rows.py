@@ -1,11 +1,12 @@
 """Finds the k nearest rows of every row of a table by cosine, and divides a table into groups of near rows.
 
-`nearest` compares each pair of rows once: cosines are symmetric, so only tiles on and above the diagonal are
+On the CPU `nearest` compares each pair of rows once: cosines are symmetric, so only tiles on and above the diagonal are
 multiplied. A sample of columns gives an estimate of the bound that a pair must reach. An estimate that is too high
 leaves fewer than k pairs; such a row is compared with all others again, so that estimates cost time and never a
 neighbour. One that is too low (a table with many equal rows) leaves too many pairs in a strip of rows. They are then
-cut to the k best of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE_ROWS rows,
-and two tiles for each core (20 MB each if all rows are equal), never n x n.
+cut to the k best of each row, and the bound becomes the k-th of these. Memory: the pairs of a strip of TILE_SIZE rows,
+and two tiles for each core (20 MB each if all rows are equal), never n x n. A GPU compares each row with all others, in
+blocks of TILE_SIZE x n.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from milkglass.system import cores
 
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
 Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
-TILE_ROWS = 1024  # rows and columns of a tile: 4 MB
+TILE_SIZE = 1024  # rows and columns of a tile: 4 MB
 SAMPLE_COLUMNS = 2048  # columns from which bounds are estimated
-HEAP_COLUMNS = 16  # columns of a heap of the sample; only the largest value of a heap counts, where that suffices
+BUCKET_COLUMNS = 16  # columns of a bucket of the sample; only the largest value of a bucket counts, where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
 MIN_FREE_SHARE = 0.8  # the pool is packed when a smaller share of it is free
@@ -54,15 +55,15 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     unit = directions(vectors)
     lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     if device.on_gpu():
-        _on_gpu(unit, k, lists, progress)
+        _fill_on_gpu(unit, k, lists, progress)
         return lists
     incomplete_rows = list[Future[Ids]]()
     with limit_threads(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
         bounds = _estimate_bounds(unit, k, pool)
-        strips = [_Strip(top, k, bounds[top : top + TILE_ROWS]) for top in range(0, n, TILE_ROWS)]
+        strips = [_Strip(top, k, bounds[top : top + TILE_SIZE]) for top in range(0, n, TILE_SIZE)]
         done_by_strip = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
         for index, strip in enumerate(strips):
-            tiles = _run_ahead(pool, partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE_ROWS))
+            tiles = _run_ahead(pool, partial(_tile_pairs, unit, bounds, strip.top), range(strip.top, n, TILE_SIZE))
             for other_strip, (row_pairs, column_pairs) in zip(strips[index:], tiles, strict=True):
                 strip.add(row_pairs)
                 if other_strip is not strip:
@@ -73,11 +74,11 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     return lists
 
 
-def _on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
+def _fill_on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
     """Writes the lists. A GPU compares each pair twice in less time than the CPU needs to take out a tile's pairs."""
     table = device.tensor(unit)
-    for top in range(0, len(unit), TILE_ROWS):
-        block = table[top : top + TILE_ROWS] @ table.T
+    for top in range(0, len(unit), TILE_SIZE):
+        block = table[top : top + TILE_SIZE] @ table.T
         block.diagonal(top).fill_(-math.inf)  # a row is not its own neighbour
         values, columns = block.sort(dim=1, descending=True, stable=True)  # topk gives equal values any order
         rows = slice(top, top + len(block))
@@ -108,34 +109,34 @@ def _estimate_bounds(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray
     sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
     expected = k * size / n
     rank = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more, since the row may be in the sample
-    heaps = min(size, max(HEAP_COLUMNS * rank, size // HEAP_COLUMNS))
-    heap_depth = size // heaps
+    bucket_count = min(size, max(BUCKET_COLUMNS * rank, size // BUCKET_COLUMNS))
+    bucket_size = size // bucket_count
 
     def strip_bounds(top: int) -> NDArray[np.float32]:
         """Returns the estimated bounds of a strip of rows."""
-        block = sample(torch.from_numpy(unit[top : top + TILE_ROWS]))[0].numpy()
-        maxima = block[:, : heap_depth * heaps].reshape(len(block), heap_depth, heaps).max(1)
-        return np.partition(maxima, heaps - rank, axis=1)[:, heaps - rank]
+        block = sample(torch.from_numpy(unit[top : top + TILE_SIZE]))[0].numpy()
+        maxima = block[:, : bucket_size * bucket_count].reshape(len(block), bucket_size, bucket_count).max(1)
+        return np.partition(maxima, bucket_count - rank, axis=1)[:, bucket_count - rank]
 
-    return np.concatenate([*pool.map(strip_bounds, range(0, n, TILE_ROWS))])
+    return np.concatenate([*pool.map(strip_bounds, range(0, n, TILE_SIZE))])
 
 
-def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column: int) -> tuple[Pairs, Pairs]:
+def _tile_pairs(unit: Vectors, bounds: NDArray[np.float32], top: int, first_column: int) -> tuple[Pairs, Pairs]:
     """Returns a tile's pairs that reach their row's bound, and, transposed, those that reach their column's."""
     import torch
 
     from milkglass.nearest.products import product
 
     block = product(
-        torch.from_numpy(unit[top : top + TILE_ROWS]), torch.from_numpy(unit[first_column : first_column + TILE_ROWS])
+        torch.from_numpy(unit[top : top + TILE_SIZE]), torch.from_numpy(unit[first_column : first_column + TILE_SIZE])
     ).numpy()
     if top == first_column:
         np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
-    row, column, value = _reached_pairs(block, block >= bounds[top : top + TILE_ROWS, None])
+    row, column, value = _reached_pairs(block, block >= bounds[top : top + TILE_SIZE, None])
     row_pairs = (row.astype(np.int16), column + np.int32(first_column), value)
     if top == first_column:
         return row_pairs, row_pairs
-    row, column, value = _reached_pairs(block, block >= bounds[first_column : first_column + TILE_ROWS])
+    row, column, value = _reached_pairs(block, block >= bounds[first_column : first_column + TILE_SIZE])
     return row_pairs, (column.astype(np.int16), row + np.int32(top), value)
 
 
@@ -150,7 +151,7 @@ def _reached_pairs(
 
 @dataclass
 class _Strip:
-    """Collects the pairs of up to TILE_ROWS rows that reached their bounds, in the order of their columns.
+    """Collects the pairs of up to TILE_SIZE rows that reached their bounds, in the order of their columns.
 
     Attributes:
         top: the index of the first row.
@@ -170,7 +171,7 @@ class _Strip:
         self.pairs.append(pairs)
         self.pair_count += len(pairs[0])
         if self.pair_count > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
-            self._cut()
+            self._prune()
 
     def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
         """Writes the lists of this strip's rows. Returns rows with fewer than k neighbours, whose lists are wrong."""
@@ -180,7 +181,7 @@ class _Strip:
         ids[rows], cosines[rows] = columns, values
         return self.top + np.flatnonzero(counts < self.k)
 
-    def _cut(self) -> None:
+    def _prune(self) -> None:
         """Keeps the k best pairs of each row. A later pair must be better, since ties go to the smaller index."""
         columns, values, counts = self._select_best()
         full = counts >= self.k
@@ -199,9 +200,9 @@ class _Strip:
 
 
 def _pack(column: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Packs pairs into integers, which NumPy sorts faster than it ranks: by falling values, then columns."""
-    falling = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
-    return falling.astype(np.int64) << 32 | column
+    """Packs pairs into integers, which NumPy sorts faster than it ranks: by descending values, then columns."""
+    descending = ~_ordered_bits((value + np.float32(0)).view(np.int32))  # -0 is 0
+    return descending.astype(np.int64) << 32 | column
 
 
 def _unpack(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -233,7 +234,7 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
     require_k(k, n)
     rows = directions(vectors) if metric == "cosine" else vectors
     pool, pool_rows, waiting = np.arange(n), rows, order  # the free rows, and some that were free until lately
-    is_free, free_count, groups_made = np.ones(n, np.bool_), n, list[Ids]()
+    is_free, free_count, group_list = np.ones(n, np.bool_), n, list[Ids]()
     while free_count >= k:
         waiting = waiting[is_free[waiting]]
         if free_count < MIN_FREE_SHARE * len(pool):
@@ -249,7 +250,7 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
             group = best(similarity[None], k)[0][0]
             is_taken[group], is_free[pool[group]] = True, False
             free_count -= k
-            groups_made.append(pool[group])
+            group_list.append(pool[group])
             progress(k)
-    groups_made[-1] = np.concatenate([groups_made[-1], np.flatnonzero(is_free)])
-    return groups_made
+    group_list[-1] = np.concatenate([group_list[-1], np.flatnonzero(is_free)])
+    return group_list

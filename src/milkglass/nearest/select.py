@@ -1,7 +1,7 @@
 """Similarities of rows in NumPy, and the best of each row of them without sorting the row.
 
-Columns are dealt into heaps. The j-th largest of the heaps' maxima is at most the j-th largest of the row, so only the
-values that reach it, little more than j, have to be looked at.
+Columns are dealt into buckets. The j-th largest of the buckets' maxima is at most the j-th largest of the row, so only
+the values that reach it, little more than j, have to be looked at.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 
 Ids = NDArray[np.int64]
-HEAP_COLUMNS = 32  # columns of a heap
+BUCKET_COLUMNS = 32  # columns of a bucket
 Metric = Literal["cosine", "euclidean"]
 Vectors = NDArray[np.float32]
 
@@ -80,22 +80,22 @@ class LikelyRows:
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
     """Returns (rows, counts) values that at least so many columns of each row reach; -inf where none is known."""
     row_count, n = similarity.shape
-    heaps = max(1, n // HEAP_COLUMNS)
-    maxima = _maxima(similarity, heaps)
-    within = [heaps - count for count in counts if count <= heaps // 2]
+    bucket_count = max(1, n // BUCKET_COLUMNS)
+    maxima = _maxima(similarity, bucket_count)
+    within = [bucket_count - count for count in counts if count <= bucket_count // 2]
     ranked = np.partition(maxima, within, axis=1) if within else maxima
     bounds = np.full((row_count, len(counts)), -np.inf, np.float32)
     for column, count in enumerate(counts):
-        if count <= heaps // 2:
-            bounds[:, column] = ranked[:, heaps - count]
+        if count <= bucket_count // 2:
+            bounds[:, column] = ranked[:, bucket_count - count]
     return bounds
 
 
 def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
     """Returns the k largest of every row, largest first, ties by index, as (b, k) columns and values."""
     count, n = similarity.shape
-    heaps = max(k, n // HEAP_COLUMNS)
-    bound = np.partition(_maxima(similarity, heaps), heaps - k, axis=1)[:, heaps - k]
+    bucket_count = max(k, n // BUCKET_COLUMNS)
+    bound = np.partition(_maxima(similarity, bucket_count), bucket_count - k, axis=1)[:, bucket_count - k]
     row, column = np.nonzero(similarity >= bound[:, None])
     value = similarity[row, column]
     order = np.lexsort((column, -value, row))
@@ -104,11 +104,13 @@ def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float
     return column[selected], value[selected]
 
 
-def _maxima(similarity: NDArray[np.float32], heaps: int) -> NDArray[np.float32]:
-    """Returns (b, heaps) the maxima of as many columns as fill the heaps."""
+def _maxima(similarity: NDArray[np.float32], bucket_count: int) -> NDArray[np.float32]:
+    """Returns (b, bucket_count) the maxima of the buckets, of as many columns as fill them."""
     count, n = similarity.shape
-    heap_depth = n // heaps
-    maxima: NDArray[np.float32] = similarity[:, : heap_depth * heaps].reshape(count, heap_depth, heaps).max(1)
+    bucket_size = n // bucket_count
+    maxima: NDArray[np.float32] = (
+        similarity[:, : bucket_size * bucket_count].reshape(count, bucket_size, bucket_count).max(1)
+    )
     return maxima
 
 

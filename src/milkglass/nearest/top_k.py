@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
-from milkglass.nearest.select import HEAP_COLUMNS, Metric
+from milkglass.nearest.select import BUCKET_COLUMNS, Metric
 
 COSINE_BYTES = 16 << 20  # bytes of cosines at a time: larger pieces are taken from the system each time, page by page
 
@@ -120,10 +120,10 @@ def _mean(table: torch.Tensor) -> torch.Tensor:
 
 def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
     """Returns (b,) a value that at least k columns of each row reach, and few more if k is small (select.py)."""
-    heaps = values.shape[1] // HEAP_COLUMNS
-    if k > heaps // 2:
+    bucket_count = values.shape[1] // BUCKET_COLUMNS
+    if k > bucket_count // 2:
         return values.topk(k, dim=1).values[:, -1]
-    maxima = values[:, : heaps * HEAP_COLUMNS].reshape(len(values), HEAP_COLUMNS, heaps).amax(1)
+    maxima = values[:, : bucket_count * BUCKET_COLUMNS].reshape(len(values), BUCKET_COLUMNS, bucket_count).amax(1)
     return maxima.topk(k, dim=1).values[:, -1]
 
 

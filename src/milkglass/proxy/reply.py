@@ -17,7 +17,7 @@ from milkglass.errors import CodecError, MisspeltAnswer, RemoteError, ToolUseFai
 from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import Received
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
-from milkglass.proxy.text.sections import NO_TOOLS, Kind, Part, Sections, StopStrings
+from milkglass.proxy.text.sections import NO_TOOLS, AnswerSplitter, Kind, Part, StopStringFilter
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
 TokenLogprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, and the likeliest ones
@@ -120,8 +120,8 @@ class Reply:
         """Yields the pieces of the engine's chunks up to a stop string, then checks the whole answer."""
         request = self.request
         decoder = self.codec.stream(request.tool_format.special_tokens if request.tool_format else ())
-        stops = StopStrings(request.stop_strings)
-        sections = Sections(request.tool_format, request.tools, request.may_reason, request.first_kind)
+        stops = StopStringFilter(request.stop_strings)
+        sections = AnswerSplitter(request.tool_format, request.tools, request.may_reason, request.first_kind)
         names, pending = TokenNames(self.codec), list[TokenLogprobs]()
         for piece in self._pieces_of(sections.push(request.answer_prefix)):
             yield piece

@@ -32,7 +32,7 @@ MAX_VALUE = 1e15  # squares of such values can be summed in fp32
 ROWS_AS_TEXT = 4096  # rows held as text at a time
 MAX_LINE = 1 << 16  # bytes of a line
 HINT = "give a GloVe text file: a word and its numbers on each line"
-BLANKS = ("\u0120", "\u2581")  # byte-level BPE's, SentencePiece's
+SPACE_MARKERS = ("\u0120", "\u2581")  # byte-level BPE's, SentencePiece's
 RESERVED = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|madeupword\d+", re.IGNORECASE)
 
 
@@ -152,7 +152,7 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
     rows: dict[str, int] = {}
     special = special_rows(tokenizer, len(vectors))
     ids = [i for i in range(min(len(tokenizer), len(vectors))) if not special[i]]
-    word_beginnings = [i for i in ids if tokenizer.convert_ids_to_tokens(i).startswith(BLANKS)]
+    word_beginnings = [i for i in ids if tokenizer.convert_ids_to_tokens(i).startswith(SPACE_MARKERS)]
     ids = word_beginnings or ids  # where tokens say that a word begins, others are pieces
     texts = [text.strip() for text in tokenizer.batch_decode([[i] for i in ids])]
     candidates = [(i, text) for i, text in zip(ids, texts, strict=True) if is_word(text)]

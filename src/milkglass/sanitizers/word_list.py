@@ -4,13 +4,11 @@ The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news
 words with a frequency of at least 1e-7 and no digit, which make up 96 % of running English. Words with a digit are left
 out, since the list counts numbers by their shape: a number is never common here. It contains no punctuation.
 
-For a model's tokens each word is tokenized as in a text, and its frequency is divided among four ways:
-
-    after a blank 0.93, at the start of a text 0.07; in small letters 0.9, capitalised 0.1
-
-close to Enron's e-mails (0.07 of the words are capitalised, and 0.07 follow no blank). A token that no word of the list
-needs has 0. So have tokens of one byte, and of one character unless that is a word of the list ("a"): digits,
-punctuation, and what spells rare names. A name spelled by longer pieces of English words is as common as these.
+For a model's tokens each word is tokenized in four ways, among which its frequency is divided: after a space (0.93) or
+at the start of a text (0.07), each in small letters (0.9) or capitalised (0.1). These shares are close to those of
+Enron's e-mails, where 0.07 of the words are capitalised and 0.07 follow no space. The count of a token is 0 if no word
+of the list needs it. It is also 0 for a token of one byte, or of one character that is no word of the list as "a" is:
+digits, punctuation, and what spells rare names. A name spelled by longer pieces of English words is as common as these.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ CAPITAL_SHARE, START_SHARE = 0.1, 0.07
 WORDS_AT_A_TIME = 8192  # words tokenized at a time
 RUNNING_WORDS = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
 CONTEXT_WORD = "a"  # a word that others follow
-BLANKS, CONTINUATION = "\u0120\u2581", "##"  # what stands for the blank before a word, and for none
+SPACE_MARKERS, CONTINUATION = "\u0120\u2581", "##"  # what stands for the space before a word, and for none
 BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
 
 
@@ -64,42 +62,46 @@ def token_counts(
     Raises:
         CorruptCheckpoint: the cache is damaged.
     """
-    cache = ArrayCache("word_list", {"counts": np.int64}, folder)
+    counts_cache = ArrayCache("word_list", {"counts": np.int64}, folder)
     inputs = ["milkglass-token-counts/2", version("wordfreq"), MIN_FREQUENCY, CAPITAL_SHARE, START_SHARE, row_count]
     digest = digest_of([*inputs, tokenizer.backend_tokenizer.to_str()])
 
     def is_valid(arrays: Arrays) -> bool:
         return bool(arrays["counts"].shape == (row_count,) and arrays["counts"].min() >= 0)
 
-    return cache(digest, lambda: {"counts": _count(tokenizer, row_count, progress)}, is_valid)["counts"]
+    return counts_cache(digest, lambda: {"counts": _count(tokenizer, row_count, progress)}, is_valid)["counts"]
 
 
 def _count(tokenizer: Any, row_count: int, progress: Progress) -> NDArray[np.int64]:
+    """Returns (row_count,) the expected count of each token in RUNNING_WORDS words."""
     frequencies = np.zeros(row_count)
     all_words, all_shares = list(english_frequencies()), np.array(list(english_frequencies().values()))
     for start in range(0, len(all_words), WORDS_AT_A_TIME):
         words, shares = all_words[start : start + WORDS_AT_A_TIME], all_shares[start : start + WORDS_AT_A_TIME]
-        for ids, weight in _spellings(tokenizer, words):
-            mass = np.repeat(shares * weight, ids.lengths)
-            frequencies += np.bincount(ids.ids, mass, minlength=row_count)[:row_count]
+        for spellings, weight in _spellings(tokenizer, words):
+            mass = np.repeat(shares * weight, spellings.lengths)
+            frequencies += np.bincount(spellings.ids, mass, minlength=row_count)[:row_count]
         progress(len(words))
     size = min(len(tokenizer), row_count)
     tokens = tokenizer.convert_ids_to_tokens(range(size))
-    marks_blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
-    frequencies[:size][[token is None or is_spelling_piece(token, marks_blanks) for token in tokens]] = 0
+    marks_spaces = any(
+        token and token[0] in SPACE_MARKERS for token in tokens
+    )  # else pieces inside of a word have the mark
+    frequencies[:size][[token is None or is_spelling_piece(token, marks_spaces) for token in tokens]] = 0
     return np.ceil(frequencies * RUNNING_WORDS).astype(np.int64)
 
 
-def is_spelling_piece(token: str, marks_blanks: bool) -> bool:
-    """Returns whether a token is one byte, or one character other than a word of the list that begins a word.
+def is_spelling_piece(token: str, marks_spaces: bool) -> bool:
+    """Returns whether a token is one byte or one character, and no one-letter word of the list that begins a word.
 
-    `marks_blanks`: the tokenizer marks a token that begins a word, with a blank. If not, it marks one that continues a
-    word, with ##.
+    Args:
+        marks_spaces: whether the tokenizer marks a token that begins a word by a space. If not, it marks one that
+            continues a word by ##.
     """
     if BYTE_TOKEN.fullmatch(token):
         return True
-    letters = token.removeprefix(CONTINUATION).lstrip(BLANKS)
-    begins_word = token[:1] in BLANKS if marks_blanks else not token.startswith(CONTINUATION)
+    letters = token.removeprefix(CONTINUATION).lstrip(SPACE_MARKERS)
+    begins_word = token[:1] in SPACE_MARKERS if marks_spaces else not token.startswith(CONTINUATION)
     return len(letters) == 1 and not (begins_word and letters.lower() in english_frequencies())
 
 
@@ -109,7 +111,7 @@ def _spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, fl
     for is_capitalised, share in ((False, 1 - CAPITAL_SHARE), (True, CAPITAL_SHARE)):
         spellings = [word.capitalize() for word in words] if is_capitalised else words
         yield Sequences.of(_ids(tokenizer, spellings)), share * START_SHARE
-        # After another word, not after a bare blank: some tokenizers put a blank of their own before a text
+        # After another word, not after a bare space: some tokenizers put a space of their own before a text
         in_context = _ids(tokenizer, [f"{CONTEXT_WORD} {word}" for word in spellings])
         tokens = [ids[len(context) :] if ids[: len(context)] == context else ids for ids in in_context]
         yield Sequences.of(tokens), share * (1 - START_SHARE)

@@ -34,7 +34,7 @@ HOME_NAMES = frozenset({"token", "server.lock", "state.sqlite"})  # one of these
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NEARLY_FULL_BYTES = 8 << 20  # free bytes of a disk that something could not be written to
 NO_ROOM = "the server's disk is full; free space and start the job again"  # of a job
-OTHER_FILES = 128  # files that the server opens besides connections, at least
+RESERVED_OPEN_FILES = 128  # files that the server opens besides connections, at least
 
 
 @final
@@ -87,7 +87,7 @@ class Limits:
 
         One address gets half of them at most.
         """
-        total = min(self.total, max(1, (open_files - OTHER_FILES) // 2 - self.reserved))
+        total = min(self.total, max(1, (open_files - RESERVED_OPEN_FILES) // 2 - self.reserved))
         per_address = min(self.per_address, max(1, total // 2))
         return replace(self, total=total, per_address=per_address)
 

@@ -64,7 +64,7 @@ REST_TEMPERATURE = 0.05  # in that group a log-likelihood is log softmax(cosine 
 
 @dataclass(frozen=True)
 class _FreePool:
-    """Holds the ids (f,) and projections (f, sketch) of the rows or tokens that were free at the last `_refresh`."""
+    """Holds the ids (f,) and projections (f, sketch) of what was free at the last `_refresh_pools`: rows, or tokens."""
 
     ids: Ids
     projected: Tensor
@@ -81,7 +81,7 @@ class ClusterSearch:
             lists of the others are empty.
         noise: the relative error of the equations (`measure_noise`).
         projected_rows, projected_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
-        pool_rows, pool_tokens: the rows and tokens that were free at the last `_refresh`.
+        pool_rows, pool_tokens: the rows and tokens that were free at the last `_refresh_pools`.
         clusters: for each cluster its rows, its tokens, and the weights (rows, tokens), or None for rows that equal a
             token's.
     """
@@ -124,7 +124,7 @@ class ClusterSearch:
     def measure_noise(self) -> None:
         """Measures `noise`, the median residual of least squares relative to a row's norm; chooses the projection."""
         self._project(self.rows.shape[1])
-        self._refresh()
+        self._refresh_pools()
         if not self.is_free.any():
             return
         seeds = self.rng.permutation(np.flatnonzero(self.is_free))[:MEASURED_ROWS]
@@ -167,7 +167,7 @@ class ClusterSearch:
         Stops early if few are solved and larger widths are left: the clusters are then larger than `width`.
         """
         order = self.rng.permutation(np.flatnonzero(self.is_free))
-        self._refresh()
+        self._refresh_pools()
         seeds_tried = solved_count = next_seed = 0
         while next_seed < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
             seeds = order[next_seed:][self.is_free[order[next_seed:]]][: self.settings.batch]
@@ -175,7 +175,7 @@ class ClusterSearch:
                 break
             next_seed = 1 + int(np.flatnonzero(order == seeds[-1])[0])
             if self.is_free.sum() < 0.9 * len(self.pool_rows.ids):
-                self._refresh()
+                self._refresh_pools()
             solved_count += self._solve_seeds(seeds, width, margin)
             seeds_tried += len(seeds)
             budget.spend(self._work(len(seeds), width))
@@ -189,7 +189,8 @@ class ClusterSearch:
         rows, tokens = self.pool_rows.projected, self.pool_tokens.projected
         return seed_count * (30 * work.CALL + work.products(float(rows.numel()) + tokens.numel() * width))
 
-    def _refresh(self) -> None:
+    def _refresh_pools(self) -> None:
+        """Takes the rows and tokens that are free now into the pools."""
         rows, tokens = np.flatnonzero(self.is_free), self.free_tokens
         self.pool_rows = _FreePool(rows, self.projected_rows[torch.from_numpy(rows)])
         self.pool_tokens = _FreePool(tokens, self.projected_tokens[torch.from_numpy(tokens)])

@@ -83,7 +83,7 @@ class SurvivingEntries(Inversion):
             starts = [_fill(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
             if position_grads is not None and len(position_grads) == length:
                 starts.insert(0, match_tokens(grad[torch.from_numpy(tokens)], position_grads, tokens))
-            search.improve(min(starts, key=search.distance), rng)
+            search.search_from(min(starts, key=search.distance), rng)
         return [search.best if length > 1 else tokens[:length]]
 
 
@@ -166,7 +166,7 @@ class _OrderSearch:
             self.best, self.best_distance = text, distance
         return distance
 
-    def improve(self, text: Ids, rng: np.random.Generator) -> None:
+    def search_from(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
         while not self.is_over and self.best_distance > ROUNDING_DISTANCE:

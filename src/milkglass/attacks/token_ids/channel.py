@@ -107,7 +107,7 @@ class BigramModel:
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
 
-def posterior(ids: Ids, channel: Channel, neighbours: BigramModel) -> list[tuple[Ids, Floats]]:
+def posteriors(ids: Ids, channel: Channel, neighbours: BigramModel) -> list[tuple[Ids, Floats]]:
     """Returns the candidates of each place of one text, which has tokens, and their probabilities: forward-backward."""
     candidates = [channel.originals[token][channel.originals[token] != NO_BELIEF] for token in ids.tolist()]
     likelihoods = [
@@ -133,7 +133,7 @@ def write_guesses(tokens: Sequences, channel: Channel, neighbours: BigramModel, 
     for index, text in enumerate(tokens):
         if budget.left() <= 0:
             break
-        beliefs_of_places = posterior(text, channel, neighbours) if len(text) else []
+        beliefs_of_places = posteriors(text, channel, neighbours) if len(text) else []
         counts = np.array([len(originals) for originals, _ in beliefs_of_places], np.float64)
         budget.spend(len(text) * work.CALL + work.elements(20.0 * float(counts[:-1] @ counts[1:])))
         for place, (originals, belief) in enumerate(beliefs_of_places):

@@ -36,7 +36,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, descend, places, stack
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
-from milkglass.attacks.token_ids.symbol_language import HELD_OUT, LanguageReader, PlaceOptions
+from milkglass.attacks.token_ids.symbol_language import MAX_HELD_OUT_TEXTS, LanguageReader, PlaceOptions
 from milkglass.attacks.token_ids.text_in_context import ClusterHmm
 from milkglass.models.view import Model
 from milkglass.noise.responses import RandomisedResponse
@@ -245,15 +245,15 @@ class Beliefs:
         The probability of the other members is divided among them by `share` (n,).
         """
         listed_tokens = np.full((len(texts.ids), k), NO_BELIEF, np.int64)
-        chances = np.zeros((len(texts.ids), k + 1))
+        probabilities = np.zeros((len(texts.ids), k + 1))
         for place, members, network, chain in self.read(texts):
             log_weighed = weights @ np.stack([network, chain])
             likely = np.exp(log_weighed - np.logaddexp.reduce(log_weighed))
             best = np.argsort(-likely, kind="stable")[:k]
-            listed_tokens[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
+            listed_tokens[place, : len(best)], probabilities[place, : len(best)] = members[best], likely[best]
             unlisted_share = share[members].sum() - share[members[best]].sum()
-            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_SHARE)
-        return PlaceOptions(listed_tokens, chances)
+            probabilities[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_SHARE)
+        return PlaceOptions(listed_tokens, probabilities)
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class SymbolDecoder(Attack):
         order = rng.permutation(len(corpus))
         count = max(1, int(self.held_out * len(corpus)))
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed
-            count = min(count, HELD_OUT)
+            count = min(count, MAX_HELD_OUT_TEXTS)
         held_out, corpus = corpus.select(order[:count]), corpus.select(order[count:])
         counts = corpus.counts(public.vocab_size)
         smoothed_counts = counts.astype(np.float64) + UNSEEN_COUNT
@@ -318,14 +318,14 @@ class SymbolDecoder(Attack):
         sent_symbols = transcript.tokens.map_ids(symbols.of_id)
         listed = beliefs.list_options(sent_symbols, weights, self.k, smoothed_counts)
         if self.reader is not None and budget.left() > 0:
-            held_out = held_out.select(np.arange(len(held_out))[:HELD_OUT])
+            held_out = held_out.select(np.arange(len(held_out))[:MAX_HELD_OUT_TEXTS])
             held_out_symbols = replace(held_out, ids=symbols.send(held_out.ids, rng))
             held_out_lists = beliefs.list_options(held_out_symbols, weights, self.k, smoothed_counts)
             causal = CausalReader.of(public, self.reader, corpus, budget)
             choosing = budget.part(CHOOSING_SHARE)
             language = LanguageReader.fit(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
             listed = language.read(sent_symbols, listed, budget)
-        return Guess(running=listed.tokens, chances=listed.chances, weights=smoothed_counts)
+        return Guess(running=listed.tokens, chances=listed.probabilities, weights=smoothed_counts)
 
     def _train(
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator

@@ -1,7 +1,7 @@
 """A causal language model weighs the members of symbols that the symbol decoder lists.
 
 The decoder (symbol_decoder.py) gives each place a list of members with their probabilities p. The reader goes through a
-text from left to right with several readings at a time, and finds (`Beam`)
+text from left to right with several readings at a time, and finds (`BeamSearch`)
 
     the reading with the largest sum of   log p(b) + u log (P_reader(b | what precedes) / P_reader(b))
 
@@ -37,21 +37,24 @@ from milkglass.threat.guess import NO_BELIEF
 
 STRENGTHS = (0.0, 0.2, 0.4, 0.6, 1.0)  # values of u in the module's formula that are tried
 WEIGHTS = np.array([(a, u) for a in np.linspace(0.4, 1.2, 5) for u in np.linspace(0, 1, 11)])  # a, u'
-HELD_OUT = 100  # the most texts by which they are chosen
+MAX_HELD_OUT_TEXTS = 100  # public texts by which u, a and u' are chosen, at most
 TEXTS_TOGETHER = 32  # texts of one beam search: with fewer, the reader's weights are fetched more often
 
 
-def gain(reader: CausalReader, read: ReadBatch, options: Ids, common: Floats) -> Floats:
-    """Returns (m, k) log P(first(b) | what precedes) / P(first(b)) of the options (m, k) at each place.
+def gains_of(reader: CausalReader, read: ReadBatch, options: Ids, log_mean_probability: Floats) -> Floats:
+    """Returns (m, k) log (P(first(b) | what precedes) / P(first(b))) of the options b (m, k) at each place.
 
-    It is 0 for an option that is NO_BELIEF or spelled as nothing. `common` (V,) is the reader's.
+    first(b) is the first of the reader's ids that spell b (decipherment/reader.py). The value is 0 for an option that
+    is NO_BELIEF or spelled as nothing. `log_mean_probability` (V,) is the reader's.
     """
     option_ids = np.maximum(options, 0)
-    gains = reader.log_likelihood_ratio(read, option_ids, common) - reader.normaliser(read.states)[:, None]
+    gains = (
+        reader.log_likelihood_ratio(read, option_ids, log_mean_probability) - reader.normaliser(read.states)[:, None]
+    )
     return np.where((options == NO_BELIEF) | reader.spelling.silent[option_ids], 0.0, gains)
 
 
-class Beam:
+class BeamSearch:
     """Runs a beam search over the tokens that each place of a text may be. A causal model reads what they spell.
 
     Each text has w readings, which grow by one token at a time from left to right. A text that is over gets NO_BELIEF.
@@ -59,10 +62,10 @@ class Beam:
 
         total  =  sum of  score(place, b) + u log (P(first(b) | what precedes) / P(first(b)))
 
-    with P the reader's (decipherment/reader.py) and `score` what else is known of the place. The w best readings of
-    each text go on. Tokens are spelled by rows of the reader's ids of different lengths, so that rows of the cache have
-    gaps. The mask leaves these out, and positions do not count them. The row of a reading is its text's index times w,
-    plus its own index among the text's readings.
+    with P the reader's, first(b) the first of its ids that spell b, and `score` what else is known of the place. The w
+    best readings of each text go on. Tokens are spelled by rows of the reader's ids of different lengths, so that rows
+    of the cache have gaps. The mask leaves these out, and positions do not count them. The row of a reading is its
+    text's index times w, plus its own index among the text's readings.
 
     Attributes:
         tokens: (b, w, i) public ids so far.
@@ -83,15 +86,17 @@ class Beam:
         self.states = reader.head.new_zeros(text_count * width, reader.head.shape[1])
         self.joined = np.ones(text_count * width, np.bool_)
         self._begin_again()
-        self._spell([np.array([reader.begin])] * (text_count * width))
+        self._read_ids([np.array([reader.begin])] * (text_count * width))
 
     @torch.inference_mode()
-    def grow(self, options: Ids, scores: Floats, weight: float, common: Floats) -> None:
+    def grow(self, options: Ids, scores: Floats, weight: float, log_mean_probability: Floats) -> None:
         """Adds one place to every reading, from `options` and `scores` (b, k) of each text; `weight` is u."""
         text_count, k = options.shape
         options_of_readings = np.repeat(options, self.width, axis=0)
         read = ReadBatch(np.arange(len(options_of_readings)), self.states, self.joined)
-        gains = gain(self.reader, read, options_of_readings, common).reshape(text_count, self.width, k)
+        gains = gains_of(self.reader, read, options_of_readings, log_mean_probability).reshape(
+            text_count, self.width, k
+        )
         total = (self.total[:, :, None] + scores[:, None] + weight * gains).reshape(text_count, -1)
         best = np.argsort(-total, axis=1, kind="stable")[:, : self.width]
         self.total, parent = np.take_along_axis(total, best, 1), best // k
@@ -131,10 +136,10 @@ class Beam:
                 continue
             rows.append(spelling.rows[int(self.joined[row] or spelling.clings[token])][token])
             self.joined[row] = spelling.opens[token]
-        self._spell(rows)
+        self._read_ids(rows)
 
     @torch.inference_mode()
-    def _spell(self, rows: list[Ids]) -> None:
+    def _read_ids(self, rows: list[Ids]) -> None:
         """Reads the reader's ids with which each row goes on. If a row gets too long, all go on in a new part."""
         newest_length = max(len(row) for row in rows)
         if not newest_length:
@@ -165,18 +170,18 @@ class PlaceOptions:
 
     Attributes:
         tokens: (total, k) public ids, likeliest first, NO_BELIEF if there are fewer.
-        chances: (total, k + 1) their probabilities, 0 where there is none. The last column times a token's weight is
-            the probability of a token that is not listed.
+        probabilities: (total, k + 1) their probabilities, 0 where there is none. The last column times a token's weight
+            is the probability of a token that is not listed.
     """
 
     tokens: Ids
-    chances: Floats
+    probabilities: Floats
 
     @property
     def scores(self) -> Floats:
         """Returns (total, k) log-probabilities, -inf where there is no option; a place without options has one of 0."""
         with np.errstate(divide="ignore"):
-            log_chances = np.log(self.chances[:, :-1])
+            log_chances = np.log(self.probabilities[:, :-1])
         log_chances[log_chances.max(1) == -np.inf, 0] = 0
         return log_chances
 
@@ -184,7 +189,7 @@ class PlaceOptions:
         """Returns (total, k) the probabilities combined with the reader's gains (total, k), by weights a, u'."""
         log_weights = weights[0] * self.scores + weights[1] * gains
         shares = np.exp(log_weights - np.logaddexp.reduce(log_weights, axis=1, keepdims=True))
-        return np.asarray(shares * self.chances[:, :-1].sum(1, keepdims=True))
+        return np.asarray(shares * self.probabilities[:, :-1].sum(1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -192,19 +197,19 @@ class LanguageReader:
     """Chooses among the options of places by a causal reader.
 
     Attributes:
-        common: (V,) the logarithm of each id's mean probability.
+        log_mean_probability: (V,) the logarithm of each id's mean probability.
         width: how many readings of a text go on.
         strength: u of the module.
         weights: a and u' of the module.
-        takes_whole: whether the guess is the best reading's token; else it is that of the largest P.
+        uses_best_reading: whether the guess is the best reading's token; else it is that of the largest P.
     """
 
     reader: CausalReader
-    common: Floats
+    log_mean_probability: Floats
     width: int
     strength: float = 0.0
     weights: tuple[float, float] = (1.0, 0.0)
-    takes_whole: bool = True
+    uses_best_reading: bool = True
 
     @classmethod
     def fit(
@@ -217,9 +222,15 @@ class LanguageReader:
         budget: Budget,
         rng: np.random.Generator,
     ) -> LanguageReader:
-        """Returns a reader with weights chosen on public texts and their options, among the u that the budget reaches.
+        """Returns a reader whose u, a and u' read public texts best.
 
-        `counts_token` (n,) says which public tokens count when u is chosen.
+        Args:
+            texts: public texts, as ids.
+            listed: the options for each place of these texts.
+            counts_token: (n,) which public tokens count when u is chosen.
+            width: readings of each text that the beam search keeps.
+            budget: values of u that it does not reach are not tried.
+            rng: draws the places over which the reader's probabilities are averaged.
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [batch.states for batch in reader.reads(reading, np.arange(len(texts)))]
@@ -238,28 +249,30 @@ class LanguageReader:
         gains = plain.gains(Sequences(readings[best_strength], texts.lengths), listed.tokens)
         is_true = listed.tokens == texts.ids[:, None]
         weighed = [listed.reweigh(gains, (a, u)) for a, u in WEIGHTS]
-        best_weights = int(np.argmin([-np.log(chances[is_true] + 1e-30).sum() for chances in weighed]))
+        best_weights = int(np.argmin([-np.log(probabilities[is_true] + 1e-30).sum() for probabilities in weighed]))
         likeliest = np.take_along_axis(listed.tokens, weighed[best_weights].argmax(1)[:, None], 1)[:, 0]
         likeliest_right = int((likeliest == texts.ids)[is_counted].sum())
-        (a, u), takes_whole = WEIGHTS[best_weights], right_counts[best_strength] >= likeliest_right
-        return replace(plain, strength=STRENGTHS[best_strength], weights=(float(a), float(u)), takes_whole=takes_whole)
+        (a, u), uses_best_reading = WEIGHTS[best_weights], right_counts[best_strength] >= likeliest_right
+        return replace(
+            plain, strength=STRENGTHS[best_strength], weights=(float(a), float(u)), uses_best_reading=uses_best_reading
+        )
 
     def read(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:
         """Returns the options in a new order with new probabilities, unchanged for texts that time does not reach."""
-        tokens, chances = listed.tokens.copy(), listed.chances.copy()
+        tokens, probabilities = listed.tokens.copy(), listed.probabilities.copy()
         for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
             if budget.left() <= 0:
                 break
             places = np.flatnonzero(np.isin(texts.sequence_indices, text_numbers))
-            options = PlaceOptions(listed.tokens[places], listed.chances[places])
+            options = PlaceOptions(listed.tokens[places], listed.probabilities[places])
             lengths = texts.lengths[np.sort(text_numbers)]
             best = self.best(Sequences(texts.ids[places], lengths), options)
             weighed = options.reweigh(self.gains(Sequences(best, lengths), options.tokens), self.weights)
-            bonus = 2 * (options.tokens == best[:, None]) if self.takes_whole else 0  # puts it first
+            bonus = 2 * (options.tokens == best[:, None]) if self.uses_best_reading else 0  # puts it first
             order = np.argsort(-(weighed + bonus), axis=1, kind="stable")
             tokens[places] = np.take_along_axis(options.tokens, order, 1)
-            chances[places, :-1] = np.take_along_axis(weighed, order, 1)
-        return PlaceOptions(tokens, chances)
+            probabilities[places, :-1] = np.take_along_axis(weighed, order, 1)
+        return PlaceOptions(tokens, probabilities)
 
     def best(self, texts: Sequences, listed: PlaceOptions) -> Ids:
         """Returns (total,) the best reading of each text. Only the lengths of `texts` matter."""
@@ -269,7 +282,7 @@ class LanguageReader:
         k, scores = listed.tokens.shape[1], listed.scores
         text_ends = np.cumsum(texts.lengths)
         for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
-            beam = Beam(self.reader, len(text_numbers), self.width)
+            beam = BeamSearch(self.reader, len(text_numbers), self.width)
             for place in range(int(texts.lengths[text_numbers].max())):
                 options = np.full((len(text_numbers), k), NO_BELIEF)
                 option_scores = np.full(options.shape, -np.inf)
@@ -277,15 +290,15 @@ class LanguageReader:
                 unfinished = np.flatnonzero(texts.lengths[text_numbers] > place)
                 places = (text_ends - texts.lengths)[text_numbers][unfinished] + place
                 options[unfinished], option_scores[unfinished] = listed.tokens[places], scores[places]
-                beam.grow(options, option_scores, self.strength, self.common)
+                beam.grow(options, option_scores, self.strength, self.log_mean_probability)
             for index, best in zip(text_numbers, beam.best(), strict=True):
                 length = texts.lengths[index]
                 read_tokens[text_ends[index] - length : text_ends[index]] = best[:length]
         return read_tokens
 
     def gains(self, reading: Sequences, options: Ids) -> Floats:
-        """Returns (total, k) the reader's gain (see `gain`) of the options at each place, after the reading so far."""
+        """Returns (total, k) the gains (see `gains_of`) of the options at each place, after the reading so far."""
         gains = np.zeros(options.shape)
         for batch in self.reader.reads(reading, np.arange(len(reading))):
-            gains[batch.places] = gain(self.reader, batch, options[batch.places], self.common)
+            gains[batch.places] = gains_of(self.reader, batch, options[batch.places], self.log_mean_probability)
         return gains

@@ -1,6 +1,6 @@
 """The findings of an audit: what raised each, why, and what can be changed. The words are in texts.toml.
 
-A rule returns the values for the texts of its finding, or None if it does not apply.
+A function of a finding returns the values for its texts, or None if the finding does not apply.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from milkglass.threat.attack import Attack
 from milkglass.threat.observations import Activations, Tokens, Weights
 
 TokensToReach = Mapping[str, Mapping[str, int]]  # of each adversary, the tokens after which each share is read
-Values = Mapping[str, Any] | None
+FindingValues = Mapping[str, Any] | None
 NO_ATTACKS: Mapping[str, Attack] = {}
 
 
-def warnings(
+def all_findings(
     scene: Scene,
     cells: tuple[AttackResult, ...],
     tokens_to_reach: TokensToReach,
@@ -47,9 +47,9 @@ def warnings(
     is_read = best is not None and best.value("content top-1") >= 0.1
     best_naming = best_naming_attack(cells) if scene.sends_states else None
     states = scene.transcript.all(Activations)
-    rate = id_rate(scene)
+    rate = id_information(scene)
     incomplete = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
-    rules: dict[str, Values] = {
+    rules: dict[str, FindingValues] = {
         "broken": None if scene.broken is None else {},
         "read": {"best": best, "classes": _exposed_classes(best), **texts_of_read} if is_read and best else None,
         **dict.fromkeys(words.findings, {}),
@@ -113,7 +113,7 @@ def best_naming_attack(cells: tuple[AttackResult, ...]) -> AttackResult | None:
     return max(naming_cells, key=lambda cell: cell.value("bag f1"), default=None)
 
 
-def id_rate(scene: Scene) -> IdInformation | None:
+def id_information(scene: Scene) -> IdInformation | None:
     """Returns the bits that an id can reveal of its token, whatever is known; None if it stands for one token."""
     if scene.symbols is None:
         return None
@@ -146,12 +146,13 @@ def _exposed_classes(best: AttackResult) -> str:
     return ", ".join(f"{name}s {100 * share.value:.0f} %" for name, share in shares.items() if share.value >= 0.2)
 
 
-def _clusters(cells: tuple[AttackResult, ...]) -> Values:
+def _clusters(cells: tuple[AttackResult, ...]) -> FindingValues:
+    """Returns the largest share of guesses in the right cluster, if it is 0.5 or more."""
     share = max((cell.in_group for cell in cells if cell.in_group is not None), default=0.0)
     return {"share": share} if share >= 0.5 else None
 
 
-def _measures_beyond_papers(scene: Scene, cells: tuple[AttackResult, ...]) -> Values:
+def _measures_beyond_papers(scene: Scene, cells: tuple[AttackResult, ...]) -> FindingValues:
     """Returns what attacks read beyond the measures by which papers judge a defence."""
     best, k = strongest(cells), int(scene.scheme.get("k", 0))
     neighbours = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
@@ -166,7 +167,8 @@ def _measures_beyond_papers(scene: Scene, cells: tuple[AttackResult, ...]) -> Va
     return {"best": best, "weak": best_neighbour if reads_more else None, "guessed": guessed}
 
 
-def _hidden_bits(cells: tuple[AttackResult, ...]) -> Values:
+def _hidden_bits(cells: tuple[AttackResult, ...]) -> FindingValues:
+    """Returns the attack that leaves the fewest bits of content hidden, and these bits."""
     cells_with_bits = [
         cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))
     ]
@@ -176,7 +178,7 @@ def _hidden_bits(cells: tuple[AttackResult, ...]) -> Values:
     return {"least": least_hidden, "bits": least_hidden.measures["content hidden bits"]}
 
 
-def _members(scene: Scene) -> Values:
+def _members(scene: Scene) -> FindingValues:
     """Returns what the trained rows tell about membership, or None if they tell nothing."""
     has_moved = TunedRows.members_of(scene.transcript)
     trained_texts = [tokens.ids for tokens in scene.transcript.all(Tokens) if tokens.purpose == "train"]
@@ -191,13 +193,14 @@ def _members(scene: Scene) -> Values:
     return {"named": int(has_moved.sum()), "hits": hits, "occurred": int(has_occurred.sum())}
 
 
-def _repetition(scene: Scene) -> Values:
-    texts = [token.tobytes() for token in scene.transcript.tokens]
+def _repetition(scene: Scene) -> FindingValues:
+    """Returns the share of texts that repeat an earlier one, if it is 0.01 or more."""
+    texts = [text.tobytes() for text in scene.transcript.tokens]
     repeated = 1 - len(set(texts)) / len(texts) if texts else 0.0
     return {"repeated": repeated} if repeated >= 0.01 else None
 
 
-def distortion(scene: Scene) -> float:
+def mean_cosine_with_originals(scene: Scene) -> float:
     """Returns the mean cosine of the mixed embeddings with their originals, over the ordinary vocabulary.
 
     1 means unchanged. It is nan if the server has no table or a wider one. The effect on accuracy is known only after

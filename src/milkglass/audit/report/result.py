@@ -85,7 +85,7 @@ class BudgetPoint:
 
 @dataclass(frozen=True)
 class IdInformation:
-    """Says how much an id can reveal if it stands for many tokens (`findings.id_rate`).
+    """Says how much an id can reveal if it stands for many tokens (`findings.id_information`).
 
     Attributes:
         ids: m', the number of ids.
@@ -122,12 +122,13 @@ class Audit:
         best: the attack that reads most. None: none reads anything.
         cells: the result of each attack by each attacker.
         floors: what is recovered without an attack (metrics/recovery.floors).
-        warnings: the findings, in the order of `findings.warnings`.
+        warnings: the findings, in the order of `findings.all_findings`.
         examples: random texts as the strongest attack reads them.
         curve: what the strongest attack reads of growing parts of the text.
         spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
             tokens, as far as it does.
-        distortion: how little the scheme changes embeddings (`findings.distortion`); nan if the server has no table, or
+        distortion: the mean cosine of the mixed embeddings with the original ones, 1 if they are unchanged
+            (`findings.mean_cosine_with_originals`); nan if the server has no table, or
             a wider one.
         metadata: what ids reveal without an attack; "anyway" in audit.json.
         rate: how much an id can reveal. None: an id stands for one token.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.terminal import note
-from milkglass.client.remote.strict_json import running_text
+from milkglass.client.remote.strict_json import clean_text
 
 if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
@@ -140,7 +140,7 @@ def classes_text(summary: Summary) -> str:
     Of many classes only the commonest and the rarest are named.
     """
     commonest_first = sorted(zip(summary.labels, summary.counts, strict=True), key=lambda entry: -entry[1])
-    classes = [f"{running_text(name)[:MAX_CLASS_CHARACTERS]} {count:,}" for name, count in commonest_first]
+    classes = [f"{clean_text(name)[:MAX_CLASS_CHARACTERS]} {count:,}" for name, count in commonest_first]
     shown_classes = classes
     if len(classes) > COMMONEST_COUNT + RAREST_COUNT:
         commonest, (first_rare, *other_rare) = classes[:COMMONEST_COUNT], classes[-RAREST_COUNT:]

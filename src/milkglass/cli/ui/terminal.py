@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.client.remote.strict_json import escape, running_text
+from milkglass.client.remote.strict_json import clean_text, escape_unprintable
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Heartbeat, Progress, Stage, TimeLeft, duration, no_stage
 
@@ -80,7 +80,7 @@ def say(text: str = "") -> None:
 
 def text_for_stdout(text: str) -> str:
     """Returns a model's text for stdout: for a terminal without control characters, for a pipe unchanged."""
-    return running_text(text) if sys.stdout.isatty() else text
+    return clean_text(text) if sys.stdout.isatty() else text
 
 
 def cell_text(field: object) -> str:
@@ -93,7 +93,7 @@ def cell_text(field: object) -> str:
 
 def json_text(document: Mapping[str, Any]) -> str:
     """Returns a document as one line of JSON. Characters that cannot be printed are escaped, all others are not."""
-    return escape(json.dumps(document, ensure_ascii=False))
+    return escape_unprintable(json.dumps(document, ensure_ascii=False))
 
 
 def confirm(question: str, is_confirmed: bool) -> None:

@@ -448,7 +448,7 @@ def _read_object(answer: httpx2.Response) -> dict[str, Any]:
     body = _read(answer, MAX_ANSWER)
     if len(body) > MAX_ANSWER:
         raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
-    return strict_json.document(body)
+    return strict_json.parse_object(body)
 
 
 def check_url(url: str, allow_http: bool) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 from milkglass.client.plain_names import is_plain
-from milkglass.client.remote.strict_json import HINT, document
+from milkglass.client.remote.strict_json import HINT, parse_object
 from milkglass.errors import KeyForOtherModel, RemoteError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def read_job(record: Any) -> dict[str, Any]:
 
 def read_event(event_data: str) -> dict[str, Any]:
     """Reads one event of a job: {"message": text, "data": {...}, ...}."""
-    fields = _EVENT.read(document(event_data, "an event of the job"))
+    fields = _EVENT.read(parse_object(event_data, "an event of the job"))
     return {**fields, "message": fields.get("message") or "", "data": _PROGRESS.read(fields.get("data") or {})}
 
 
@@ -178,7 +178,7 @@ def read_prediction(row: Mapping[str, Any]) -> Prediction:
 
 def completion_ids(event_data: str) -> list[int]:
     """Returns the token ids of one event of a completion."""
-    completion = document(event_data, "an event of the answer")
+    completion = parse_object(event_data, "an event of the answer")
     error = completion.get("error")
     if isinstance(error, dict):
         raise RemoteError(f"the server stopped: {error.get('message') or 'no reason given'}", "try again")

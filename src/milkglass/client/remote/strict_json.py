@@ -13,18 +13,25 @@ from typing import Any
 
 from milkglass.errors import RemoteError
 
-MAX_STRING_SHOWN = 500  # characters; longer ones are cut
+MAX_STRING_CHARACTERS = 500  # characters; longer ones are cut
 MAX_DEPTH = 32
 MAX_CONTAINERS = 200_000  # lists and objects of one answer: each takes 56 bytes or more for 3 bytes of text
-TOO_LARGE = 1 << 63
+INT64_LIMIT = 1 << 63
 HINT = "is this a milkglass server?"
 
 
-def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
-    """Returns the JSON object in `raw`. NaN and infinities, which JSON does not have, become null.
+def parse_object(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
+    """Returns the JSON object in `raw`.
+
+    Strings are cut to MAX_STRING_CHARACTERS characters, and characters that cannot be printed are replaced. NaN and
+    infinities, which JSON does not have, become null.
+
+    Args:
+        noun: what error messages call it.
 
     Raises:
-        RemoteError: it is not an object, or exceeds the limits above.
+        RemoteError: it is not an object, has more than MAX_CONTAINERS lists and objects, is nested deeper than
+            MAX_DEPTH, or has a number beyond 64 bits.
     """
     try:
         text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
@@ -40,7 +47,7 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         raise RemoteError(f"{noun} is not a JSON object", HINT)
-    if len(text) <= MAX_STRING_SHOWN and container_count <= MAX_DEPTH and "\\" not in text and text.isprintable():
+    if len(text) <= MAX_STRING_CHARACTERS and container_count <= MAX_DEPTH and "\\" not in text and text.isprintable():
         return parsed  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
     return _clean(parsed, 0, noun)
 
@@ -48,7 +55,7 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
 def error_in(body: bytes) -> dict[str, Any]:
     """Returns the `error` of an error's body, or {} if it has no such object, as a proxy's page."""
     try:
-        error = document(body).get("error")
+        error = parse_object(body).get("error")
     except RemoteError:
         error = None
     return error if isinstance(error, dict) else {}
@@ -59,8 +66,8 @@ class _OutOfRange(Exception):
 
 
 def _read_integer(digits: str) -> int:
-    number = int(digits) if len(digits) <= 20 else TOO_LARGE
-    if abs(number) >= TOO_LARGE:
+    number = int(digits) if len(digits) <= 20 else INT64_LIMIT
+    if abs(number) >= INT64_LIMIT:
         raise _OutOfRange
     return number
 
@@ -79,11 +86,13 @@ def _clean(parsed: Any, depth: int, noun: str) -> Any:
     if depth > MAX_DEPTH:
         raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
     if isinstance(parsed, str):
-        return one_line(parsed, MAX_STRING_SHOWN)
+        return one_line(parsed, MAX_STRING_CHARACTERS)
     if isinstance(parsed, list):
         return [element if isinstance(element, int | float) else _clean(element, depth + 1, noun) for element in parsed]
     if isinstance(parsed, dict):
-        return {one_line(name, MAX_STRING_SHOWN): _clean(element, depth + 1, noun) for name, element in parsed.items()}
+        return {
+            one_line(name, MAX_STRING_CHARACTERS): _clean(element, depth + 1, noun) for name, element in parsed.items()
+        }
     return parsed
 
 
@@ -101,19 +110,19 @@ def one_line(text: str, max_length: int) -> str:
     return short if short.isprintable() else "".join(c if c.isprintable() else REPLACEMENT for c in short)
 
 
-def running_text(text: str) -> str:
+def clean_text(text: str) -> str:
     """Cleans a text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
     return _UNSAFE.sub(REPLACEMENT, text)
 
 
-def escape(document: str) -> str:
-    """Returns an equal JSON document in which all characters that are not printable are escaped.
+def escape_unprintable(json_text: str) -> str:
+    """Returns the text of an equal JSON document in which all characters that are not printable are escaped.
 
-    The document must be one line, as json.dumps writes it without `indent`.
+    The text must be one line, as json.dumps writes it without `indent`.
     """
-    if document.isprintable():
-        return document
-    return "".join(c if c.isprintable() else _escape(c) for c in document)
+    if json_text.isprintable():
+        return json_text
+    return "".join(c if c.isprintable() else _escape(c) for c in json_text)
 
 
 def _escape(character: str) -> str:

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from milkglass.attacks.assignment import Solver
-from milkglass.audit.audit import key_budget
+from milkglass.audit.audit import reading_curve
 from milkglass.audit.key_scene import AttackerText, assemble
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import RECIPE
+from milkglass.audit.run import RECIPE_OPTIONS
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.catalogue import signature
@@ -193,13 +193,13 @@ def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress
 
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
-        return run_attacks(scene, attacks, work, Budget(), recipe.seed, cell_done, RECIPE)
+        return run_attacks(scene, attacks, work, Budget(), recipe.seed, cell_done, RECIPE_OPTIONS)
     # Solvers first: the others start from their candidates
     ordered = sorted(attacks.items(), key=lambda entry: not isinstance(entry[1], Solver))
     for count in range(1, len(ordered) + 1):
         budget = Budget(recipe.seconds)
         part = dict(islice(ordered, count))
-        finished = run_attacks(scene, part, work, budget, recipe.seed, cell_done, RECIPE)
+        finished = run_attacks(scene, part, work, budget, recipe.seed, cell_done, RECIPE_OPTIONS)
         _require_ended(finished.cells)
     return finished
 
@@ -308,7 +308,7 @@ def _unleaked_figures(
 def _curve_figures(recipe: AttackRecipe, scene: Scene, finished: AuditRun, variant: str) -> list[ResultRecord]:
     """Returns the figures of the strongest attack on growing parts of the text."""
     best = strongest(finished.cells)
-    points = key_budget(scene, attacks_of(recipe.attacks), finished, best, Budget(), recipe.seed)
+    points = reading_curve(scene, attacks_of(recipe.attacks), finished, best, Budget(), recipe.seed)
     return [
         record
         for point in points

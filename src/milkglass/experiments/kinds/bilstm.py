@@ -21,7 +21,7 @@ import torch
 
 from milkglass import files
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import RECIPE
+from milkglass.audit.run import RECIPE_OPTIONS
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.data.texts import PrivateTexts
@@ -30,7 +30,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
-from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, is_word_id
+from milkglass.experiments.procedures.lstm import SPECIAL_IDS, Labels, LSTMTraining, WordTable, word_id_mask
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ResultRecord, numbers, records
 from milkglass.experiments.runs import SPLITS, RunFolder, pack_answers, require_same_run, unpack_answers
@@ -172,7 +172,7 @@ def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
 
 def row_map(table: WordTable, key: Key, scheme: Scheme) -> RowMap:
     """Returns W over the words alone."""
-    order, special = np.argsort(key.sigma).astype(np.int64), np.array(SPECIAL, np.int64)
+    order, special = np.argsort(key.sigma).astype(np.int64), np.array(SPECIAL_IDS, np.int64)
     return scheme.row_map(table.rows, order, special, key.stream, lambda done: None, key.slots)
 
 
@@ -206,7 +206,7 @@ def _train_and_predict(
 def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
     """Returns the figures of all attacks on one variant."""
     store = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
-    finished = run_attacks(scene, attacks_of(recipe.attacks), store, Budget(), recipe.seed, options=RECIPE)
+    finished = run_attacks(scene, attacks_of(recipe.attacks), store, Budget(), recipe.seed, options=RECIPE_OPTIONS)
     figures: list[ResultRecord] = []
     for cell in finished.cells:
         if cell.state not in ("done", "does not apply"):
@@ -234,11 +234,11 @@ def attack_scene(
         return model_view(attacker_rows), attacker_key.sigma.astype(np.int64)
 
     knowledge = Knowledge(public_model=model_view(table.rows), simulate=simulate)
-    content = content_tokens(original.counts(size), list(table.words)) & is_word_id(size)
+    content = content_tokens(original.counts(size), list(table.words)) & word_id_mask(size)
     no_tokens = np.zeros(len(sent.ids), bool)
     return Scene.of(
         Transcript((Weights(model_view(rows)), Tokens(sent, "train")), size),
-        Truth(np.argsort(sigma).astype(np.int64), is_word_id(size), content, table.text, sent),
+        Truth(np.argsort(sigma).astype(np.int64), word_id_mask(size), content, table.text, sent),
         Adversary(ATTACKER, "has the public word vectors and no text", knowledge),
         texts=PrivateTexts(sent, original, no_tokens, no_tokens),
         promise=mixture.promise(scheme.k),

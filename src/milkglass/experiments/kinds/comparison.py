@@ -5,11 +5,12 @@
     held_out = "sst2/dev.tsv"        what utility is measured on
     rows = 8000                      of train, drawn by the seed; left out: all
     training = { n_epochs = 4 }      laid over the table [training]
-    [defences."custext+"]            see defences/catalogue.py; an empty one is plain
+    [defences."custext+"]            see defences/catalogue.py; {} is no defence, with which
+                                     the others are compared
     [attacked]                       rows: private ones, of train; public: how many others an attacker has
 
-A defence's entry may override both tables by its own `training` and `attacked`. With a key for each job, `rows` are
-what one key hides.
+A defence's entry may override both tables by its own `training` and `attacked`. Each training has a key of its own, so
+that `rows` is also how many rows one key hides.
 
 With several seeds figures are means, with the standard deviation "sd" and with "median", "least" and "most", since a
 seed is also a key, on which some figures depend. Beside the defences there are these variants and measures:
@@ -64,14 +65,14 @@ from milkglass.threat.defence import Defence
 
 CellKey = tuple[str, str, int]  # data, defence, seed
 
-UNLIKE_ORDER = (
+BATCH_ORDER_WARNING = (
     "warning: {}: trained in batches of a random order, the others in batches of like lengths: say "
     "group_by_length = false in the training to compare them"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Recipe):
+class ComparisonRecipe(Recipe):
     """Trains and attacks cells, one for each data set, defence and seed.
 
     Attributes:
@@ -108,9 +109,11 @@ class Comparison(Recipe):
                     halves_training(settings)
 
     def attacked_of(self, entry: Mapping[str, Any]) -> LeakageTexts:
+        """Returns which rows of a defence are attacked: by the table [attacked], under the defence's own."""
         return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
 
     def hyperparameters(self, problem: TrialData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
+        """Returns the settings of the training of one cell."""
         task = {"task": "regression"} if problem.class_count == 1 else {"num_labels": problem.class_count}
         return self.settings_of(problem.name, entry, {"seed": seed, **task})
 
@@ -142,16 +145,17 @@ class Comparison(Recipe):
         return list(product(self.data, self.defences, self.seeds))
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
-        sources = CellTrainer.of(self, run.data, self.cell_keys)
-        base, problems = sources.base, sources.problems
+        """Trains, grades and attacks all cells, and returns their figures. Nothing is written before all is read."""
+        trainer = CellTrainer.of(self, run.data, self.cell_keys)
+        base, problems = trainer.base, trainer.problems
         # Nothing is written before all of it can be
-        require_same_run(run.out, {**self.about(), "base": sources.digest})
+        require_same_run(run.out, {**self.about(), "base": trainer.digest})
         halves = [name for name, entry in self.defences.items() if "encoder" in entry]
-        whole_models = (settings for key, settings in sources.settings.items() if key[1] not in halves)
+        whole_models = (settings for key, settings in trainer.settings.items() if key[1] not in halves)
         if halves and any(settings.group_by_length for settings in whole_models):
-            run.progress(UNLIKE_ORDER.format(", ".join(halves)))
+            run.progress(BATCH_ORDER_WARNING.format(", ".join(halves)))
         with ThreadPoolExecutor(run.at_once) as pool:
-            graded_cells = pool.map(lambda key: sources.grade(key, run), self.cell_keys)
+            graded_cells = pool.map(lambda key: trainer.grade(key, run), self.cell_keys)
             cells = dict(zip(self.cell_keys, graded_cells, strict=True))
         run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.provenance))
         run.predictions.update({", ".join(map(str, key)): cell.packed_predictions for key, cell in cells.items()})
@@ -192,7 +196,7 @@ class CellTrainer:
         settings: the training of each cell.
     """
 
-    recipe: Comparison
+    recipe: ComparisonRecipe
     base: Checkpoint
     digest: str
     problems: Mapping[tuple[str, int], TrialData]
@@ -200,7 +204,7 @@ class CellTrainer:
     settings: Mapping[CellKey, Hyperparameters]
 
     @classmethod
-    def of(cls, recipe: Comparison, data: Path, keys: Sequence[CellKey]) -> CellTrainer:
+    def of(cls, recipe: ComparisonRecipe, data: Path, keys: Sequence[CellKey]) -> CellTrainer:
         """Reads what these cells are trained from. Raises UsageError if data are missing, or a defence is refused."""
         base = Checkpoint.open(resolve(recipe.model))
         entries = recipe.defences
@@ -246,7 +250,7 @@ def _without_tables(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
-    """Returns the defence, with training settings if its halves are trained together; a server trains the others."""
+    """Returns the defence, with these settings if its two halves are trained together. A server trains the others."""
     return replace(defence, training=halves_training(settings)) if isinstance(defence, HiddenStateDefence) else defence
 
 
@@ -313,8 +317,8 @@ SEED_STATISTICS: Mapping[str, Statistic] = {
 }  # fmt: skip
 
 
-def _mean_figures(recipe: Comparison, measured: Mapping[CellKey, Sequence[ResultRecord]]) -> list[ResultRecord]:
-    """Returns means over the seeds, and each defence's loss beside no defence."""
+def _mean_figures(recipe: ComparisonRecipe, measured: Mapping[CellKey, Sequence[ResultRecord]]) -> list[ResultRecord]:
+    """Returns the means over the seeds, and how much utility each defence costs, compared with none."""
     figures: dict[tuple[str, str], list[ResultRecord]] = {}
     for data, defence in product(recipe.data, recipe.defences):
         means = merge_records(

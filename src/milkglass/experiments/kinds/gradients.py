@@ -2,17 +2,16 @@
 
     model = "demo:minilm"                task: classification or next-token
     data = "sst2:validation"             a file or a data set by name (experiments/data_refs.py)
-    [texts]                              texts: how many are attacked; least, most: words; batch: texts in each step;
-                                         public: how many others an attacker has, of `reference` or of the same data,
-                                         none that contains an attacked text or is part of one (audit/decontaminate.py)
+    [texts]                              see `GradientTexts`
     [defences.ghost]                     experiments/procedures/private_rows.py
     [attacks]                            experiments/entries.py
 
-Each step is the first of a training. The model is the public one with a new head. Attackers have it, the texts' labels
-and lengths (section 3.1), and know the shield: whether the step drops, what is frozen. A guess is graded against the
-owner's own text, whatever went into the step. Attacks that see ids ("shadow-...") get the shadows, the most that any
-inversion could read, what each can stand for, and the defence to try on the attacker's own text. Figures are called
-"MEASURE, ATTACK, DEFENCE", from 0 to 1 as in the paper. shared_training.py measures training.
+Each step is the first of a training. The model is the public one with a new head. Attackers have the model, the texts'
+labels and lengths (section 3.1), and the parameters of the shield: whether the step applies dropout, and what is
+frozen. A guess is graded against the owner's own text, whatever went into the step. An attack whose name begins with
+"shadow-" gets three things more: the shadows, which are the most that any inversion could read; the originals that each
+of them can stand for; and the defence, to run it on the attacker's own text. Figures are called "MEASURE, ATTACK,
+DEFENCE", from 0 to 1 as in the paper. shared_training.py measures training.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from milkglass.attacks.shadows.inverse import inverse
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import MEASURES, gradient_scene, gradient_truth
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.run import RECIPE
+from milkglass.audit.run import RECIPE_OPTIONS
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.errors import UsageError
@@ -70,7 +69,8 @@ class GradientTexts:
         least: the fewest words of a text.
         most: the most words of a text.
         batch: texts in each step.
-        public: how many other texts an attacker has.
+        public: how many other texts an attacker has, none of which contains an attacked text or is part of one
+            (audit/decontaminate.py).
         reference: the data that these come from; "" means the same data.
         seconds: CPU time of one attack on all texts. None: no limit.
     """
@@ -127,7 +127,9 @@ class GradientRecipe(SharedStepRecipe):
         return figures
 
 
-def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, path: Path, progress: Log) -> list[ResultRecord]:
+def attack_defence(
+    recipe: GradientRecipe, defence_name: str, scene: Scene, path: Path, progress: Log
+) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     partial_results, seconds = PartialResults(path), from_entries(GradientTexts, recipe.texts).seconds
     attacks, earlier_results = attacks_of(recipe.attacks), partial_results.finished_parts
@@ -135,29 +137,31 @@ def attack_defence(recipe: GradientRecipe, name: str, scene: Scene, path: Path, 
 
     def report(result: AttackResult) -> None:
         if result.state == "failed":
-            raise UsageError(f"{result.attack} at {name} failed: {result.reason}", "see the recipe")
+            raise UsageError(f"{result.attack} at {defence_name} failed: {result.reason}", "see the recipe")
         if result.state == "does not apply":
-            progress(f"{name}: {result.attack} does not apply: {result.reason}")
+            progress(f"{defence_name}: {result.attack} does not apply: {result.reason}")
         else:
-            keep_records(result.attack, partial_results.get(f"{result.attack}, {name}", partial(figures, result)))
+            keep_records(
+                result.attack, partial_results.get(f"{result.attack}, {defence_name}", partial(attack_figures, result))
+            )
 
     def keep_records(attack_name: str, values: dict[str, float]) -> None:
-        progress(f"{name}: {attack_name}: ROUGE-1 {values['rouge-1']:.2f} in {values['seconds']:.0f} s")
-        records_of_attacks[attack_name] = records(values, attack=attack_name, variant=name)
+        progress(f"{defence_name}: {attack_name}: ROUGE-1 {values['rouge-1']:.2f} in {values['seconds']:.0f} s")
+        records_of_attacks[attack_name] = records(values, attack=attack_name, variant=defence_name)
 
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
 
-    rules = replace(RECIPE, own_budget=budget)
+    options = replace(RECIPE_OPTIONS, own_budget=budget)
     for attack_name in attacks:
-        if f"{attack_name}, {name}" in earlier_results:
-            keep_records(attack_name, earlier_results[f"{attack_name}, {name}"])
+        if f"{attack_name}, {defence_name}" in earlier_results:
+            keep_records(attack_name, earlier_results[f"{attack_name}, {defence_name}"])
     unfinished = {key: attack for key, attack in attacks.items() if key not in records_of_attacks}
-    run_attacks(scene, unfinished, None, Budget(), recipe.seed, report, rules)
+    run_attacks(scene, unfinished, None, Budget(), recipe.seed, report, options)
     return [record for attack_name in attacks for record in records_of_attacks.get(attack_name, ())]
 
 
-def figures(result: AttackResult) -> dict[str, float]:
+def attack_figures(result: AttackResult) -> dict[str, float]:
     """Returns MEASURES from 0 to 1, half the width of each 95 % interval, and the CPU seconds.
 
     A recipe's `seconds` limits CPU time, so other work on the machine hardly changes a result.
@@ -193,7 +197,7 @@ class SceneBuilder:
         gradients = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all_gradients()
         knowledge = Knowledge(
             corpus=public,
-            step=defence.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
+            step=defence.shield.before(step),  # without knowing of its dropout, none can solve for the masks
             labels=private.labels,
             lengths=private.ids.lengths,
             noise=defence.shield.added_noise(batch_size),

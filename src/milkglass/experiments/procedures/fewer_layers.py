@@ -1,4 +1,4 @@
-"""Writes a checkpoint with some of a decoder's layers, the smaller model that a client can run by itself.
+"""Writes a checkpoint with some of a decoder's layers: a smaller model, which a client can run by itself.
 
 The kept layers are renumbered. Everything else stays, except the tokenizer's files, which are not copied. Such a model
 must be tuned before it gives sensible answers.
@@ -16,30 +16,30 @@ from milkglass import files
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint, write_json
 
-LAYER = re.compile(r"(?:^|(?<=\.))(layers|h)\.(\d+)(?=\.)")
-COUNTS = ("num_hidden_layers", "n_layer")
+LAYER_IN_NAME = re.compile(r"(?:^|(?<=\.))(layers|h)\.(\d+)(?=\.)")
+LAYER_COUNT_FIELDS = ("num_hidden_layers", "n_layer")
 
 
 def require_layers(base: Checkpoint, layer_numbers: Sequence[int]) -> str:
-    """Returns the config's name for the number of layers.
+    """Returns the name of the config's field that counts the layers.
 
     Raises:
         UsageError: the numbers are not ascending, or the model lacks such a layer.
         UnsupportedModel: the tensors' names do not tell their layer.
     """
-    name = next((entry for entry in COUNTS if entry in base.config), None)
-    if name is None or not any(LAYER.search(tensor) for tensor in base.tensors):
+    count_field = next((entry for entry in LAYER_COUNT_FIELDS if entry in base.config), None)
+    if count_field is None or not any(LAYER_IN_NAME.search(tensor_name) for tensor_name in base.tensors):
         raise UnsupportedModel("the model's layers are not numbered as Llama's or GPT-2's are", "take another model")
     if (
         not layer_numbers
         or list(layer_numbers) != sorted(set(layer_numbers))
-        or not 0 <= layer_numbers[0] <= layer_numbers[-1] < base.config[name]
+        or not 0 <= layer_numbers[0] <= layer_numbers[-1] < base.config[count_field]
     ):
         raise UsageError(
-            f"layers {list(layer_numbers)} of a model with {base.config[name]}",
-            f"give numbers from 0 to {base.config[name] - 1}, ascending, each once",
+            f"layers {list(layer_numbers)} of a model with {base.config[count_field]}",
+            f"give numbers from 0 to {base.config[count_field] - 1}, ascending, each once",
         )
-    return name
+    return count_field
 
 
 def write_with_layers(base: Checkpoint, layer_numbers: Sequence[int], folder: Path) -> None:
@@ -51,16 +51,17 @@ def write_with_layers(base: Checkpoint, layer_numbers: Sequence[int], folder: Pa
     Raises:
         UsageError, UnsupportedModel: see `require_layers`.
     """
-    name = require_layers(base, layer_numbers)
+    count_field = require_layers(base, layer_numbers)
     new_numbers = {number: new_number for new_number, number in enumerate(layer_numbers)}
     tensors = {}
-    for tensor in base.tensors:
-        match = LAYER.search(tensor)
+    for tensor_name in base.tensors:
+        match = LAYER_IN_NAME.search(tensor_name)
         if match is None:
-            tensors[tensor] = base.read(tensor)
+            tensors[tensor_name] = base.read(tensor_name)
         elif int(match[2]) in new_numbers:
-            tensors[LAYER.sub(f"{match[1]}.{new_numbers[int(match[2])]}", tensor, count=1)] = base.read(tensor)
-    config = {**base.config, name: len(layer_numbers)}
+            new_name = LAYER_IN_NAME.sub(f"{match[1]}.{new_numbers[int(match[2])]}", tensor_name, count=1)
+            tensors[new_name] = base.read(tensor_name)
+    config = {**base.config, count_field: len(layer_numbers)}
     if "layer_types" in config:
         config["layer_types"] = [config["layer_types"][number] for number in layer_numbers]
     files.private_dir(folder)

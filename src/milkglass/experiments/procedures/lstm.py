@@ -29,7 +29,7 @@ from milkglass.sanitizers.words import is_word, pattern
 from milkglass.sequences import Ids, Sequences
 
 PADDING, UNKNOWN = 0, 1
-SPECIAL: tuple[int, ...] = (PADDING, UNKNOWN)
+SPECIAL_IDS: tuple[int, ...] = (PADDING, UNKNOWN)
 SPECIAL_WORDS = ("", "<unk>")  # how the two are read
 
 
@@ -58,7 +58,7 @@ class WordTable:
 
     @cached_property
     def _id_of_word(self) -> dict[str, int]:
-        return {word: word_id for word_id, word in enumerate(self.words) if word_id not in SPECIAL}
+        return {word: word_id for word_id, word in enumerate(self.words) if word_id not in SPECIAL_IDS}
 
     def ids(self, text: str) -> list[int]:
         """Returns the ids of a text. A text without words is one unknown word."""
@@ -79,9 +79,9 @@ def split_words(text: str) -> list[str]:
     return words
 
 
-def is_word_id(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def word_id_mask(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Returns (n,) which ids stand for words."""
-    return ~np.isin(np.arange(size), SPECIAL)
+    return ~np.isin(np.arange(size), SPECIAL_IDS)
 
 
 Labels = NDArray[np.int64]
@@ -157,7 +157,7 @@ def train(
         for epoch in range(training.epochs):
             batches = length_batches(texts.lengths, training.batch_size)
             for step, batch in enumerate(batches):
-                logits = net(*pad_rows([ids[i] for i in batch]))
+                logits = net(*pad_sequences([ids[i] for i in batch]))
                 loss = torch.nn.functional.cross_entropy(logits, device.tensor(labels[batch]))
                 if not torch.isfinite(loss):
                     raise JobFailed(f"the loss is not finite at step {step} of epoch {epoch}", "lower learning_rate")
@@ -189,11 +189,11 @@ def length_batches(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int
 def predicted_classes(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
     """Returns (texts,) the class that the model predicts for each text."""
     ids = list(texts)
-    batches = (pad_rows(ids[start : start + batch_size]) for start in range(0, len(ids), batch_size))
+    batches = (pad_sequences(ids[start : start + batch_size]) for start in range(0, len(ids), batch_size))
     return np.concatenate([net(*batch).argmax(1).cpu().numpy() for batch in batches])
 
 
-def pad_rows(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_sequences(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (texts, tokens) ids with zeros on the right, and (texts,) the lengths."""
     ids = pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True)
     return ids, torch.tensor([len(row) for row in rows])

@@ -1,8 +1,8 @@
 """Makes conversations, sanitizes them by tokens of the model, and makes prompts of them (CMIF, sections 3.2 and 4.1).
 
 Training uses the text that `milkglass sanitize --by tokens --role user` writes. Prompts are what the enclave of a split
-decoder sends: the ids of the rendered conversation, with the user's text through the same mechanism. Sensitive tokens
-are counted on all rows of the training data, without the instruction.
+decoder sends: rendered conversations as ids, in which the user's text went through the same mechanism. Which tokens are
+sensitive follows from how often each occurs in the users' messages of all training data, without the instruction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.text import TokenReader, TokenTextSanitizer
 from milkglass.sequences import Ids
 
-USER = frozenset({"user"})
+USER_ROLES = frozenset({"user"})
 
 
 def chats(examples: Sequence[Example], instruction: str, max_words: int | None) -> list[Example]:
@@ -105,6 +105,7 @@ class ChatSanitizer:
     def of(
         cls, method: SanitizerMethod, reader: TokenReader, counts: NDArray[np.int64], instruction: str, seed: int
     ) -> ChatSanitizer:
+        """Returns the sanitizer of a method over a model's tokens. `counts` (n,) says how often each token occurs."""
         sanitizer = method.with_reader(reader, counts)
         assert isinstance(sanitizer, TokenTextSanitizer)  # its reader is of tokens
         return cls(sanitizer, instruction, seed)
@@ -113,8 +114,10 @@ class ChatSanitizer:
         """Writes the file's conversations with the user's text sanitized, unless the result exists."""
         if not out.is_file():
             report_path(out).unlink(missing_ok=True)  # of a run that was stopped between the two files
-            shape = RowFormat("json", frozenset(), file=source.name, roles=USER, instruction=self.instruction)
-            sanitize_file(self.sanitizer, source, shape, out, self.seed, {})
+            row_format = RowFormat(
+                "json", frozenset(), file=source.name, roles=USER_ROLES, instruction=self.instruction
+            )
+            sanitize_file(self.sanitizer, source, row_format, out, self.seed, {})
         return out
 
     def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
@@ -132,5 +135,7 @@ class ChatSanitizer:
 
 def token_counts(reader: TokenReader, examples: Sequence[Example], instruction: str) -> NDArray[np.int64]:
     """Returns (n,) how often each of the model's tokens occurs in the users' messages, without the instruction."""
-    user_texts = (turn["content"] for example in examples for turn in example.messages if turn["role"] == "user")
+    user_texts = (
+        message["content"] for example in examples for message in example.messages if message["role"] == "user"
+    )
     return reader.counts(text.removeprefix(instruction) for text in user_texts)

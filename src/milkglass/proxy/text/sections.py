@@ -1,8 +1,8 @@
 """Splits an answer into reasoning, tool calls and content, and ends it at stop strings, as its text arrives in pieces.
 
 Models write `<think>...</think>` before an answer, and calls as calls.py describes. The parts of an answer do not
-depend on the pieces in which it arrived, and no text is read twice. The engine never sees stop strings; it is asked to
-end at token ids only.
+depend on the pieces in which it arrived, and text that was passed on is never read again. The engine never sees stop
+strings; it is asked to end at token ids only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_TOOLS: Tools = {}
 
 
 @dataclass
-class JsonSpan:
+class JsonEndFinder:
     """Finds where a JSON object or list ends.
 
     Attributes:
@@ -74,7 +74,7 @@ class JsonSpan:
 
 
 @dataclass
-class StopStrings:
+class StopStringFilter:
     """Passes text that arrives in pieces, up to the first of several stop strings, none of them empty.
 
     Attributes:
@@ -116,7 +116,7 @@ class Part:
     """Holds a part of an answer that became certain: text of one kind, or calls.
 
     Attributes:
-        escape_count: plain letters that the JSON of the calls writes as escapes.
+        escape_count: how many plain letters the JSON of the calls writes as escapes.
     """
 
     kind: Kind
@@ -130,9 +130,17 @@ EMPTY_PART = Part("content")
 
 @dataclass
 class _JsonValue:
-    """Tracks a JSON value that may be a call, after a mark or a tool's name, or in code fences."""
+    """Tracks a JSON value that may be a call, after a mark or a tool's name, or in code fences.
 
-    span: JsonSpan
+    Attributes:
+        span: finds where the value ends.
+        begin: where its JSON begins in the text that is held.
+        is_marked: whether a mark such as <tool_call> precedes it.
+        name: the tool's name, if that precedes the JSON.
+        fence_count: how many code fences are open.
+    """
+
+    span: JsonEndFinder
     begin: int = 0
     is_marked: bool = True
     name: str | None = None
@@ -140,13 +148,14 @@ class _JsonValue:
 
 
 @dataclass
-class Sections:
+class AnswerSplitter:
     """Splits text into parts of one kind each.
 
     What may be the beginning of a mark or of a call is held back. White space and code fences around calls are the
     model's layout, and are left out.
 
     Attributes:
+        format: how the model writes calls. None: it writes none, and all text is content.
         tools: the tools of the request, which calls may name.
         may_reason: whether the answer may begin with a mark of reasoning.
         kind: the kind of the text that comes next.
@@ -163,7 +172,7 @@ class Sections:
     _has_content: bool = False  # whether there was content since the beginning or the last call
     _has_begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
     _json: _JsonValue | None = None
-    _other_span: JsonSpan | None = None  # JSON that is not a call: no call begins inside of it
+    _other_span: JsonEndFinder | None = None  # JSON that is not a call: no call begins inside of it
     _last_call: _JsonValue | None = None  # the call that was just found
     _in_section: bool = False  # whether the section of that call is still open
 
@@ -209,7 +218,7 @@ class Sections:
 
     # --- content ------------------------------------------------------------------------------------------------------
     @cached_property
-    def _head(self) -> regex.Pattern[str]:
+    def _call_prefix_pattern(self) -> regex.Pattern[str]:
         assert self.format is not None
         return self.format.head(self.tools)
 
@@ -223,13 +232,13 @@ class Sections:
                 return None
         if self.format is None:
             return self._take_text(len(self._held))
-        head = self._head.search(self._held, partial=not final)
+        head = self._call_prefix_pattern.search(self._held, partial=not final)
         other_object = OBJECT_BEGIN.search(self._held, partial=not final) if self.format.is_bare else None
         if other_object is not None and other_object.partial:
             other_object = None
         if other_object is not None and (head is None or other_object.start() < head.start()):
             if other_object.start() == 0:
-                self._other_span = JsonSpan(allows_line_feeds=False)
+                self._other_span = JsonEndFinder(allows_line_feeds=False)
                 return EMPTY_PART
             return self._take_text(other_object.start())
         if head is None:
@@ -241,7 +250,7 @@ class Sections:
         prefix = self._held[: head.end()]
         name = head.groupdict().get("name")
         is_marked = head["mark"] is not None
-        self._json = _JsonValue(JsonSpan(head.end()), head.end(), is_marked, name, prefix.count(FENCE))
+        self._json = _JsonValue(JsonEndFinder(head.end()), head.end(), is_marked, name, prefix.count(FENCE))
         return EMPTY_PART
 
     def _take_text(self, size: int) -> Part:
@@ -256,7 +265,7 @@ class Sections:
             self._has_content = self._has_begun = True
         return Part("content", shown)
 
-    def _read_other_json(self, span: JsonSpan, final: bool) -> Part | None:
+    def _read_other_json(self, span: JsonEndFinder, final: bool) -> Part | None:
         end = span.end(self._held)
         if end is not None or span.is_broken or final:
             self._other_span = None
@@ -302,7 +311,7 @@ class Sections:
             return None
         self._last_call = None
         if self._in_section and self._held[0] == "{":
-            self._json = _JsonValue(JsonSpan(), 0, json.is_marked, None, json.fence_count)
+            self._json = _JsonValue(JsonEndFinder(), 0, json.is_marked, None, json.fence_count)
         return EMPTY_PART
 
 

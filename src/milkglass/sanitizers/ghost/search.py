@@ -34,30 +34,32 @@ from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.select import require_k
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.table import BLANKS, Ids, Mask, WordVectors
+from milkglass.sanitizers.table import SPACE_MARKERS, Ids, Mask, WordVectors
 from milkglass.system import cores
 
-PIECE = "##"  # WordPiece's mark of a token that continues a word
-Lists = NDArray[np.int32]
+PIECE_MARKER = "##"  # WordPiece's mark of a token that continues a word
+NeighbourIds = NDArray[np.int32]
 REACH_STEP, MAX_REACH = 10, 100  # Algorithm 1, line 18; the published code's limit
 TOKENS_AT_A_TIME = 64  # tokens filtered at a time
 FORMAT = "milkglass-shadows/1"
 ARRAY_DTYPES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
 
 
-def marker(tokens: Sequence[str]) -> str | None:
+def word_marker(tokens: Sequence[str]) -> str | None:
     """Returns the most frequent of the three markers, or None if no token has one."""
-    counts = {mark: sum(t.startswith(mark) and len(t) > len(mark) for t in tokens) for mark in (PIECE, *BLANKS)}
+    counts = {
+        mark: sum(t.startswith(mark) and len(t) > len(mark) for t in tokens) for mark in (PIECE_MARKER, *SPACE_MARKERS)
+    }
     commonest = max(counts, key=lambda mark: counts[mark])
     return commonest if counts[commonest] else None
 
 
 def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
     """Returns (n,) which tokens, as their vocabulary spells them, are or begin whole words."""
-    mark = marker(tokens)
+    mark = word_marker(tokens)
     if mark is None:
         return np.ones(len(tokens), np.bool_)
-    return np.array([token.startswith(mark) for token in tokens]) != (mark == PIECE)
+    return np.array([token.startswith(mark) for token in tokens]) != (mark == PIECE_MARKER)
 
 
 def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en") -> NDArray[np.int64]:
@@ -175,15 +177,18 @@ def search(table: WordVectors, lemmas: Ids | None, settings: SearchSettings) -> 
     return _by_token(table, [tokens[neighbours] for neighbours in lists], reach, has_fallen_back)
 
 
-def _is_shadow(nearest_lists: Lists, places: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
+def _is_shadow(nearest_lists: NeighbourIds, places: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
     """Returns (tokens, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(cores()) as pool:
         return np.concatenate([*pool.map(lambda block: _filter_block(nearest_lists, block, lemmas, settings), blocks)])
 
 
-def _filter_block(nearest_lists: Lists, rows: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
-    """Returns (rows, k) which neighbours of these rows are shadows, by the direct and the indirect test."""
+def _filter_block(nearest_lists: NeighbourIds, rows: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
+    """Returns (rows, k) which neighbours of these rows pass the tests of lemmas, of direct and of indirect similarity.
+
+    `settings` says which of the two tests of similarity there are.
+    """
     neighbours = nearest_lists[rows]
     is_shadow = np.ones(neighbours.shape, np.bool_) if lemmas is None else lemmas[neighbours] != lemmas[rows, None]
     if settings.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour

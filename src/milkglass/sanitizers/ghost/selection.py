@@ -229,7 +229,7 @@ class _Group:
         self.length = self.original_states.shape[2]
         all_rows, no_limits = np.arange(len(sentences)), np.full(len(sentences), math.inf)
         self.noise: NDArray[np.float64] | None = None
-        if network.looks_in_bf16:
+        if network.screens_in_bf16:
             with torch.autocast("cpu", torch.bfloat16):
                 self.noise = self._measure_rows(originals, all_rows, None, all_rows, no_limits)
 

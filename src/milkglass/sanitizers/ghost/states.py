@@ -9,7 +9,7 @@ Two things save work and change no loss. A sequence whose sum exceeds its bound 
 (`losses`). For a causal model the results for a common prefix are reused (`CachedPrefixes`).
 
 Hooks watch the layers, so that masks, positions and attention are the model's own. Numbers are fp32, except for a first
-look in bf16 (`looks_in_bf16`). Inputs are moved to the model's device.
+look in bf16 (`screens_in_bf16`). Inputs are moved to the model's device.
 
 Shapes: n sequences of T tokens are the originals; r sequences are compared with them, each with one.
 """
@@ -83,13 +83,13 @@ class HeadlessModel:
         model: of transformers.
         layers: its layers in order, whose inputs are watched.
         causal: whether a token's states depend only on the tokens before it.
-        looks_in_bf16: whether candidates are first computed in bf16.
+        screens_in_bf16: whether candidates are first computed in bf16.
     """
 
     model: Any
     layers: tuple[Any, ...]
     causal: bool
-    looks_in_bf16: bool = field(default_factory=has_fast_bf16)
+    screens_in_bf16: bool = field(default_factory=has_fast_bf16)
 
     @classmethod
     def open(cls, folder: Path) -> HeadlessModel:

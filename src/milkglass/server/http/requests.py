@@ -1,4 +1,4 @@
-"""The bodies of /v1/completions and /classify, which have ids only.
+"""The bodies of /v1/completions, /v1/embeddings and /classify, which have ids only.
 
 All that needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work. Such
 a request gets a 400 that says so.
@@ -21,8 +21,8 @@ from milkglass.server.storage.store import ModelRecord
 Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 # A list ends at its first error: naming a million of them would hold up everybody else
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
-Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
-# vLLM's and OpenAI's fields that need a tokenizer. None and false mean that they are not requested
+IdLists = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
+# vLLM's and OpenAI's fields that need a tokenizer. None, false, [] and {} request nothing
 TOKENIZER_FIELDS = (
     "stop", "suffix", "echo", "prompt_logprobs", "bad_words", "response_format",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
@@ -38,15 +38,19 @@ def _refuse_text(value: Any) -> Any:
     return value
 
 
-Prompts = Annotated[Ids | Rows, BeforeValidator(_refuse_text)]
+Prompts = Annotated[Ids | IdLists, BeforeValidator(_refuse_text)]
 
 
 class StreamOptions(RequestBody):
+    """Says what a streamed answer reports beside its ids."""
+
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
 
 
-class Completion(RequestBody):
+class CompletionRequest(RequestBody):
+    """Describes a request for completions. Its fields are vLLM's, without those that need a tokenizer."""
+
     model: Name
     prompt: Prompts
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
@@ -69,7 +73,11 @@ class Completion(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral_fields(cls, value: Any) -> Any:
-        """Removes fields that request nothing, and names those that cannot be honoured."""
+        """Removes fields that request nothing.
+
+        Raises:
+            PydanticCustomError: a field requests what this server cannot do; the error names the field.
+        """
         if not isinstance(value, dict):
             return value
         present = {name: field_value for name, field_value in value.items() if field_value is not None}
@@ -95,26 +103,30 @@ class Completion(RequestBody):
         )  # fmt: skip
 
 
-class Classification(RequestBody):
+class ClassificationRequest(RequestBody):
+    """Describes a request for the scores of each class."""
+
     model: Name
     input: Prompts
-    token_type_ids: Ids | Rows | None = None
+    token_type_ids: Ids | IdLists | None = None
 
 
-class Embedding(RequestBody):
+class EmbeddingRequest(RequestBody):
+    """Describes a request for one vector a prompt."""
+
     model: Name
     input: Prompts
     encoding_format: Literal["float"] = "float"
 
 
-def prompt_rows(value: Ids | Rows) -> list[Ids]:
+def prompt_rows(value: Ids | IdLists) -> list[Ids]:
     """Returns one or several prompts as a list. `[]` becomes one empty row, which is refused later."""
     if value and isinstance(value[0], list):
         return value  # type: ignore[return-value]
     return [value]  # type: ignore[list-item]
 
 
-def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra_tokens: int = 0) -> None:
+def require_prompts(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra_tokens: int = 0) -> None:
     """Checks prompts against the model and `extra_tokens` further tokens each. No message names an id.
 
     Raises TooLarge for too many or too long prompts, EmptyText, IdOutOfRange, and TooLong for the model's positions.
@@ -150,7 +162,7 @@ def require_max_tokens(count: int, settings: ServerSettings) -> None:
         raise TooLarge(f"max_tokens is {count}; {settings.max_new_tokens} is the most", "ask for less")
 
 
-def token_types(body: Classification, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
+def token_types(body: ClassificationRequest, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
     """Returns the token types of each row. None: the model needs none.
 
     Raises UsageError if their shape is not that of the rows, IdOutOfRange for a type that the model does not have.

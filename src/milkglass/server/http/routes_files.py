@@ -85,7 +85,7 @@ async def write_chunk(
     chunk_sha256: Annotated[Sha256, Header()],
 ) -> dict[str, Any]:
     length = _content_length(request)
-    lacking = await run_in_threadpool(shared.uploads.expect, upload_id, upload_offset, length)
+    lacking = await run_in_threadpool(shared.uploads.check_chunk, upload_id, upload_offset, length)
     with incoming_chunk(shared.home.work) as chunk:
         await chunk.receive(request.stream(), min(length, lacking))
         upload = await run_in_threadpool(shared.uploads.write, upload_id, upload_offset, chunk, chunk_sha256)

@@ -19,13 +19,13 @@ from milkglass.models.checkpoint import end_ids
 from milkglass.server.context import SharedContext
 from milkglass.server.http.errors import error_body
 from milkglass.server.http.requests import (
-    Classification,
-    Completion,
-    Embedding,
+    ClassificationRequest,
+    CompletionRequest,
+    EmbeddingRequest,
     prompt_rows,
     require_biases,
     require_max_tokens,
-    require_rows,
+    require_prompts,
     token_types,
 )
 from milkglass.server.http.routing import (
@@ -57,7 +57,7 @@ class _Token:
 class PromptRun:
     """Runs one request's prompts through an engine. `on_over` is called once, when all have ended."""
 
-    body: Completion
+    body: CompletionRequest
     prompts: list[list[int]]
     on_over: Callable[[], None] = lambda: None
     answer_id: str = field(default_factory=lambda: new_id("cmpl"))
@@ -143,11 +143,11 @@ def _logprobs(logprobs: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | N
 
 
 @router.post("/v1/completions")
-async def completions(body: Completion, request: Request, shared: SharedContext) -> Response:
+async def completions(body: CompletionRequest, request: Request, shared: SharedContext) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
     run = PromptRun(body, body.prompts())
     require_max_tokens(body.max_tokens, shared.settings)
-    require_rows(run.prompts, model, shared.settings, extra_tokens=body.max_tokens)
+    require_prompts(run.prompts, model, shared.settings, extra_tokens=body.max_tokens)
     require_biases(body.logit_bias, model)
     entry = shared.model_cache.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it
@@ -192,22 +192,24 @@ async def _stream(run: PromptRun) -> AsyncGenerator[str, None]:
 
 # --- classification and embedding -------------------------------------------------------------------------------------
 @router.post("/classify")
-async def classify(body: Classification, request: Request, shared: SharedContext) -> Response:
+async def classify(body: ClassificationRequest, request: Request, shared: SharedContext) -> Response:
     return await _answer_rows(body, "classify", request, shared)
 
 
 @router.post("/v1/embeddings")
-async def embeddings(body: Embedding, request: Request, shared: SharedContext) -> Response:
+async def embeddings(body: EmbeddingRequest, request: Request, shared: SharedContext) -> Response:
     return await _answer_rows(body, "embed", request, shared)
 
 
 async def _answer_rows(
-    body: Classification | Embedding, task: Task, request: Request, shared: SharedContext
+    body: ClassificationRequest | EmbeddingRequest, task: Task, request: Request, shared: SharedContext
 ) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
     inputs = prompt_rows(body.input)
-    require_rows(inputs, model, shared.settings)
-    token_types_by_row = token_types(body, inputs, model) if isinstance(body, Classification) else [None] * len(inputs)
+    require_prompts(inputs, model, shared.settings)
+    token_types_by_row = (
+        token_types(body, inputs, model) if isinstance(body, ClassificationRequest) else [None] * len(inputs)
+    )
     entry = shared.model_cache.acquire(model, task)
     rows: list[ClassifierRow] = []
     try:

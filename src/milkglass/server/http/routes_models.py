@@ -31,7 +31,10 @@ class FileBody(RequestBody):
 
 
 class NewModel(RequestBody):
-    """Registers a model. `config`, `generation_config` and `index` are the JSON files of a Hugging Face folder."""
+    """Describes a model that a client registers.
+
+    `config`, `generation_config` and `index` are the JSON files of a Hugging Face folder.
+    """
 
     id: Name
     config: dict[str, Any]
@@ -72,7 +75,7 @@ async def add_model(body: NewModel, shared: SharedContext) -> dict[str, Any]:
 
 @router.get("/v1/base-models/{digest}")
 async def get_base_model(digest: Digest, shared: SharedContext) -> dict[str, Any]:
-    """Says whether this server has the base model of a delta."""
+    """Answers if this server has the base model of a delta. Raises NotFound if it does not."""
     await shared.run_slow(lambda: shared.registry.require_base(digest))
     return {"id": digest, "object": "base_model"}
 

@@ -36,7 +36,7 @@ from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, bytes_on
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
-from milkglass.server.storage.uploads import OLD_SUFFIX, Uploads
+from milkglass.server.storage.uploads import PARQUET_SUFFIX, Uploads
 from milkglass.system import memory_bytes
 
 log = logging.getLogger("milkglass.server")
@@ -104,7 +104,7 @@ class Jobs:
             if file.rows is None:
                 message = f"the file {file_id} holds no training data"
                 raise UsageError(message, "upload rows with the purpose `fine-tune`")
-            if file.filename.endswith(OLD_SUFFIX):
+            if file.filename.endswith(PARQUET_SUFFIX):
                 message = f"the file {file_id} is Parquet, which an earlier version took"
                 raise UsageError(message, "upload the rows again")
             require_fit(base, file.rows, hyperparameters)
@@ -269,7 +269,7 @@ class Jobs:
                 break
             cancelled_at = self._store.jobs.get(job_id).cancel_at
             if cancelled_at is not None and time.time() > cancelled_at + self._settings.cancel_grace:
-                worker.signal(signal.SIGKILL)
+                worker.send_signal(signal.SIGKILL)
 
     def _launch(self, job: JobRecord, worker: Worker) -> None:
         folder = self.folder(job.id)

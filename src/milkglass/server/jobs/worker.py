@@ -17,7 +17,7 @@ from pathlib import Path
 from milkglass import device
 
 POLL_SECONDS = 0.1  # seconds between looks at a worker that is not our child
-MAX_LOG = 1 << 20  # bytes of worker.log that are kept from one start to the next
+MAX_LOG_BYTES = 1 << 20  # bytes of worker.log that are kept from one start to the next
 _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id, so that the id is always known
 
 
@@ -54,7 +54,7 @@ class Worker:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            _keep_end(self._folder / "worker.log", MAX_LOG)
+            _keep_end(self._folder / "worker.log", MAX_LOG_BYTES)
             (self._folder / "worker.pid").unlink(missing_ok=True)
             self._child = subprocess.Popen(
                 ["/bin/sh", "-c", _SHELL, "sh", *self._command, str(self._folder)],
@@ -69,8 +69,9 @@ class Worker:
         return True
 
     def is_alive(self) -> bool:
+        """Returns whether the process runs. A child that has ended is reaped."""
         if self._child is not None:
-            return self._child.poll() is None  # reaps it, too
+            return self._child.poll() is None
         try:
             with (self._folder / "worker.lock").open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -82,19 +83,20 @@ class Worker:
 
     @property
     def exit_code(self) -> int | None:
+        """Returns the exit code. None: the process runs, or another server started it."""
         return None if self._child is None else self._child.returncode
 
     def wait(self, seconds: float) -> bool:
         """Waits until the process has ended. Returns whether it has."""
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while self.is_alive():
-            seconds_left = end - time.monotonic()
+            seconds_left = deadline - time.monotonic()
             if seconds_left <= 0:
                 return False
             time.sleep(min(POLL_SECONDS, seconds_left))
         return True
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Sends SIGTERM to the worker alone, which saves a checkpoint, or SIGKILL to its whole group."""
         pid = self._pid()
         if pid is None or not self.is_alive():
@@ -105,9 +107,9 @@ class Worker:
 
     def stop(self, grace: float) -> None:
         """Asks the process to save a checkpoint, and kills it after `grace` seconds."""
-        self.signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         if not self.wait(grace):
-            self.signal(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             self.wait(grace)
 
     def _pid(self) -> int | None:

@@ -32,7 +32,7 @@ from milkglass.models.staging import assemble, fits, link_or_copy
 from milkglass.server.random_ids import new_id
 from milkglass.server.settings import DataDir
 from milkglass.server.storage.store import ModelRecord, Store
-from milkglass.server.storage.uploads import Locks, Uploads
+from milkglass.server.storage.uploads import NamedLocks, Uploads
 from milkglass.system import in_threads
 
 
@@ -101,7 +101,7 @@ class Registry:
 
     def __init__(self, home: DataDir, store: Store, uploads: Uploads, bases: BaseModels) -> None:
         self._home, self._store, self._uploads, self._bases = home, store, uploads, bases
-        self._locks = Locks()
+        self._locks = NamedLocks()
         self.on_remove: list[Callable[[str], None]] = []  # called with the id of a model before it goes
         self.on_publish: list[Callable[[ModelRecord, Path], None]] = []  # called with a new model and its folder
 

@@ -30,7 +30,7 @@ from milkglass.server.storage.store import FileRecord, Purpose, Store, UploadRec
 
 PIECE_BYTES = 1 << 20  # bytes written at a time
 MAX_CONCURRENT_CHECKS = 2  # a header of the largest size takes some hundred MB while it is parsed
-OLD_SUFFIX = ".parquet"  # of training rows that earlier versions took
+PARQUET_SUFFIX = ".parquet"  # of training rows that earlier versions took
 
 
 @final
@@ -83,7 +83,7 @@ class WrongOffset(Conflict):
         super().__init__(message, f"send `Upload-Offset: {received}`", received=received)
 
 
-class Locks:
+class NamedLocks:
     """Holds one lock for each name that is in use."""
 
     def __init__(self) -> None:
@@ -113,9 +113,9 @@ class Uploads:
     def __init__(self, home: DataDir, store: Store, max_bytes: int, max_idle: float, max_unfinished: int) -> None:
         self._home, self._store = home, store
         self._max_bytes, self._max_idle, self._max_unfinished = max_bytes, max_idle, max_unfinished
-        self._locks = Locks()
-        self._starting = threading.Lock()
-        self._checking = threading.BoundedSemaphore(MAX_CONCURRENT_CHECKS)
+        self._locks = NamedLocks()
+        self._start_lock = threading.Lock()
+        self._check_slots = threading.BoundedSemaphore(MAX_CONCURRENT_CHECKS)
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> UploadRecord:
         """Announces an upload. Raises BadUpload for its name, TooLarge, Conflict for too many uploads, or DiskFull."""
@@ -124,7 +124,7 @@ class Uploads:
             raise TooLarge(f"{size} bytes are more than the {self._max_bytes} that a file may have", "split the model")
         self._drop_abandoned()
         upload = UploadRecord(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
-        with self._starting:  # of two at once, the second must see what the first announced
+        with self._start_lock:  # of two at once, the second must see what the first announced
             self._require_room(size)
             self._store.uploads.add(upload)
         self._part(upload.id).touch()
@@ -140,7 +140,7 @@ class Uploads:
             )
         self._home.require_space(size + sum(upload.bytes - upload.received for upload in unfinished))
 
-    def expect(self, upload_id: str, offset: int, size: int) -> int:
+    def check_chunk(self, upload_id: str, offset: int, size: int) -> int:
         """Checks a chunk of announced `size` before it is read, and returns how many bytes the upload lacks.
 
         Raises:
@@ -155,15 +155,20 @@ class Uploads:
         return upload.bytes - offset
 
     def write(self, upload_id: str, offset: int, chunk: IncomingChunk, sha256: str) -> UploadRecord:
-        """Adds a chunk. Raises WrongOffset, BadUpload (checksum, length) or DiskFull, and then changes nothing."""
+        """Adds a chunk.
+
+        Raises WrongOffset, BadUpload (checksum, length), NotFound, DiskFull, or Conflict while another request works on
+        the upload, and then changes nothing.
+        """
         with self._locks.hold(upload_id):
-            self.expect(upload_id, offset, chunk.size)
+            self.check_chunk(upload_id, offset, chunk.size)
             if chunk.sha256 != sha256:
                 raise BadUpload("the chunk's checksum is wrong: it changed on its way", "send the same chunk again")
             _append(self._part(upload_id), offset, chunk.pieces())
             return self._store.uploads.update(upload_id, lambda u: setattr(u, "received", offset + chunk.size))
 
     def cancel(self, upload_id: str) -> None:
+        """Deletes an unfinished upload. Raises NotFound, or Conflict while another request works on it."""
         with self._locks.hold(upload_id):
             self._store.uploads.require(upload_id)
             self._forget(upload_id)
@@ -171,7 +176,8 @@ class Uploads:
     def complete(self, upload_id: str) -> FileRecord:
         """Checks the whole upload and makes it a file. Called again, it returns the same file.
 
-        Raises Conflict if bytes are missing, BadUpload for a damaged file, which was deleted.
+        Raises NotFound; Conflict if bytes are missing, or while another request works on it; BadUpload for a damaged
+        file, which was deleted.
         """
         with self._locks.hold(upload_id):
             existing = self._store.files.find(_file_id(upload_id))
@@ -211,6 +217,7 @@ class Uploads:
         self._part(upload_id).unlink(missing_ok=True)
 
     def add_form_file(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> FileRecord:
+        """Copies a file of `size` bytes that came in a form, checks it and adds it. Raises BadUpload or DiskFull."""
         require_suffix(filename, purpose)
         self._home.require_space(size)
         part = self._home.work / new_id("form")
@@ -225,7 +232,7 @@ class Uploads:
             part.unlink(missing_ok=True)
 
     def _adopt(self, part: Path, file_id: str, filename: str, purpose: Purpose, sha256: str) -> FileRecord:
-        with self._checking:
+        with self._check_slots:
             rows = training_rows.check(part) if purpose == "fine-tune" else None
             if purpose == "model":
                 check_weights(part)
@@ -256,9 +263,9 @@ class Uploads:
         for upload_id in self._store.uploads.ids():
             if not self._part(upload_id).is_file():
                 self._store.uploads.remove(upload_id)
-        for upload_id in self._store.files.ids():
-            if not self.path(upload_id).is_file():
-                self._store.files.remove(upload_id)
+        for file_id in self._store.files.ids():
+            if not self.path(file_id).is_file():
+                self._store.files.remove(file_id)
         self._drop_abandoned()
         known_ids = self._store.uploads.ids() | self._store.files.ids()
         for path in [*self._home.uploads.iterdir(), *self._home.files.iterdir()]:
@@ -270,8 +277,8 @@ class Uploads:
 
 
 def require_suffix(filename: str, purpose: Purpose) -> None:
-    """Raises BadUpload for the name of something else than safetensors."""
-    if purpose == "fine-tune" and filename.endswith(OLD_SUFFIX):
+    """Raises BadUpload if the name of a file does not end in .safetensors."""
+    if purpose == "fine-tune" and filename.endswith(PARQUET_SUFFIX):
         raise training_rows.parquet_error()
     if not filename.endswith(".safetensors"):
         raise BadUpload(

@@ -207,7 +207,7 @@ class SplitStream:
 
 def _refusal(message: str) -> RemoteError:
     """Returns the error that a server's message states."""
-    error = strict_json.document(message).get("error")
+    error = strict_json.parse_object(message).get("error")
     if not isinstance(error, dict):
         return RemoteError("the server sent words where an id is due", DECODER_HINT)
     return RemoteError(f"the server refused: {error.get('message', 'no reason given')}", str(error.get("hint", "")))

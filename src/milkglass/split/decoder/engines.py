@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
 from milkglass.client.remote.responses import is_whole, rows
-from milkglass.client.remote.strict_json import document
+from milkglass.client.remote.strict_json import parse_object
 from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError
 from milkglass.split.spec import MAX_NUMBER, DecoderInfo
 
@@ -115,7 +115,7 @@ class PromptEmbedsStream:
                 if data.strip() == "[DONE]":
                     self._require_end()
                     return
-                new_ids = self._ids_of(document(data, "an event of the answer"))
+                new_ids = self._ids_of(parse_object(data, "an event of the answer"))
                 yield from new_ids
                 empty_count += not new_ids
                 if empty_count > MAX_EMPTY_EVENTS:
