@@ -437,6 +437,17 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     assert not list(tmp_path.glob("milkglass-compare"))
 
 
+def test_a_folder_of_another_version_is_not_taken_over(tmp_path: Path) -> None:
+    data, out = written(tmp_path / "rows.jsonl", rows(0, 300)), tmp_path / "out"
+    out.mkdir()
+    (out / "run.json").write_text('{"compare": 1}', "utf-8")
+    refused(
+        call("compare", tiny.save("bert", tmp_path / "bert"), data, "--out", out, *SMALL, "--ways", "linear"), 2,
+        "out holds the files of another version",
+    )  # fmt: skip
+    assert [one.name for one in out.iterdir()] == ["run.json"]
+
+
 def test_rows_of_one_class_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     """What a refused run left would keep the next one from its folder."""
     rows, out = tmp_path / "rows.csv", tmp_path / "kept"

@@ -77,7 +77,7 @@ def compare(
         UsageError: `out` or `kept_folder` holds something else.
     """
     require_room(setting, ways, memory_bytes(only_available=True))
-    require_same_run(out, {"compare": RUN_VERSION})
+    require_same_run(out, {"compare": RUN_VERSION}, version_field="compare")
     run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for index, way in enumerate(ways):

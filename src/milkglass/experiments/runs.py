@@ -108,11 +108,12 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     return Codec.open(key, folder, draw_from(key.stream(f"choices/{purpose}")))
 
 
-def require_same_run(out: Path, run_identity: Mapping[str, Any]) -> None:
+def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: str | None = None) -> None:
     """Checks that the folder belongs to this run, or records the run in it. Makes it readable by its owner only.
 
     Args:
         run_identity: what the run is of; the folder's record must be the same.
+        version_field: the field that holds the version of the folder's files, if there is one.
 
     Raises:
         UsageError: the folder holds another run or other files.
@@ -121,6 +122,11 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any]) -> None:
     if record.is_file():
         recorded = json.loads(record.read_text("utf-8"))
         if recorded != run_identity:
+            if version_field is not None and recorded.get(version_field) != run_identity[version_field]:
+                raise UsageError(
+                    f"{out} holds the files of another version of milkglass, which cannot be taken over",
+                    "give a new folder with --out, or remove this one",
+                )
             names = sorted(name for name in {*recorded, *run_identity} if recorded.get(name) != run_identity.get(name))
             raise UsageError(
                 f"{out} holds a run of other settings, model or data: {', '.join(names)}",
