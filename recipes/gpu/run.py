@@ -31,7 +31,7 @@ from typing import Any
 
 from milkglass import device, files, system
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.experiments.kinds.comparison import CellTrainer, Comparison
+from milkglass.experiments.kinds.comparison import CellTrainer, ComparisonRecipe
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.needs import GB, RecipeNeeds
 from milkglass.experiments.recipe import QUICK, Recipe, from_entries, settings
@@ -108,7 +108,7 @@ def split_into_pieces(names: Sequence[str], free: FreeResources) -> list[Piece]:
     for name in names:
         _, _, recipe = open_recipe(name)
         needs = from_entries(RecipeNeeds, recipe.needs)
-        if isinstance(recipe, Comparison):
+        if isinstance(recipe, ComparisonRecipe):
             result += [Piece(name, cell, needs) for cell in range(len(recipe.cell_keys))]
         result.append(_whole(name, recipe, needs, free))
     return result
@@ -292,7 +292,7 @@ class Runner:
 def _keeps_its_steps(piece: Piece) -> bool:
     """Returns whether the work of a stopped turn is kept. It is, but for halves, which are trained at one go."""
     _, _, recipe = open_recipe(piece.recipe)
-    if piece.cell is None or not isinstance(recipe, Comparison):
+    if piece.cell is None or not isinstance(recipe, ComparisonRecipe):
         return True
     return "encoder" not in recipe.defences[recipe.cell_keys[piece.cell][1]]
 
@@ -319,7 +319,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
     say = lambda line: print(line, flush=True)  # noqa: E731
     cache = files.private_dir(out / "cache")
     if cell != "-":
-        assert isinstance(read, Comparison)
+        assert isinstance(read, ComparisonRecipe)
         key = read.cell_keys[int(cell)]
         with system.stoppable():
             CellTrainer.of(read, data, [key]).train(key, RunFolder(data, out, system.cores(), say, cache))

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, Spelling
 from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
-from milkglass.attacks.token_ids.symbol_language import Beam, LanguageReader, PlaceOptions, gain
+from milkglass.attacks.token_ids.symbol_language import BeamSearch, LanguageReader, PlaceOptions, gains_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not
@@ -168,7 +168,7 @@ def exhaustive(model: LlamaForCausalLM, options: Ids, common: np.ndarray) -> tup
 def test_a_wide_beam_finds_the_best_of_all_readings(llama: LlamaForCausalLM) -> None:
     reader, rng = CausalReader(view(llama), Spelling.identity(N), Budget()), np.random.default_rng(4)
     options, common = rng.integers(START, N, (2, 4, 3)), rng.normal(size=N)
-    beam = Beam(reader, 2, 27)
+    beam = BeamSearch(reader, 2, 27)
     for place in range(4):
         beam.grow(options[:, place], np.zeros((2, 3)), 1.0, common)
     for text in range(2):
@@ -189,12 +189,12 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
     options[0, 2] = 7  # spelled as nothing
     options[0, 4, 1:] = NO_BELIEF
     scores = np.where(options == NO_BELIEF, -np.inf, 0.0)
-    beam = Beam(reader, 1, 3)
+    beam = BeamSearch(reader, 1, 3)
     for place in range(6):
         beam.grow(options[:, place], scores[:, place], 1.0, common)
     reading = Sequences(beam.best()[0], np.array([6]))
     read = list(reader.reads(reading, np.array([0])))
-    again = sum(gain(reader, one, reading.ids[one.places][:, None], common).sum() for one in read)
+    again = sum(gains_of(reader, one, reading.ids[one.places][:, None], common).sum() for one in read)
     assert beam.total.max() == pytest.approx(again, abs=1e-3)
 
 
@@ -202,7 +202,7 @@ def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) 
     options = np.random.default_rng(4).integers(2, N, (1, 150, 2))
     reader = CausalReader(view(llama), Spelling.identity(N), Budget())
     assert reader.model.config.max_position_embeddings < 150
-    beam = Beam(reader, 1, 2)
+    beam = BeamSearch(reader, 1, 2)
     for place in range(150):
         beam.grow(options[:, place], np.zeros((1, 2)), 1.0, np.zeros(N))
     assert np.isfinite(beam.total).all()
@@ -215,4 +215,4 @@ def test_places_with_nothing_listed_stay_empty(llama: LlamaForCausalLM) -> None:
     found = it.read(Sequences(np.zeros(3, np.int64), np.array([3])), listed(options), Budget())
     assert sorted(found.tokens[0].tolist()) == [20, 21]
     assert found.tokens[1:].tolist() == options[1:].tolist()
-    assert found.chances.sum(1).tolist() == pytest.approx([1, 0, 1])
+    assert found.probabilities.sum(1).tolist() == pytest.approx([1, 0, 1])

@@ -12,7 +12,7 @@ from milkglass.audit.audit import reading_curve
 from milkglass.audit.key_budget import curve_sizes, tokens_at_share, tokens_to_reach
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report.result import BudgetPoint
-from milkglass.audit.run import RECIPE, run
+from milkglass.audit.run import RECIPE_OPTIONS, run
 from milkglass.audit.scene import ALIKE, Adversary, Scene
 from milkglass.papers import ours
 from milkglass.sequences import Sequences
@@ -85,7 +85,7 @@ def counted(attack: Counting, monkeypatch: pytest.MonkeyPatch) -> tuple[BudgetPo
         [known],
     )
     attacks = {"mine": attack}
-    done = run(scene, attacks, None, Budget(), 1, options=RECIPE)
+    done = run(scene, attacks, None, Budget(), 1, options=RECIPE_OPTIONS)
     return reading_curve(scene, attacks, done, strongest(done.cells), Budget(), 1)
 
 

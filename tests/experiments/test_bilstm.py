@@ -17,7 +17,7 @@ from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, row_map, scramble_r
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import (
     PADDING,
-    SPECIAL,
+    SPECIAL_IDS,
     UNKNOWN,
     BiLSTM,
     LSTMTraining,
@@ -89,7 +89,7 @@ def test_the_table_has_padding_the_unknown_word_and_the_files_words(table: WordT
     assert table.ids("W1X nothing , w0x") == [3, UNKNOWN, 2]
     assert table.ids(" , ") == [UNKNOWN]
     assert table.text(np.array([3, PADDING, UNKNOWN, 2])) == "w1x <unk> w0x"
-    assert np.flatnonzero(~word_id_mask(len(table))).tolist() == list(SPECIAL)
+    assert np.flatnonzero(~word_id_mask(len(table))).tolist() == list(SPECIAL_IDS)
 
 
 # --- the scheme -------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_row_sigma_i_is_row_i_of_the_mixture(table: WordTable) -> None:
     rows = scramble_rows(table, key, mixture)
     everything = mixture.apply(table.rows, np.arange(len(table)))
     assert torch.equal(rows[torch.from_numpy(key.sigma).long()], everything)
-    for special in SPECIAL:
+    for special in SPECIAL_IDS:
         assert torch.equal(rows[int(key.sigma[special])], table.rows[special])
     assert not torch.isclose(everything[2:], table.rows[2:]).all(1).any()  # no word's row is its own
     again = seeded_key(table, "a root", SCHEME)

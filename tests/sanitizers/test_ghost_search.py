@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, marker, search, whole_words
+from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, search, whole_words, word_marker
 from milkglass.sanitizers.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -86,7 +86,7 @@ def test_lemmas_of_words_and_of_pieces() -> None:
 
 
 def test_markers_are_told_by_what_most_tokens_have() -> None:
-    assert [marker(WORDPIECE), marker(BYTES), marker(["the", "##"])] == ["##", "Ġ", None]
+    assert [word_marker(WORDPIECE), word_marker(BYTES), word_marker(["the", "##"])] == ["##", "Ġ", None]
     assert whole_words(WORDPIECE).tolist() == [not one.startswith("##") for one in WORDPIECE]
     assert whole_words(BYTES).tolist() == [one.startswith("Ġ") for one in BYTES]
     assert whole_words(["the", "of"]).all()

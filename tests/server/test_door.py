@@ -188,7 +188,7 @@ def test_a_fault_of_ours_says_nothing_private(
     def broken(*_: object) -> None:
         raise ZeroDivisionError(SECRET)
 
-    monkeypatch.setattr("milkglass.server.http.routes_inference.require_rows", broken)
+    monkeypatch.setattr("milkglass.server.http.routes_inference.require_prompts", broken)
     with caplog.at_level(logging.INFO, "milkglass.server"):
         answer = served.post("/classify", json={"model": "bert", "input": [1]})
     assert answer.status_code == 500 and error(answer)["code"] == "internal_error"
