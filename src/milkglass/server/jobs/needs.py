@@ -30,7 +30,7 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
 NUMBER_BYTES, MOMENT_BYTES = 4, 8  # of a number in fp32, and of Adam's two moments of one
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
-MIN_ACTIVATION_BYTES = 256 << 20  # of the activations that one part of a step keeps, by `_activation_bytes`
+MIN_ACTIVATION_BYTES = 128 << 20  # of the activations that one part of a step keeps, by `_activation_bytes`
 LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
