@@ -437,6 +437,21 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     assert not list(tmp_path.glob("milkglass-compare"))
 
 
+def test_a_finished_comparison_needs_no_time(tmp_path: Path) -> None:
+    """Its kept model, too: it is made again only for another folder."""
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
+    before = document(call(*run))
+    made = (tmp_path / "out" / "kept" / "linear.json").stat().st_mtime_ns
+    after = document(call(*run, "--budget", "0.001s"))
+    assert [one["quality"] for one in after["ways"]] == [one["quality"] for one in before["ways"]]
+    assert after["kept"] == before["kept"] and after["verdict"] == before["verdict"]
+    assert (tmp_path / "out" / "kept" / "linear.json").stat().st_mtime_ns == made
+    elsewhere = document(call(*run, "--budget", "0.001s", "--keep", tmp_path / "other"))
+    assert elsewhere["kept"] == "" and not (tmp_path / "other").exists()
+    assert any("No model is kept in" in note for note in elsewhere["notes"])
+
+
 def test_a_folder_of_another_version_is_not_taken_over(tmp_path: Path) -> None:
     data, out = written(tmp_path / "rows.jsonl", rows(0, 300)), tmp_path / "out"
     out.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -82,6 +83,27 @@ def test_a_killed_worker_ends_with_its_recipe_and_its_job_goes_on(tmp_path: Path
     status, events = run_job(job, lambda words: None), (job / "events.jsonl").read_text("utf-8")
     assert status.state == "succeeded" and f"resuming from checkpoint-{step}" in events
     assert not any((job / name).exists() for name in TEMPORARY)
+
+
+def test_after_ctrl_c_the_next_run_goes_on_at_once(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole group: the worker gets it, too."""
+    job = begun_job(tmp_path, 100_000)
+    command = [sys.executable, "-c", PROGRAM, str(job)]
+    process = warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        until(lambda: (job / "events.jsonl").is_file() and '"step":2' in (job / "events.jsonl").read_text("utf-8"), 300)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(300)
+        assert ended(worker), "it would write beside the next run"
+        assert step_to_resume(job) and "KeyboardInterrupt" not in (job / "worker.log").read_text("utf-8")
+    finally:
+        process.kill()
+        process.communicate()
+    begun_job(tmp_path, (step := step_to_resume(job) or 0) + 3)
+    assert run_job(job, lambda words: None).state == "succeeded"
+    assert f"resuming from checkpoint-{step}" in (job / "events.jsonl").read_text("utf-8")
 
 
 def test_a_finished_job_keeps_its_result_alone_and_is_not_run_again(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,18 @@ TOKENIZER_FILES = (
 MARK = "milkglass.json"
 
 
-def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path) -> None:
+def is_kept(folder: Path, origin: Mapping[str, str]) -> bool:
+    """Returns whether a folder keeps the model of this origin (see `keep`)."""
+    mark = folder / MARK
+    return mark.is_file() and origin.items() <= read_json(mark).items()
+
+
+def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: Mapping[str, str]) -> None:
     """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
 
     Args:
         answer: the way's answers, with the model that gave them. A way without a model writes nothing.
+        origin: tells the model from those of other ways and comparisons.
 
     Raises:
         UsageError: the folder holds something else, or the model has no folder of its own.
@@ -58,7 +65,7 @@ def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path) -> None:
         scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
         mark = {
             "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
-            "scale": None if scale is None else scale.document(),
+            "scale": None if scale is None else scale.document(), **origin,
         }  # fmt: skip
         (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
 

@@ -28,7 +28,7 @@ from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Reading
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
-from milkglass.errors import MilkglassError
+from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resample
@@ -94,8 +94,10 @@ def compare(
         settings=setting.training.model_dump(), notes=setting.notes,
     )  # fmt: skip
     if kept_folder is not None and (best := compared.best_local) is not None:
-        keep.keep(setting, run.models.get(best.name) or run.answer_again(ways, best.name), kept_folder)
-        compared = replace(compared, kept=str(kept_folder), kept_way=best.name)
+        if note := run.keep_model(ways, best.name, kept_folder):
+            compared = replace(compared, notes=(*compared.notes, note))
+        else:
+            compared = replace(compared, kept=str(kept_folder), kept_way=best.name)
     compared = replace(compared, ways=tuple(run.with_earlier(results, answers)))
     with_commands = tuple(_with_command(way, compared.kept_way, setting) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
@@ -226,9 +228,22 @@ class _Run:
         fell = f"the loss fell from {earlier_loss:.2f} to {last_loss:.2f} in the last quarter"
         return (f"its training ended early: {fell}; a larger --epochs may give more",)
 
-    def answer_again(self, ways: Sequence[Way], name: str) -> WayAnswer:
-        """Returns a way's answers of an earlier run, whose cell is there, so that its model can be kept."""
-        return next(way for way in ways if way.name == name).measure_answers(self.setting)
+    def keep_model(self, ways: Sequence[Way], name: str, folder: Path) -> str:
+        """Keeps the model of a way in a folder, unless it is there. Returns "", or why it is not kept.
+
+        The model of an earlier run is made again, from its cell if it has one.
+        """
+        origin = {"way": name, "run": self.out.name}
+        if keep.is_kept(folder, origin):
+            return ""
+        try:
+            way = next(way for way in ways if way.name == name)
+            keep.keep(self.setting, self.models.get(name) or way.measure_answers(self.setting), folder, origin)
+        except JobFailed:
+            if time.monotonic() <= self.setting.deadline:
+                raise
+            return f"No model is kept in {folder}, since the time was over: the same command with more time keeps one"
+        return ""
 
     def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:
         """Returns what attacks read of a way; None if nothing is sent."""

@@ -164,7 +164,13 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
         status.unlink()  # what failed is tried again
     if not status.is_file():
         with stoppable(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
-            follow(worker, job, progress, deadline)
+            try:
+                follow(worker, job, progress, deadline)
+            except BaseException:  # an interruption, too: the next run goes on from the steps that are saved now
+                progress("stopping: the training saves its steps")
+                worker.terminate()
+                worker.wait(GRACE_SECONDS)
+                raise
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
     final_status = Status.model_validate_json(status.read_text("utf-8"))
@@ -196,7 +202,7 @@ GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: float = math.inf) -> None:
     """Reports progress until the worker ends. Events of an earlier start are not reported again.
 
-    Raises JobFailed, and ends the worker, once the deadline (of `time.monotonic`) has passed.
+    Raises JobFailed once the deadline (of `time.monotonic`) has passed.
     """
     start = (job / EVENTS_FILE).stat().st_size if (job / EVENTS_FILE).is_file() else 0
     due, last_line = time.monotonic(), ""
@@ -205,8 +211,6 @@ def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: 
             worker.wait(LOOK_SECONDS)
         except subprocess.TimeoutExpired:
             if time.monotonic() > deadline:
-                worker.terminate()
-                worker.wait(GRACE_SECONDS)
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
             if time.monotonic() < due:
                 continue

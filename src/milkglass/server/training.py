@@ -264,6 +264,7 @@ def main(job: Path, attached: bool = False) -> int:
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
     if attached:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent process, too, which ends this one
         _interrupt_with_parent(reporter)
     try:
         spec = JobSpec.model_validate_json((job / "spec.json").read_text("utf-8"))
