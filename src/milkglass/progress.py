@@ -84,7 +84,7 @@ class Heartbeat:
             if time.monotonic() - self._last >= self._silence:
                 self.note_words()
                 prefix = f"{self.activity}: " if self.activity else ""
-                self._log(f"{prefix}still at work, for {duration(time.monotonic() - self._started)} so far")
+                self._log(f"{prefix}still at work, {duration(time.monotonic() - self._started)} after the start")
 
     def begin(self) -> None:
         self._thread.start()

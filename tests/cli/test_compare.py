@@ -164,7 +164,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     one = way("ids", "words are scrambled", 0.6, -0.12, 0.6)
     assert one.reading is not None
     found = compared(replace(one, reading=replace(one.reading, cut=True)))
-    assert "More time may read more of: the way ids." in found.verdict
+    assert "More time, such as `milkglass audit` takes, may read more of: the way ids." in found.verdict
     assert words.read_by_attacks(found.ways[1]) == "at least 60 %"
     every = Interval(1.0, 1.0, 1.0, 99)
     full = replace(one.reading, cut=True, content=every, names=every, numbers=None)
@@ -172,7 +172,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     assert not any("More time" in sentence for sentence in found.verdict), "nothing is left to read"
     assert words.read_by_attacks(found.ways[1]) == "100 %"
     found = compared(replace(one, reading=replace(full, numbers=Interval(0.5, 0.4, 0.6, 9))))
-    assert "More time may read more of: the way ids." in found.verdict
+    assert "More time, such as `milkglass audit` takes, may read more of: the way ids." in found.verdict
 
 
 def test_nothing_is_said_without_a_way_to_compare_with() -> None:
@@ -271,8 +271,11 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     plain = document(more)["ways"][3]
     assert plain["reading"]["tokens"]["value"] == 1 and plain["name"] == "plain"
     assert document(more)["ways"][2]["quality"] == rnm["quality"], "another way costs only itself"
+    earlier_page = (out / "compare.html").read_bytes()
     other = call(*run[:-2], "commonest", "--seed", 3, "--json")
     assert other.exit_code == 0 and len([*(out / "runs").iterdir()]) == 2, "another run in the same folder"
+    aside = out / "runs" / document(more)["origin"]["run"] / "compare.html"
+    assert aside.read_bytes() == earlier_page and f"is now {aside}" in other.stderr
     alone = document(call(*run[:-2], "linear", "--keep", tmp_path / "kept-linear", "--json"))
     assert [one["name"] for one in alone["ways"]] == ["commonest", "linear", "rnm", "plain"], "the page keeps all ways"
     assert alone["kept_way"] == "linear" and f"--local {tmp_path / 'kept-linear'} " in alone["ways"][1]["command"]

@@ -187,9 +187,11 @@ def test_a_lower_loss_is_better_in_the_verdict() -> None:
 
 
 def test_it_is_said_that_the_model_as_it_is_is_the_users_own() -> None:
-    plain = replace(way("plain", "sent as it is", 1.5, 0.0, 1.0), above=Interval(0.0, 0.0, 0.0, 40))
-    assert any("it is the same one" in one for one in compared(plain).verdict)
-    assert not any("it is the same one" in one for one in compared(way("x", "sent as it is", 1.4, -0.1, 1.0)).verdict)
+    found = compared(way("plain", "sent as it is", 1.5, 0.0, 1.0))
+    assert any(f"The provider's model is {found.model} here" in one for one in found.verdict)
+    assert not any(
+        "The provider's" in one for one in compared(way("ids", "words are scrambled", 1.4, -0.1, 1.0)).verdict
+    )
 
 
 def test_the_page_and_the_picture_of_losses() -> None:

@@ -197,3 +197,32 @@ def test_a_comparison_is_not_recommended_for_rows_that_it_would_refuse(
     assert result.exit_code == 0 and f"{count} rows" in result.stdout
     assert said in result.stderr and "next:" not in result.stderr
     refused(call("compare", "demo:minilm", out), 5, "rows.jsonl" if "ids" in said else "80")
+
+
+def test_a_label_of_one_row_among_many_is_pointed_out(tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
+    lines = [f"the nurse called ward {n},{'late' if n % 2 else 'early'}" for n in range(60)]
+    rows.write_text("\n".join(["text,label", *lines, "the doctor called,Late"]) + "\n", "utf-8")
+    found = call("data", rows, "--out", out)
+    assert "a label occurs in one row only: 'Late'; misspelt?" in found.stderr
+    rows.write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
+    out.unlink()
+    assert "misspelt" not in call("data", rows, "--out", out).stderr
+
+
+def test_the_name_of_a_file_is_not_read_as_a_text(tmp_path: Path, encoder: Owner, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text\nthe nurse called\n", "utf-8")
+    refused(call("encode", "rows.csv", "--key", encoder.path), 2, "rows.csv is a file, and its name would be read")
+    assert call("encode", "other.csv", "--key", encoder.path).exit_code == 0, "no such file: it is a text"
+
+
+def test_what_is_nearly_right_is_named(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("Kommentar,Urteil\ngut,a\n", "utf-8")
+    found = call("data", rows, "--text-column", "Komentar", "--label-column", "Urteil", "--out", tmp_path / "o.jsonl")
+    refused(found, 5, "names no column Komentar")
+    assert "is it Kommentar?" in found.stderr
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
+    refused(call("compare", "demo:minilm", tmp_path / "rows.xlsx"), 2, "rows.xlsx is a spreadsheet")
+    refused(call("data", tmp_path, "--text-column", "a", "--out", tmp_path / "o.jsonl"), 2, "is a folder")

@@ -269,7 +269,10 @@ def test_semicolons_and_a_json_list_are_read(tmp_path: Path) -> None:
         (("cola", "--out", "x.jsonl"), "where is the data set"),
         (("cola", "--hub", "--from", ".", "--out", "x.jsonl"), "both --from and --hub were given"),
         (("imdb", "--from", ".", "--out", "x.jsonl"), "there is no data set 'imdb'"),
-        (("cola", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "columns are for files of your own"),
+        (
+            ("cola", "--from", ".", "--text-column", "t", "--out", "x.jsonl"),
+            "cola is a data set, whose columns are known",
+        ),
         (("a.csv", "--out", "x.jsonl"), "there is no file a.csv"),
         (("cola", "--from", "none", "--out", "x.jsonl"), "there is no folder none"),
         (("a.csv", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "--from and --hub are for data sets"),

@@ -42,7 +42,7 @@ def test_silent_work_is_said_to_go_on() -> None:
         assert lines == ["step"] * 4
         time.sleep(0.7)
     beats = [one for one in lines if one != "step"]
-    assert 2 <= len(beats) <= 4 and all(one == "still at work, for 1 s so far" for one in beats[1:])
+    assert 2 <= len(beats) <= 4 and all(one == "still at work, 1 s after the start" for one in beats[1:])
     time.sleep(0.4)
     assert len(lines) == 4 + len(beats)
 
@@ -57,7 +57,7 @@ def test_a_command_that_is_at_work_says_what_it_does(
         advance(1)
         note("halfway")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "find shadows: still at work, for 0 s so far" and said[-1] == "halfway"
+    assert said[0] == "find shadows: still at work, 0 s after the start" and said[-1] == "halfway"
     with report_activity(is_quiet=True), bars(as_json=True) as stage:
         stage("find shadows", 10)
         time.sleep(0.5)

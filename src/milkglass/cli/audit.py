@@ -325,6 +325,6 @@ def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
             *([f"- {SMALL_SAMPLE_NOTE.format(audit.texts)}"] if audit.texts < SMALL_SAMPLE else []),
             *(f"- {warning.title}: {warning.raised_if}" for warning in audit.warnings),
             "",
-            str(page),
+            f"page: {page}",
         ]
     )

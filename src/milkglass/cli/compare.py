@@ -165,6 +165,8 @@ def compare(
 
         limits = TimeLimits(clock_seconds, attack_seconds)
         result = run_ways(settings, selected_ways, out, limits, public_texts, kept_folder, report_way, log)
+    if (earlier_page := page.set_aside(result, out)) is not None:
+        note(f"the page of the comparison that was in {out} is now {earlier_page}")
     page_file = page.write(result, out)
     file_lines = (f"page: {page_file}", f"disk: {as_size(bytes_on_disk(out))} in {out}; {REMOVABLE_NOTE}")
     emit(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, note_skipped
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, note_skipped, rare_classes_text
 from milkglass.cli.ui.options import AsJson, changed_options, refuse_unused, with_options
 from milkglass.cli.ui.terminal import emit, note, table
 from milkglass.errors import CodecError, UsageError
@@ -63,8 +63,10 @@ def data(
     from milkglass.rows.sets import catalogue as sets
     from milkglass.rows.write import write
 
+    if Path(name).is_dir():
+        raise UsageError(f"{name} is a folder", "give a file of yours, or a data set by name with --from FOLDER")
     if columns.changed_fields():
-        raise UsageError("columns are for files of your own", f"{name} has its own")
+        raise UsageError(f"{name} is a data set, whose columns are known", "leave out the options of columns")
     are_scores = sets.describe(name).task == "regression"
     if (source is None) != hub:
         fault = "both --from and --hub were given" if hub else f"where is the data set {name}?"
@@ -90,6 +92,8 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     summary = summarise(out)
     if summary.labels:
         note(classes_text(summary))
+        if warning := rare_classes_text(summary):
+            note(warning)
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out))
 

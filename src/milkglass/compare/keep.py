@@ -108,7 +108,9 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
         UsageError: the model writes answers and names no class.
     """
     if not (folder / MARK).is_file():
-        raise ModelNotFound(f"{folder} holds no model that `compare` kept", "give the folder of `compare --keep`")
+        inner = folder / "kept"
+        where = f"give {inner}" if (inner / MARK).is_file() else "give the folder `kept` of a comparison, or its --keep"
+        raise ModelNotFound(f"{folder} holds no model that `compare` kept", where)
     mark = read_json(folder / MARK)
     if mark["task"] == TASK:
         raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")

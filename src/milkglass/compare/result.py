@@ -137,6 +137,7 @@ class ComparisonResult:
         kept, kept_way: the folder of a model with nothing sent, and its way; "" if none was kept.
         settings: the training's settings.
         notes: how the rows were trained with and asked about.
+        origin: what the result comes from: version, commit, date, command, and "run", a digest of all that decides it.
     """
 
     model: str
@@ -153,6 +154,7 @@ class ComparisonResult:
     kept_way: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def finished_ways(self) -> list[WayResult]:

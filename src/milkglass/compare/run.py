@@ -29,7 +29,7 @@ from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.errors import JobFailed, MilkglassError
-from milkglass.experiments.runs import pack_answers, require_same_run, unpack_answers
+from milkglass.experiments.runs import current_code, pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resample
 from milkglass.metrics.text import mean_loss
@@ -91,7 +91,8 @@ def compare(
     compared = ComparisonResult(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
-        settings=setting.training.model_dump(), notes=setting.notes,
+        settings=setting.training.model_dump(), notes=(*setting.notes, _work_note(limits)),
+        origin={"run": run_name(setting), **current_code(), "command": setting.commands.get("compare", "")},
     )  # fmt: skip
     if kept_folder is not None and (best := compared.best_local) is not None:
         if note := run.keep_model(ways, best.name, kept_folder):
@@ -102,6 +103,11 @@ def compare(
     with_commands = tuple(_with_command(way, compared.kept_way, setting) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds)
+
+
+def _work_note(limits: TimeLimits) -> str:
+    work = duration(limits.attack_work)
+    return f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that this cut'
 
 
 def _is_attacked(way: Way) -> bool:
@@ -226,7 +232,8 @@ class _Run:
             return ()
         earlier_loss, last_loss = means
         fell = f"the loss fell from {earlier_loss:.2f} to {last_loss:.2f} in the last quarter"
-        return (f"its training ended early: {fell}; a larger --epochs may give more",)
+        epochs = self.setting.training.n_epochs
+        return (f"it was still learning when its training ended: {fell}; --epochs {2 * epochs:g} may give more",)
 
     def keep_model(self, ways: Sequence[Way], name: str, folder: Path) -> str:
         """Keeps the model of a way in a folder, unless it is there. Returns "", or why it is not kept.
@@ -236,6 +243,8 @@ class _Run:
         origin = {"way": name, "run": self.out.name}
         if keep.is_kept(folder, origin):
             return ""
+        if (folder / keep.MARK).is_file():
+            self.log(f"{folder} held the model of another way or comparison, which this one replaces")
         try:
             way = next(way for way in ways if way.name == name)
             keep.keep(self.setting, self.models.get(name) or way.measure_answers(self.setting), folder, origin)

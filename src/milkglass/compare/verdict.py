@@ -38,13 +38,15 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             f"With {result.held_out:,} rows asked about, a difference of less than about {_gap_text(result, width)} "
             "cannot be told from chance."
         )
-    if any(way.group == "sent as it is" and _answers_alike(way) for way in sent_ways):
+    if any(way.group == "sent as it is" for way in sent_ways):
+        tried_larger = result.measure == "loss" or any(way.name == "large-encoder" for way in result.finished_ways)
+        larger = "a larger MODEL" if tried_larger else "a larger MODEL, or here with --ways large-encoder"
         sentences.append(
-            "The model as it is gives the answers that it gives on your machine, since it is the same one: what a "
-            "larger model is worth is seen only with a larger MODEL."
+            f"The provider's model is {result.model} here, and you have it, too. What a larger one is worth is seen "
+            f"only with {larger}."
         )
     if unfinished := [way.title for way in sent_ways if way.reading is not None and way.reading.may_grow]:
-        sentences.append(f"More time may read more of: {', '.join(unfinished)}.")
+        sentences.append(f"More time, such as `milkglass audit` takes, may read more of: {', '.join(unfinished)}.")
     return tuple(sentences)
 
 
@@ -93,11 +95,6 @@ def _learnt_nothing(result: ComparisonResult, best_local: WayResult) -> bool:
     if result.measure != "accuracy" or commonest is None or commonest.quality is None or best_local.quality is None:
         return False
     return best_local.quality.low <= commonest.quality.value
-
-
-def _answers_alike(way: WayResult) -> bool:
-    """Returns whether the way's answers in words are those of the best way with nothing sent."""
-    return way.above is not None and way.above.low == way.above.high == 0 and "rouge-l" in way.more
 
 
 def _gains(result: ComparisonResult, way: WayResult) -> bool:

@@ -455,7 +455,7 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
-        trust="that nobody attacks the ids", provider=SERVES, entry={"k": 10, "epsilon": 0.1},
+        trust="that nobody with similar text attacks the ids", provider=SERVES, entry={"k": 10, "epsilon": 0.1},
         command="milkglass obfuscate {model} scrambled --key my.mgkey",
     ),
     DefenceWay(
@@ -466,18 +466,20 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="orthogonal", title="weights in secret orthogonal coordinates", group="words are scrambled",
-        tasks=(TASK,), attack_work=75.0, trust="that nobody attacks the weights", provider=SERVES,
+        tasks=(TASK,), attack_work=75.0, trust="that nobody with similar text attacks the weights", provider=SERVES,
         entry={"scheme": "orthogonal"},
         command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme orthogonal",
     ),
     DefenceWay(
         name="coarse-16", title="16 symbols in place of words", group="words are scrambled",
-        trust="that nobody attacks the symbols", provider=SERVES, entry={"scheme": "coarse", "symbols": 16},
+        trust="that nobody with similar text attacks the symbols", provider=SERVES,
+        entry={"scheme": "coarse", "symbols": 16},
         command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme coarse --data {rows}",
     ),
     DefenceWay(
         name="coarse-64", title="64 symbols in place of words", group="words are scrambled", quick=False,
-        trust="that nobody attacks the symbols", provider=SERVES, entry={"scheme": "coarse", "symbols": 64},
+        trust="that nobody with similar text attacks the symbols", provider=SERVES,
+        entry={"scheme": "coarse", "symbols": 64},
         command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme coarse --set symbols=64 --data {rows}",
     ),
     DefenceWay(

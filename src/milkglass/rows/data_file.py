@@ -32,6 +32,7 @@ KNOWN = (*ALL_TEXTS, *LABELS, *CHATS)  # names by which a header is recognised
 INSTRUCTED_COLUMNS = ("instruction", "input", "output", "id", "text")
 TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
 SUFFIXES = (*JSON, *TABLES, ".parquet", ".txt")
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 
@@ -77,6 +78,11 @@ class DataFile:
         """Returns the suffix of the file's name. Raises UsageError if such files are not read."""
         suffix = self.path.suffix.lower()
         if suffix not in SUFFIXES:
+            if suffix in SPREADSHEETS:
+                raise UsageError(
+                    f"{self.name} is a spreadsheet, which is not read",
+                    'save it there as "CSV UTF-8", and give that file',
+                )
             raise UsageError(
                 f"{self.name} is of no kind that is read",
                 f'give {READ_KINDS}, for example lines such as {{"text": "...", "label": "..."}}',

@@ -20,6 +20,8 @@ from milkglass.unique_keys import RepeatedKey, unique_keys
 if TYPE_CHECKING:
     from milkglass.rows.messages import Message
 
+MAX_NAME_CHARACTERS = 4096
+NAMED_KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".xlsx", ".xls", ".ods")  # of files with rows
 BYTE_ORDER_MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
 
 
@@ -84,7 +86,13 @@ def _object(place: Place, line: str) -> dict[str, Any] | None:
 
 
 def rows_of_arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[InputRow]:
-    """Returns the texts of a command's arguments, each with its second text."""
+    """Returns the texts of a command's arguments, each with its second text.
+
+    Raises UsageError for the name of a file with rows: its name would be read in place of its texts.
+    """
+    for text in texts:
+        if len(text) < MAX_NAME_CHARACTERS and Path(text).suffix.lower() in NAMED_KINDS and Path(text).is_file():
+            raise UsageError(f"{text} is a file, and its name would be read as the text", "--in FILE reads its texts")
     return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
 
 

@@ -10,6 +10,7 @@ look like names are shown, and the rest is counted. The keys of JSON objects and
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -94,7 +95,11 @@ def require_columns(
         )
     if absent := [name for name in required if name not in names]:
         is_header = names_above(names, rows) or _has_names(file)
-        raise CodecError(f"the header of {file} names no column {absent[0]}", columns_there(names, required, is_header))
+        there = columns_there(names, required, is_header)
+        alike = difflib.get_close_matches(absent[0], there.partition(": ")[2].split(", "), 1)
+        raise CodecError(
+            f"the header of {file} names no column {absent[0]}", f"is it {alike[0]}? {there}" if alike else there
+        )
     for index, name in enumerate(names, 1):
         if name.strip() and (first_index := names.index(name) + 1) < index:
             twice = f"names the column {shown_name(name)} twice, as column {first_index} and as column {index}"

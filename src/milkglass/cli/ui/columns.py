@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
+OFTEN = 20  # rows with one label, beside which a label of one row may be misspelt
 COMMONEST_COUNT, RAREST_COUNT = 6, 3  # how many of the commonest and of the rarest classes are shown of many
 MAX_CLASS_CHARACTERS = 40  # characters of a class's name that are shown
 ROW_FORMATS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
@@ -77,6 +78,8 @@ class ColumnOptions:
         _note_reading(file, summary, reads_labels=task != "causal-lm")
         if summary.labels:
             note(f"{file.name}: {classes_text(summary)}")
+            if warning := rare_classes_text(summary):
+                note(warning)
         return file, summary
 
     def read_texts(self, path: Path, reads_labels: bool = False) -> DataFile:
@@ -147,6 +150,18 @@ def classes_text(summary: Summary) -> str:
         hidden_count = len(classes) - COMMONEST_COUNT - RAREST_COUNT
         shown_classes = [*commonest, f"and {hidden_count:,} more", f"the rarest: {first_rare}", *other_rare]
     return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}: {', '.join(shown_classes)}"
+
+
+def rare_classes_text(summary: Summary) -> str:
+    """Returns a warning of labels that occur once, where others occur often: they may be misspelt. "" without any."""
+    labels = zip(summary.labels, summary.counts, strict=True)
+    rare = [clean_text(name)[:MAX_CLASS_CHARACTERS] for name, count in labels if count == 1]
+    if not rare or max(summary.counts) < OFTEN:
+        return ""
+    more = f" and {len(rare) - RAREST_COUNT:,} more" if len(rare) > RAREST_COUNT else ""
+    names = f"{', '.join(map(repr, rare[:RAREST_COUNT]))}{more}"
+    fault = "a label occurs" if len(rare) == 1 else f"{len(rare):,} labels occur"
+    return f"warning: {fault} in one row only: {names}; misspelt?"
 
 
 def note_columns(file: DataFile, reads_labels: bool = True, id_column: str | None = None) -> None:

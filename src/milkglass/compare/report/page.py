@@ -19,7 +19,8 @@ def render(result: ComparisonResult) -> str:
     own = "".join(way.reading.example.original for way in result.finished_ways if way.reading and way.reading.example)
     templates = environment(own)
     templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
-    templates.filters["share"] = words.percent
+    templates.filters["share"] = words.read_share
+    templates.filters["gap"] = lambda value: words.gap_text(value, result.measure)
     templates.filters["read"] = words.read_by_attacks
     templates.filters["rouge"] = words.rouge
     templates.filters["breakable"] = _breakable_parts
@@ -37,6 +38,24 @@ def _breakable_parts(figure: str) -> Markup:
         for part, is_figure in zip(parts, has_digit, strict=True)
     )
     return Markup("<div>{}</div>").format(Markup(" ").join(marked_parts))
+
+
+PAGE_FILES = ("compare.html", "compare.json", "compare.svg")
+
+
+def set_aside(result: ComparisonResult, out: Path) -> Path | None:
+    """Moves the page of another comparison in `out` to the folder of its run. Returns where it is, or None."""
+    earlier = out / "compare.json"
+    if not earlier.is_file():
+        return None
+    run = json.loads(earlier.read_text("utf-8")).get("origin", {}).get("run", "earlier")
+    if run == result.origin.get("run"):
+        return None
+    folder = files.private_dir(out / "runs" / str(run))
+    for name in PAGE_FILES:
+        if (out / name).is_file():
+            (out / name).replace(folder / name)
+    return folder / "compare.html"
 
 
 def write(result: ComparisonResult, out: Path) -> Path:

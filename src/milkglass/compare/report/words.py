@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import ALL_READ, ComparisonResult, WayResult
+from milkglass.compare.result import ALL_READ, UNCHANGED_GROUPS, ComparisonResult, WayResult
 from milkglass.metrics.interval import Interval
 
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
@@ -17,6 +17,13 @@ def with_interval(value: Interval | None, measure: str) -> str:
     if measure == "accuracy":
         return f"{100 * value.value:.0f} % ({100 * value.low:.0f}-{100 * value.high:.0f})"
     return f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"
+
+
+def gap_text(value: Interval, measure: str) -> str:
+    """Returns a difference of qualities with its interval, such as "-1.7 points (-5.4 to +1.7)"."""
+    if measure == "accuracy":
+        return f"{100 * value.value:+.1f} points ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
+    return f"{value.value:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
 
 
 def percent(value: Interval | None) -> str:
@@ -32,15 +39,27 @@ def read_by_attacks(way: WayResult) -> str:
         return "-"
     if way.reading.content is None:
         return way.reading.more[0] if way.reading.more else "-"
-    share = percent(way.reading.content)
-    return f"at least {share}" if way.reading.cut and way.reading.content.value < ALL_READ else share
+    share = read_share(way, way.reading.content)
+    return f"{share} while the hardware holds" if way.group == "confidential hardware" else share
+
+
+def read_share(way: WayResult, value: Interval | None) -> str:
+    """Returns one share that is read of a way, with a mark where more time may read more."""
+    if way.is_local:
+        return "0 %"
+    is_cut = way.reading is not None and way.reading.cut and value is not None and value.value < ALL_READ
+    return f"at least {percent(value)}" if is_cut else percent(value)
 
 
 def line(way: WayResult, measure: str) -> str:
     """Returns one way as a line, as soon as it is known."""
     if way.state != "done":
         return f"{way.title}: {way.state}: {way.reason}"
-    more = "nothing is sent" if way.is_local else f"{read_by_attacks(way)} of names and content words read"
+    more = f"{read_by_attacks(way)} of names and content words read"
+    if way.is_local:
+        more = "nothing is sent"
+    elif way.group == "confidential hardware":
+        more = "nothing is read while the hardware holds, and all if it does not"
     kind = "loss " if measure == "loss" else ""
     return f"{way.title}: {kind}{with_interval(way.quality, measure)}, {more}"
 
@@ -77,8 +96,8 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
         rows.append((
             way.title, with_interval(way.quality, result.measure), *([rouge(way)] if written else []),
             read_by_attacks(way),
-            "0 %" if way.is_local else percent(reading.names if reading else None),
-            "0 %" if way.is_local else percent(reading.numbers if reading else None),
+            read_share(way, reading.names if reading else None),
+            read_share(way, reading.numbers if reading else None),
             "-" if reading is None or math.isnan(reading.guess) else f"{100 * reading.guess:.0f} %",
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip
@@ -88,4 +107,8 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
 def notes_of(result: ComparisonResult) -> list[str]:
     """Returns why ways have no figures, and what to know of the others."""
     reasons = [f"{way.title}: {way.state}: {way.reason}" for way in result.ways if way.state != "done"]
-    return [*reasons, *(f"{way.title}: {note}" for way in result.ways for note in way.notes)]
+    readings = [
+        f"{way.title}: {more}" for way in result.ways if way.reading is not None and way.reading.content is not None
+        for more in way.reading.more if way.group not in UNCHANGED_GROUPS
+    ]  # fmt: skip
+    return [*reasons, *readings, *(f"{way.title}: {note}" for way in result.ways for note in way.notes)]
