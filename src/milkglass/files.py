@@ -105,6 +105,14 @@ def write(target: Path, content: str | bytes, replace: bool = True, private: boo
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def require_new(path: Path) -> None:
+    """Raises UsageError if there is a file or folder of this name, which would be replaced."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder that exists already", "give the name of a new file")
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists already", "give another name, or remove it first")
+
+
 def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int | None = 2) -> None:
     """Writes JSON with a final line break and the keys in the order of the mapping."""
     write(target, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")

@@ -385,6 +385,8 @@ def test_the_best_model_with_nothing_sent_is_kept_and_answers(
 
         piped = pipeline("text-classification", str(kept))(texts, truncation=True)
         assert [one["label"] for one in piped] == [one.label for one in answers]
+        cut = call("classify", "--local", kept, texts[0], "the nurse called again " * 200).stderr
+        assert "cut to " in cut and "as in training: text 2" in cut and "text 1" not in cut
         best = [max(one.probabilities.values()) for one in answers]
         assert [one["score"] for one in piped] == pytest.approx(best, abs=1e-5)
     refused(call("classify", "--local", tmp_path, "x"), 3, tmp_path.name)
@@ -453,6 +455,18 @@ def test_a_finished_comparison_needs_no_time(tmp_path: Path) -> None:
     elsewhere = document(call(*run, "--budget", "0.001s", "--keep", tmp_path / "other"))
     assert elsewhere["kept"] == "" and not (tmp_path / "other").exists()
     assert any("No model is kept in" in note for note in elsewhere["notes"])
+
+
+def test_what_would_be_replaced_is_refused_at_once(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("mine")
+    for option, path in (("--keep", data), ("--keep", tmp_path / "full"), ("--out", data)):
+        found = call("compare", model, data, "--ways", "linear", *SMALL, option, path)
+        refused(found, 2, path.name)
+        assert "[1 of 1]" not in found.stderr
+    refused(call("compare", model, data, "--seed", -1), 2, "--seed")
+    assert (tmp_path / "full" / "letter.txt").read_text() == "mine"
 
 
 def test_a_folder_of_another_version_is_not_taken_over(tmp_path: Path) -> None:

@@ -202,11 +202,14 @@ def test_a_comparison_is_not_recommended_for_rows_that_it_would_refuse(
 def test_a_label_of_one_row_among_many_is_pointed_out(tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
     lines = [f"the nurse called ward {n},{'late' if n % 2 else 'early'}" for n in range(60)]
-    rows.write_text("\n".join(["text,label", *lines, "the doctor called,Late"]) + "\n", "utf-8")
+    rows.write_text("\n".join(["text,label", *lines, "the doctor called,latte"]) + "\n", "utf-8")
     found = call("data", rows, "--out", out)
-    assert "a label occurs in one row only: 'Late'; misspelt?" in found.stderr
-    rows.write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
+    assert "a label occurs in one row only: 'latte'; misspelt?" in found.stderr
     out.unlink()
+    rows.write_text("\n".join(["text,label", *lines, *("the doctor called,Late",) * 4]) + "\n", "utf-8")
+    assert "differ in capitals or spaces alone: " in call("data", rows, "--out", out).stderr
+    out.unlink()
+    rows.write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
     assert "misspelt" not in call("data", rows, "--out", out).stderr
 
 
@@ -215,6 +218,28 @@ def test_the_name_of_a_file_is_not_read_as_a_text(tmp_path: Path, encoder: Owner
     (tmp_path / "rows.csv").write_text("text\nthe nurse called\n", "utf-8")
     refused(call("encode", "rows.csv", "--key", encoder.path), 2, "rows.csv is a file, and its name would be read")
     assert call("encode", "other.csv", "--key", encoder.path).exit_code == 0, "no such file: it is a text"
+
+
+@pytest.mark.parametrize("command", ["encode", "decode"])
+def test_no_file_is_replaced(command: str, tmp_path: Path, encoder: Owner) -> None:
+    """Neither the one that is read, nor the key itself."""
+    rows, words = tmp_path / "rows.txt", ("the nurse called",) if command == "encode" else ("5",)
+    rows.write_text("5\n", "utf-8")
+    before = encoder.path.read_bytes()
+    for given, out in (((*words,), encoder.path), ((*words,), rows), (("--in", rows), rows)):
+        refused(call(command, *given, "--key", encoder.path, "--out", out), 2, "exists already")
+    assert encoder.path.read_bytes() == before and rows.read_text("utf-8") == "5\n"
+
+
+def test_a_spreadsheet_is_named_as_one(tmp_path: Path, encoder: Owner) -> None:
+    named, hidden = tmp_path / "rows.xlsx", tmp_path / "rows.csv"
+    for path in (named, hidden):
+        path.write_bytes(b"PK\x03\x04\x14\0\x06\0" + bytes(range(256)))
+    refused(call("classify", "--local", tmp_path, "--in", named), 2, "rows.xlsx is a spreadsheet")
+    refused(call("sanitize", named, tmp_path / "out.csv", "--method", "mask"), 2, "rows.xlsx")
+    found = call("data", hidden, "--out", tmp_path / "o.jsonl")
+    refused(found, 5, "rows.csv is not a text file")
+    assert "a spreadsheet?" in found.stderr
 
 
 def test_what_is_nearly_right_is_named(tmp_path: Path) -> None:

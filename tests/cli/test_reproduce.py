@@ -209,7 +209,7 @@ def test_a_data_set_by_name_becomes_json_lines(data: Path, tmp_path: Path) -> No
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert rows[0] == {"text": f"{tiny.TEXTS[0]} 0", "label": "unacceptable"}
     assert len(rows) == 3
-    refused(call(*words), 2, "is there already")
+    refused(call(*words), 2, "exists already")
 
 
 def test_a_table_of_ones_own_becomes_json_lines(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_misspelt_column_is_refused_before_its_text_stays_in_the_clear(
 ) -> None:
     source = tmp_path / name
     source.write_text(content, "utf-8")
-    words = "no columns" if name == "t.txt" else "nonte"
+    words = "without columns" if name == "t.txt" else "nonte"
     with pytest.raises((CodecError, UsageError), match=words):
         shape_of(source, **{option: frozenset({"nonte"})})
     if name == "t.jsonl":

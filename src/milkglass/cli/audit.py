@@ -91,7 +91,9 @@ def audit(
         ),
     ] = DEFAULT_BUDGET,
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
+    ] = 1,
     *,
     columns: ColumnOptions,
     as_json: AsJson = False,

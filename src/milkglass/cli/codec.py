@@ -91,6 +91,8 @@ def encode(
 
     With --out FILE.parquet, --in is training data as `finetune` reads it; longer rows are cut to --max-length (512).
     """
+    if out is not None and layout != "datasets":
+        files.require_new(out)
     if layout is not None and out is None:
         raise UsageError("--layout needs a file or folder to write", "give --out")
     if task is not None and layout is None and not _is_parquet(out):
@@ -159,6 +161,8 @@ def decode(
     """Scrambled ids to text: a line for each list, or with --json one document."""
     if ids and source:
         raise UsageError("ids and --in were both given", "give one of them")
+    if out is not None:
+        files.require_new(out)
     from milkglass.client.codec.codec import codec_of
 
     codec = codec_of(key.open(), key.model)

@@ -79,7 +79,9 @@ def compare(
             "64; for rows with answers 512]"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the rows that are asked about, of every training and every key.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the rows that are asked about, of every training and every key.")
+    ] = 0,
     *,
     columns: ColumnOptions,
     as_json: AsJson = False,
@@ -93,6 +95,7 @@ def compare(
     Rows with answers (instructions, chats) need a model that writes, such as demo:smollm2. Ways are then judged by the
     loss of a token of held-out answers, and by ROUGE-L of some written ones.
     """
+    from milkglass.compare.keep import require_free
     from milkglass.compare.prepare import prepare
     from milkglass.compare.report import page
     from milkglass.compare.report.words import line, next_line, notes_of
@@ -119,6 +122,9 @@ def compare(
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
     kept_folder = keep or out / "kept"
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a folder", "give another --out")
+    require_free(kept_folder)
     data_file, held_out = columns.data_file(data), None if validation is None else columns.data_file(validation)
     public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 

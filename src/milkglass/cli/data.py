@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, note_skipped, rare_classes_text
+from milkglass import files
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, label_warning, note_skipped
 from milkglass.cli.ui.options import AsJson, changed_options, refuse_unused, with_options
 from milkglass.cli.ui.terminal import emit, note, table
 from milkglass.errors import CodecError, UsageError
@@ -45,8 +46,7 @@ def data(
         return
     if out is None:
         raise UsageError("--out is missing", "give --out FILE.jsonl, the file to write")
-    if out.exists():
-        raise UsageError(f"{out} is there already", "give another --out, or remove it first")
+    files.require_new(out)
     if out.suffix != ".jsonl":
         raise UsageError(f"{out.name} would be JSON Lines under another name", "give --out a name that ends in .jsonl")
     if not out.parent.is_dir():
@@ -92,7 +92,7 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     summary = summarise(out)
     if summary.labels:
         note(classes_text(summary))
-        if warning := rare_classes_text(summary):
+        if warning := label_warning(summary):
             note(warning)
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, report_activity, table
@@ -57,7 +58,7 @@ def audit(
     page: Annotated[
         Path | None, typer.Option(help="A new file for the report, as HTML, with examples: as private as the texts.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of attackers' draws and of intervals.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of attackers' draws and of intervals.")] = 0,
     *,
     columns: ColumnOptions,
     as_json: AsJson = False,
@@ -70,8 +71,8 @@ def audit(
     if public is not None:
         require_file(public, "give a file with a text a line")
     for path in (out, readings, page):
-        if path is not None and path.exists():
-            raise UsageError(f"{path} exists already", "give a new file")
+        if path is not None:
+            files.require_new(path)
     from milkglass.threat.budget import Budget
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
@@ -173,7 +174,6 @@ def _write_reports(
     page: Path | None,
 ) -> None:
     """Writes the figures as JSON, what was read as JSON Lines, and the page, each if there is a file for it."""
-    from milkglass import files
     from milkglass.audit.updates.page import render
 
     if out is not None:

@@ -81,8 +81,7 @@ def export(
 ) -> None:
     """Write a scrambled model for an engine that loads none without a vocabulary: each token gets an opaque name."""
     require_folder(folder, "give the folder that `milkglass obfuscate` wrote")
-    if out.exists():
-        raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
+    files.require_new(out)
     from milkglass.files import require_writable
     from milkglass.models.file_names import DELTA_CONFIG
 
@@ -124,8 +123,7 @@ def train_config(
     settings = TrainerSettings(model, rows, tuned_folder, epochs, batch_size, learning_rate, max_length, cpu)
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
     settings.check(trainer)
-    if out.exists():
-        raise UsageError(f"{out} exists already", "give a new name, or remove that one first")
+    files.require_new(out)
     files.write(out, as_yaml(configuration(trainer, settings)), private=False)
     run_command = RUN_COMMANDS[trainer].format(config=out)
     emit(as_json, {"out": str(out), "trainer": trainer, "run": run_command}, f"wrote {out}\nnext: {run_command}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,14 @@ def is_kept(folder: Path, origin: Mapping[str, str]) -> bool:
     return mark.is_file() and origin.items() <= read_json(mark).items()
 
 
+def require_free(folder: Path) -> None:
+    """Raises UsageError if a folder holds something else than a kept model, which a model would replace."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder", "give a new folder with --keep")
+    if folder.is_dir() and not (folder / MARK).is_file() and any(folder.iterdir()):
+        raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
+
+
 def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: Mapping[str, str]) -> None:
     """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
 
@@ -51,8 +59,7 @@ def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: M
     Raises:
         UsageError: the folder holds something else, or the model has no folder of its own.
     """
-    if folder.exists() and not (folder / MARK).is_file() and any(folder.iterdir()):
-        raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
+    require_free(folder)
     if answer.cell is None and answer.model is None:
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -100,8 +107,14 @@ class LocalAnswer:
     score: float | None = None
 
 
-def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[LocalAnswer]:
+def answers(
+    folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None,
+    report_cut: Callable[[Sequence[int], int], None] = lambda indices, limit: None,
+) -> list[LocalAnswer]:  # fmt: skip
     """Returns a kept model's answers. Texts are cut as they were in training; a linear model reads them whole.
+
+    Args:
+        report_cut: receives the indices of the texts that are cut, if there are any, and to how many tokens.
 
     Raises:
         ModelNotFound: the folder holds no kept model.
@@ -125,6 +138,8 @@ def answers(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = No
     codec = public_codec(base)
     pair_texts, max_length = None if pairs is None else list(pairs), int(mark["max_length"])
     encoded = codec.encode(list(texts), pair_texts, truncate=True, max_length=max_length)
+    if encoded.long:
+        report_cut(encoded.long, max_length)
     ids = Sequences.of(encoded.ids)
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))

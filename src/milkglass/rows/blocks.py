@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
-from milkglass.rows.data_file import ALL_TEXTS, KNOWN
+from milkglass.rows.data_file import ALL_TEXTS, KNOWN, refuse_spreadsheet
 from milkglass.rows.encoding import raw_lines
 from milkglass.rows.lines import BYTE_ORDER_MARK
 from milkglass.rows.place import Place, missing, no_text_error, require_columns, shown_name, text_of
@@ -175,11 +175,15 @@ def shape_of(
             f"{path.name} is Parquet, which is not sanitized",
             f"milkglass data {path.name} --out NEW.jsonl makes it lines",
         )
+    refuse_spreadsheet(path)
     kind = KINDS.get(path.suffix.lower(), "lines")
     column_names = sorted(extra_names | kept_names)
     texts = [name for name in (*ALL_TEXTS, *sorted(extra_names)) if name not in kept_names]
     if kind == "lines" and column_names:
-        raise UsageError(f"{path.name} has a text a line and no columns", "leave out --text-column and --keep-column")
+        raise UsageError(
+            f"{path.name} is read as a text a line, without columns",
+            "name a table .csv or .tsv, or leave out --text-column and --keep-column",
+        )
     if kind in ("lines", "json"):
         if delimiter is not None:
             raise UsageError(f"{path.name} is not a table with delimiters", "leave out --delimiter")

@@ -36,6 +36,14 @@ SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 
+def refuse_spreadsheet(path: Path) -> None:
+    """Raises UsageError for a file with the suffix of a spreadsheet program."""
+    if path.suffix.lower() in SPREADSHEETS:
+        raise UsageError(
+            f"{path.name} is a spreadsheet, which is not read", 'save it as "CSV UTF-8", and give that file'
+        )
+
+
 @dataclass(frozen=True)
 class DataFile:
     """Reads the rows of a file, and finds the columns that are used.
@@ -78,11 +86,7 @@ class DataFile:
         """Returns the suffix of the file's name. Raises UsageError if such files are not read."""
         suffix = self.path.suffix.lower()
         if suffix not in SUFFIXES:
-            if suffix in SPREADSHEETS:
-                raise UsageError(
-                    f"{self.name} is a spreadsheet, which is not read",
-                    'save it there as "CSV UTF-8", and give that file',
-                )
+            refuse_spreadsheet(self.path)
             raise UsageError(
                 f"{self.name} is of no kind that is read",
                 f'give {READ_KINDS}, for example lines such as {{"text": "...", "label": "..."}}',
@@ -101,7 +105,10 @@ class DataFile:
         if not self.path.is_file():
             raise UsageError(f"there is no file {self.path}", f"give {READ_KINDS}")
         if self.suffix == ".txt" and (self.named_columns or self.delimiter):
-            raise UsageError(f"{self.name} has a text a line and no columns", "leave out the options of columns")
+            raise UsageError(
+                f"{self.name} is read as a text a line, without columns",
+                "name a table .csv or .tsv, or leave out the options of columns",
+            )
         if self.suffix not in TABLES and self.delimiter is not None:
             raise UsageError(f"{self.name} is not a table with delimiters", "leave out --delimiter")
         if not self.path.stat().st_size:

@@ -14,6 +14,7 @@ from milkglass.errors import CodecError
 UTF8 = "utf-8-sig"  # a byte order mark is not part of the text
 MAX_LINE_LETTERS = 1 << 24  # characters of a line or of a cell
 HEAD_BYTES = 4096  # bytes in which a binary file has a zero
+_SPREADSHEET_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of .xlsx and .ods, and of .xls
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UNUSED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
 _NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
@@ -54,6 +55,8 @@ def not_utf8_error(path: Path) -> CodecError:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if (name := _MARKS.get(head[:2])) is None:
+        if head.startswith(_SPREADSHEET_MARKS):
+            return CodecError(f"{path.name} is not a text file", 'a spreadsheet? Save it as "CSV UTF-8"')
         if b"\0" in head:
             return CodecError(f"{path.name} is not a text file", "give text in UTF-8")
         name = _likely_encoding(byte)

@@ -22,6 +22,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass import files
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.files import atomic_write
 from milkglass.noise.stream import Stream
@@ -58,8 +59,7 @@ def report_path(out: Path) -> Path:
 def require_free(out: Path) -> None:
     """Raises UsageError if the output or its report exists, or their folder does not."""
     for path in (out, report_path(out)):
-        if path.exists() or path.is_symlink():
-            raise UsageError(f"{path} exists already", "give another name, or remove it")
+        files.require_new(path)
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 

@@ -7,6 +7,7 @@ fault in a line is reported at once.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +79,7 @@ class ColumnOptions:
         _note_reading(file, summary, reads_labels=task != "causal-lm")
         if summary.labels:
             note(f"{file.name}: {classes_text(summary)}")
-            if warning := rare_classes_text(summary):
+            if warning := label_warning(summary):
                 note(warning)
         return file, summary
 
@@ -152,8 +153,12 @@ def classes_text(summary: Summary) -> str:
     return f"{len(classes):,} class{'' if len(classes) == 1 else 'es'}: {', '.join(shown_classes)}"
 
 
-def rare_classes_text(summary: Summary) -> str:
-    """Returns a warning of labels that occur once, where others occur often: they may be misspelt. "" without any."""
+def label_warning(summary: Summary) -> str:
+    """Returns a warning of labels that may be misspelt: alike but for capitals, or in one row only. "" without any."""
+    folded = Counter(name.strip().casefold() for name in summary.labels)
+    if alike := [name for name in summary.labels if folded[name.strip().casefold()] > 1]:
+        names = ", ".join(repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in alike[:RAREST_COUNT])
+        return f"warning: some labels differ in capitals or spaces alone: {names}. They are classes of their own"
     labels = zip(summary.labels, summary.counts, strict=True)
     rare = [clean_text(name)[:MAX_CLASS_CHARACTERS] for name, count in labels if count == 1]
     if not rare or max(summary.counts) < OFTEN:

@@ -48,10 +48,11 @@ def _is_table(source: Path, has_column_options: bool) -> bool:
     Args:
         has_column_options: whether options name columns. Then JSON Lines are read as rows too.
     """
-    from milkglass.rows.data_file import JSON, SUFFIXES
+    from milkglass.rows.data_file import JSON, SUFFIXES, refuse_spreadsheet
     from milkglass.rows.tables import is_json_list
 
     require_file(source, "give a file with a text a line, or a table")
+    refuse_spreadsheet(source)
     suffix = source.suffix.lower()
     if suffix not in SUFFIXES or suffix in ("", ".txt"):
         return False
