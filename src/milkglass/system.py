@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import re
@@ -91,6 +92,21 @@ def let_threads_sleep() -> None:
     must be called before PyTorch is imported, when OpenMP reads the variable. Child processes inherit it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def release_memory() -> None:
+    """Gives memory that is free in this process back to the system, where the C library can (glibc's malloc_trim).
+
+    By itself it keeps what it may need again, so that long work after other long work has the peaks of both.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # another C library has none
+        trim(0)
 
 
 def close_memory() -> bool:

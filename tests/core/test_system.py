@@ -87,3 +87,24 @@ def test_threads_give_their_results_in_order_and_begin_nothing_more_after_a_fail
     with pytest.raises(ValueError, match="the third"):
         list(system.in_threads(work, [3, *range(4, 2000)]))
     assert len(begun) < 1000
+
+
+def test_memory_that_is_free_goes_back_to_the_system() -> None:
+    """In a process of its own: small pieces lie between others, so that the C library keeps them by itself."""
+    program = """
+import resource
+from milkglass.system import release_memory
+
+def resident() -> int:
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+pieces = [bytes(60_000) for _ in range(4000)]
+kept = pieces[::64]
+del pieces
+before = resident()
+release_memory()
+print(before - resident(), len(kept))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    freed = int(done.stdout.split()[0])
+    assert freed > 50_000_000

@@ -34,7 +34,7 @@ from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resample
 from milkglass.metrics.text import mean_loss
 from milkglass.progress import Log, duration
-from milkglass.system import memory_bytes
+from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
@@ -85,6 +85,7 @@ def compare(
         result, way_answers = run.run_way(way, later_ways)
         if way_answers is not None:
             answers[way.name] = way_answers
+        release_memory()
         results.append(_with_gap(setting, result, results, answers))
         report(results[-1], run.seconds_left(later_ways))
     rows = setting.rows
