@@ -25,7 +25,10 @@ REMOVABLE_NOTE = "its folders cells and runs only let another run take over what
 def compare(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
+        str,
+        typer.Argument(
+            help="The public model: a folder, a hub id (hf:owner/name), demo:minilm, demo:mpnet or demo:smollm2."
+        ),
     ],
     data: Annotated[Path, typer.Argument(help=f"Your rows, with labels or with answers: {ROW_FORMATS}.")],
     validation: Annotated[
@@ -56,7 +59,7 @@ def compare(
         str | None,
         typer.Option(
             help="Work for the attacks on one way, as the time that it takes one core: 90s, 10m. It is the same "
-            f"amount on every machine.  [default: {ATTACK_SECONDS:.0f}s]"
+            f"amount on every machine.  [default: {ATTACK_SECONDS:.0f}s, with --quick {QUICK_ATTACK_SECONDS:.0f}s]"
         ),
     ] = None,
     public: Annotated[Path | None, typer.Option(help="Text of another kind that an attacker may have.")] = None,

@@ -108,7 +108,7 @@ def _masks_in_words(masks: Mapping[str, float]) -> tuple[str, ...]:
     for noun in ("name", "number"):
         if f"{noun}s left" in masks:
             share, count = 100 * masks[f"{noun}s left"], masks[f"{noun} tokens"]
-            words.append(f"{share:.0f} % of the {noun}s are not masked ({count:,.0f} tokens)")
+            words.append(f"{share:.0f} % of {count:,.0f} tokens of {noun}s are not masked")
     if "masks guessed" in masks:
         words.append(f"{100 * masks['masks guessed']:.1f} % of {masks['masked tokens']:,.0f} masked tokens are guessed")
     return tuple(words)

@@ -20,9 +20,9 @@ def with_interval(value: Interval | None, measure: str) -> str:
 
 
 def gap_text(value: Interval, measure: str) -> str:
-    """Returns a difference of qualities with its interval, such as "-1.7 points (-5.4 to +1.7)"."""
+    """Returns a difference of qualities with its interval, such as "-1.7 (-5.4 to +1.7)", of shares in points."""
     if measure == "accuracy":
-        return f"{100 * value.value:+.1f} points ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
+        return f"{100 * value.value:+.1f} ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
     return f"{value.value:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
 
 
