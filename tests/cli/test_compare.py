@@ -144,6 +144,11 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     first, second, *_ = compared(commonest, way("ids", "words are scrambled", 0.6, -0.12, 0.6)).verdict
     assert first.startswith("No way here is shown to beat naming the commonest class") and second.startswith("Keep it")
     assert not any("commonest" in one for one in compared(way("commonest", "nothing is sent", 0.40)).verdict)
+    result = compared(way("commonest", "nothing is sent", 0.64), way("ids", "words are scrambled", 0.6, -0.12, 0.6))
+    unclear = replace(result, over_commonest=Interval(0.08, -0.01, 0.17, 400))
+    assert verdict(unclear)[0].startswith("No way here is shown to beat naming the commonest class")
+    clear = replace(result, over_commonest=Interval(0.08, 0.01, 0.15, 400))
+    assert verdict(clear)[0].startswith("Keep it here")
 
 
 def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> None:
@@ -467,6 +472,22 @@ def test_what_would_be_replaced_is_refused_at_once(tmp_path: Path) -> None:
         assert "[1 of 1]" not in found.stderr
     refused(call("compare", model, data, "--seed", -1), 2, "--seed")
     assert (tmp_path / "full" / "letter.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("ways", ["commonest,linear", "encoder"])
+def test_a_model_of_pairs_is_asked_about_pairs(ways: str, tmp_path: Path) -> None:
+    model, kept = tiny.save("bert", tmp_path / "model"), tmp_path / "kept"
+    pairs = [{**one, "text_pair": f"{one['text']} again"} for one in rows(0, 200)]
+    run = ("--ways", ways, *SMALL, "--json", "--out")
+    found = document(
+        call("compare", model, written(tmp_path / "pairs.jsonl", pairs), *run, tmp_path / "o", "--keep", kept)
+    )
+    assert found["kept_way"] == ways.split(",")[-1] and (found["over_commonest"] is not None) == ("commonest" in ways)
+    refused(call("classify", "--local", kept, "the nurse called"), 2, "was trained on pairs of texts")
+    assert call("classify", "--local", kept, "the nurse called", "--pair", "she called again").exit_code == 0
+    single = written(tmp_path / "single.jsonl", rows(0, 200))
+    document(call("compare", model, single, *run, tmp_path / "p", "--keep", tmp_path / "single"))
+    refused(call("classify", "--local", tmp_path / "single", "a", "--pair", "b"), 2, "was trained on single texts")
 
 
 def test_a_folder_of_another_version_is_not_taken_over(tmp_path: Path) -> None:

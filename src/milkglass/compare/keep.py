@@ -72,7 +72,8 @@ def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: M
         scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
         mark = {
             "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
-            "scale": None if scale is None else scale.document(), **origin,
+            "scale": None if scale is None else scale.document(), "pairs": setting.rows.train.pairs is not None,
+            **origin,
         }  # fmt: skip
         (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
 
@@ -118,7 +119,7 @@ def answers(
 
     Raises:
         ModelNotFound: the folder holds no kept model.
-        UsageError: the model writes answers and names no class.
+        UsageError: the model writes answers and names no class, or it was trained on pairs and there are none.
     """
     if not (folder / MARK).is_file():
         inner = folder / "kept"
@@ -127,6 +128,7 @@ def answers(
     mark = read_json(folder / MARK)
     if mark["task"] == TASK:
         raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")
+    _require_pairs(folder, mark.get("pairs"), pairs is not None)
     if (folder / alone.LINEAR_FILE).is_file():
         model, names = alone.load(folder)
         if model.is_regression:
@@ -148,6 +150,17 @@ def answers(
         return [LocalAnswer("", {}, float(x) if scale is None else scale.read(float(x))) for x in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _class_answers(softmax(logits.astype(np.float64), axis=1), names)
+
+
+def _require_pairs(folder: Path, was_trained_on_pairs: bool | None, has_pairs: bool) -> None:
+    """Raises UsageError for single texts where a model was trained on pairs, or pairs where it was not.
+
+    None: an earlier version kept the model and did not say.
+    """
+    if was_trained_on_pairs and not has_pairs:
+        raise UsageError(f"the model in {folder} was trained on pairs of texts", "give --pair, or --pair-column")
+    if was_trained_on_pairs is False and has_pairs:
+        raise UsageError(f"the model in {folder} was trained on single texts", "leave out --pair and --pair-column")
 
 
 def _class_answers(probabilities: Any, names: Sequence[str]) -> list[LocalAnswer]:

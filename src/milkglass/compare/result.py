@@ -133,6 +133,8 @@ class ComparisonResult:
         classes: the number of classes; 0 for scores and answers.
         ways: in the order of the table.
         verdict: some sentences; the first is for a person who decides.
+        over_commonest: the accuracy of the best way with nothing sent minus that of naming the commonest class, in the
+            same rows. None: it is not known.
         seconds: by the clock.
         kept, kept_way: the folder of a model with nothing sent, and its way; "" if none was kept.
         settings: the training's settings.
@@ -149,6 +151,7 @@ class ComparisonResult:
     classes: int
     ways: tuple[WayResult, ...]
     verdict: tuple[str, ...] = ()
+    over_commonest: Interval | None = None
     seconds: float = math.nan
     kept: str = ""
     kept_way: str = ""

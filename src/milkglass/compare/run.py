@@ -95,7 +95,10 @@ def compare(
         settings=setting.training.model_dump(), notes=(*setting.notes, _work_note(limits)),
         origin={"run": run_name(setting), **current_code(), "command": setting.commands.get("compare", "")},
     )  # fmt: skip
-    if kept_folder is not None and (best := compared.best_local) is not None:
+    best = compared.best_local
+    if rows.task == "classification" and best is not None and {"commonest", best.name} <= answers.keys():
+        compared = replace(compared, over_commonest=_gap(setting, answers[best.name], answers["commonest"]))
+    if kept_folder is not None and best is not None:
         if note := run.keep_model(ways, best.name, kept_folder):
             compared = replace(compared, notes=(*compared.notes, note))
         else:
@@ -371,18 +374,22 @@ def _with_gap(
     )
     if result.is_local or best_local is None or result.name not in answers:
         return result
+    return replace(result, above=_gap(setting, answers[result.name], answers[best_local.name]))
+
+
+def _gap(setting: ComparisonSettings, answers: NDArray[Any], other_answers: NDArray[Any]) -> Interval:
+    """Returns the quality of answers minus that of other answers to the same rows; of losses, below 0 is better."""
     if setting.rows.task == TASK:
-        return replace(result, above=loss_gap(answers[result.name], answers[best_local.name]))
-    truth = np.asarray(setting.rows.held_out.labels)
-    way_answers, local_answers, rng = answers[result.name], answers[best_local.name], np.random.default_rng(0)
+        return loss_gap(answers, other_answers)
+    truth, rng = np.asarray(setting.rows.held_out.labels), np.random.default_rng(0)
     if setting.rows.task == "regression":
 
         def gap(counts: NDArray[Any]) -> Any:
-            return weighted_correlation(way_answers, truth, counts) - weighted_correlation(local_answers, truth, counts)
+            return weighted_correlation(answers, truth, counts) - weighted_correlation(other_answers, truth, counts)
 
-        return replace(result, above=resample(gap, len(truth), rng))
-    gaps = (way_answers == truth).astype(np.float64) - (local_answers == truth)
-    return replace(result, above=resample(lambda counts: counts @ gaps / len(gaps), len(gaps), rng))
+        return resample(gap, len(truth), rng)
+    gaps = (answers == truth).astype(np.float64) - (other_answers == truth)
+    return resample(lambda counts: counts @ gaps / len(gaps), len(gaps), rng)
 
 
 def loss_gap(answers: NDArray[Any], other_answers: NDArray[Any]) -> Interval:

@@ -91,6 +91,8 @@ def _reading_text(way: WayResult) -> str:
 
 def _learnt_nothing(result: ComparisonResult, best_local: WayResult) -> bool:
     """Returns whether the best way with nothing sent cannot be told from naming the commonest class."""
+    if result.over_commonest is not None:
+        return result.over_commonest.low <= 0
     commonest = next((way for way in result.finished_ways if way.name == "commonest"), None)
     if result.measure != "accuracy" or commonest is None or commonest.quality is None or best_local.quality is None:
         return False
