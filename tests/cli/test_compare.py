@@ -483,6 +483,7 @@ def test_a_model_of_pairs_is_asked_about_pairs(ways: str, tmp_path: Path) -> Non
         call("compare", model, written(tmp_path / "pairs.jsonl", pairs), *run, tmp_path / "o", "--keep", kept)
     )
     assert found["kept_way"] == ways.split(",")[-1] and (found["over_commonest"] is not None) == ("commonest" in ways)
+    assert any("the first text is attacked" in note for note in found["notes"])
     refused(call("classify", "--local", kept, "the nurse called"), 2, "was trained on pairs of texts")
     assert call("classify", "--local", kept, "the nurse called", "--pair", "she called again").exit_code == 0
     single = written(tmp_path / "single.jsonl", rows(0, 200))

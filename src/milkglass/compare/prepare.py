@@ -61,8 +61,10 @@ def prepare(
     head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
     training = _with_frequent_reports(Hyperparameters(**{**settings, **head, "seed": seed}), len(rows.train.texts))
     base = open_model()
-    cut = cut_words(base, rows.train, training.max_length)
-    return PreparedRows(rows, base, training, (cut,) if cut else ())
+    notes = [cut_words(base, rows.train, training.max_length)]
+    if rows.train.pairs is not None:
+        notes.append("Of a pair the first text is attacked, though both are sent")
+    return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 
 def _prepare_chats(
