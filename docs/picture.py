@@ -15,7 +15,7 @@ from pathlib import Path
 
 PICTURE = Path(__file__).with_name("compare.png")
 DATA = Path(__file__).parents[1] / "src" / "milkglass" / "demo" / "data"
-SIZE = "1000,872"
+SIZE = "1000,914"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

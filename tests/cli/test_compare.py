@@ -169,7 +169,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     one = way("ids", "words are scrambled", 0.6, -0.12, 0.6)
     assert one.reading is not None
     found = compared(replace(one, reading=replace(one.reading, cut=True)))
-    assert "More time, such as `milkglass audit` takes, may read more of: the way ids." in found.verdict
+    assert "More time, such as an audit takes, may read more of: the way ids." in found.verdict
     assert words.read_by_attacks(found.ways[1]) == "at least 60 %"
     every = Interval(1.0, 1.0, 1.0, 99)
     full = replace(one.reading, cut=True, content=every, names=every, numbers=None)
@@ -177,7 +177,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     assert not any("More time" in sentence for sentence in found.verdict), "nothing is left to read"
     assert words.read_by_attacks(found.ways[1]) == "100 %"
     found = compared(replace(one, reading=replace(full, numbers=Interval(0.5, 0.4, 0.6, 9))))
-    assert "More time, such as `milkglass audit` takes, may read more of: the way ids." in found.verdict
+    assert "More time, such as an audit takes, may read more of: the way ids." in found.verdict
 
 
 def test_nothing_is_said_without_a_way_to_compare_with() -> None:

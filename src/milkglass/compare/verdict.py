@@ -46,7 +46,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             f"only with {larger}."
         )
     if unfinished := [way.title for way in sent_ways if way.reading is not None and way.reading.may_grow]:
-        sentences.append(f"More time, such as `milkglass audit` takes, may read more of: {', '.join(unfinished)}.")
+        sentences.append(f"More time, such as an audit takes, may read more of: {', '.join(unfinished)}.")
     return tuple(sentences)
 
 
