@@ -12,7 +12,7 @@ import torch
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.key_scene import AuditFiles, key_scene
-from milkglass.audit.report.findings import distortion
+from milkglass.audit.report.findings import mean_cosine_with_originals
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
 from milkglass.client.codec.codec import Codec
@@ -231,7 +231,7 @@ def test_a_wider_model_is_audited(tmp_path: Path) -> None:
     cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1).cells}
     assert cells["neuron-alignment"].value("tokens top-1") > 0.95
     assert all(cells[name].state == "does not apply" and "dimensions" in cells[name].reason for name in names[:3])
-    assert np.isnan(distortion(scene))
+    assert np.isnan(mean_cosine_with_originals(scene))
 
 
 def test_the_deviation_of_a_table_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

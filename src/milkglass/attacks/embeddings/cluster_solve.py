@@ -64,7 +64,7 @@ REST_TEMPERATURE = 0.05  # in that group a log-likelihood is log softmax(cosine 
 
 @dataclass(frozen=True)
 class _FreePool:
-    """Holds the ids (f,) and projections (f, sketch) of what was free at the last `_refresh_pools`: rows, or tokens."""
+    """Holds the ids (f,) and projections (f, s) of what was free at the last `_refresh_pools`: rows, or tokens."""
 
     ids: Ids
     projected: Tensor
@@ -80,7 +80,8 @@ class ClusterSearch:
         free_equals: a list for each token. The first of several tokens with equal rows lists those that are free; the
             lists of the others are empty.
         noise: the relative error of the equations (`measure_noise`).
-        projected_rows, projected_tokens: `rows` and `tokens`, projected to `sketch` dimensions.
+        projected_rows, projected_tokens: (n', s) and (n, s) `rows` and `tokens`, projected to s = `sketch` dimensions;
+            under much noise they are not projected.
         pool_rows, pool_tokens: the rows and tokens that were free at the last `_refresh_pools`.
         clusters: for each cluster its rows, its tokens, and the weights (rows, tokens), or None for rows that equal a
             token's.
@@ -264,7 +265,7 @@ class ClusterSearch:
         """Returns the candidate rows that these tokens explain best, and how many times worse the next row fits.
 
         There are `alias_count` rows for each token. Equal tokens may add rows, up to the number of them that are free.
-        The ratio is 0 if even the best rows do not fit.
+        The ratio is 0 if even the best rows do not fit; with more noise than MAX_SKETCH_NOISE that is not tested.
         """
         misfits = sparse.misfit(self.rows[torch.from_numpy(candidates)], self.tokens[torch.from_numpy(tokens)]).numpy()
         order = np.argsort(misfits, kind="stable")

@@ -1,6 +1,6 @@
 """KNN: reads each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
-This is the weakest attack, and every paper reports it. A scheme that mixes an embedding with others, or adds noise to
+This is the baseline of attacks on embeddings. A scheme that mixes an embedding with others, or adds noise to
 it, mostly leaves it near its old place. The attack uses no frequencies and no neighbours in the text.
 
 `NearestRows` is the base of all attacks that compare rows, by any features.
@@ -62,7 +62,7 @@ class NearestRows(Attack):
         return why_other_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        """Compares ids that were sent first, starting with the most frequent, so that a short budget reads those."""
+        """Compares the most frequent ids first, so that a short budget reads those."""
         rows = self.features(transcript, knowledge, rng)
         order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
         nearest_rows = nearest(rows.seen[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget).numpy()

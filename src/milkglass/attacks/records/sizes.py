@@ -4,10 +4,10 @@
     Weiss, Ayzenshteyn, Amit and Mirsky 2024, "What Was Your Prompt?" (USENIX Security): lengths of tokens
 
 A server that streams sends a record for each event, whose size is that of the token and of what stands around it. The
-attacker has recordings of its own requests on the same topics. Features of an answer are the number and the sum of its
-records, their quantiles, a histogram of sizes over those that occur in the recordings, and the first records and pauses
-in their order. A forest of trees is fitted to the recordings. A token's length is its record's size less the commonest
-difference between sizes and lengths in the recordings, whose tokens are known.
+attacker has recordings of its own requests on the same topics. Features of an answer are the number of its records,
+statistics of their sizes and pauses, a histogram of sizes between quantiles of the recorded ones, and the first records
+and pauses in their order. A forest of trees is fitted to the recordings. A token's length is its record's size less the
+commonest difference between sizes and lengths in the recordings, whose tokens are known.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
     """Returns for each answer the bytes of each token, if each record holds one token.
 
     The recordings tell how many records stand before the first token and after the last, and the difference between
-    sizes and lengths: those that fit most tokens.
+    sizes and lengths. The number before and the difference are those that fit most tokens; the number after is the
+    median of what is left.
     """
     assert recordings.lengths is not None
     pairs = [

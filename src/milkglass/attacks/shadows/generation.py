@@ -4,10 +4,10 @@ The attacker puts a reference corpus through the defence and trains on texts of 
 
     shadows, separator, originals        loss on the originals only
 
-Then it completes what was sent greedily, one original for each shadow. Positions restart after the separator, so that
-an original has the position of its shadow. The model is any causal model with the texts' vocabulary: one from a folder,
-or a small new one, which a CPU trains in minutes. With `restricted` only such tokens are written as the shadow at a
-place can stand for.
+Then it completes what was sent greedily, one original for each shadow. Positions restart at the separator, so that the
+place that predicts an original has its shadow's position. The model is any causal model with the texts' vocabulary: one
+from a folder, or a small new one, which a CPU trains in minutes. With `restricted` only such tokens are written as the
+shadow at a place can stand for.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ShadowGeneration(Attack):
     title = "LLM generation from shadows"
     paper = papers.GHOST.at("sections 5.7 and A.2").but(
         "The model is any causal model, by default a small one from nothing; the paper tunes Llama-3.2-3B.",
-        "Positions begin again with the originals, so that each finds its shadow.",
+        "Positions begin again at the separator, so that each original is predicted at its shadow's position.",
         "Only what a shadow can stand for is written, unless restricted is off; the paper does not restrict.",
     )
     sees = frozenset({Tokens})

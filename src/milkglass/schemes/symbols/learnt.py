@@ -57,7 +57,8 @@ class LearntMap(MapFinder):
             without labels fall together. Large: symbols follow meaning.
         learning_rate: the rate at the start; it falls to zero linearly once there are symbols.
         mass_price: the price of a symbol's mass, as for k-means, in shares of the points' variance.
-        steps: the number of training steps, approximately. With few rows each is read more often, at least three times.
+        steps: the number of training steps, rounded up to whole epochs. There are at least three epochs, so that many
+            rows take more steps.
     """
 
     vectors: VectorSource = "encoder"

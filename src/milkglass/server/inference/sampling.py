@@ -79,7 +79,7 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -
 def adjusted_logits(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
-    """Returns logits (v,) with penalties and biases in the order of vLLM: repetition, OpenAI's, biases."""
+    """Returns logits (v,) with penalties, for repetition and then OpenAI's two, and biases. vLLM adds biases first."""
     adjusted = logits.float().clone()
     if sampling.repetition != 1 and (used_ids := sorted({*prompt, *answer})):
         used_logits = adjusted[used_ids]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from milkglass import device
 
-POLL_SECONDS = 0.1  # seconds between looks at a worker that is not our child
+POLL_SECONDS = 0.1  # seconds between looks at whether a worker still runs
 MAX_LOG_BYTES = 1 << 20  # bytes of worker.log that are kept from one start to the next
 _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id, so that the id is always known
 

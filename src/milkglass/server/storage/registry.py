@@ -69,7 +69,7 @@ class BaseModels:
 
 
 def files_stamp(base: Checkpoint) -> str:
-    """Returns path, size and time of change of each weights file, which change whenever a file does."""
+    """Returns path, size and time of change of each weights file. A change that keeps all three is not seen."""
     return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
 

@@ -10,7 +10,6 @@ enclave/release.py describes the package. `collateral` is what Intel signs besid
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import logging
 import re
@@ -135,5 +134,5 @@ def _decode_base64(text: str) -> bytes:
     """Decodes base64. Raises EnclaveError."""
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error, or for other characters than ASCII its base class
         raise EnclaveError("the quote or its collateral is not base64", "speak version 1 of the protocol") from None

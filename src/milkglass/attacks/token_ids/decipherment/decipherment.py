@@ -26,10 +26,10 @@ perfectly hidden table) the matrix grows from the 60 most frequent ids to 2,500 
 as its likeliest token, and rarer ids get no guess.
 
 **Parameters** were chosen in rehearsals in which the attacker plays both sides (tests/attacks/tuning.py): public text
-against public text (news, tweets, dialogues, answers, encyclopaedia; each within its kind and across). None of it is
-private text on which results are reported. Two such texts, SST-2 and Enron, were used to choose alpha and rho; on these
-two, results are optimistic. Recovery is flat around the parameters. How alike the two texts are need not be stated:
-`likeliest_tau` estimates it from the counts.
+against public text (news, tweets, dialogues, answers, encyclopaedia; each within its kind and across). Alpha and
+rho were also chosen on SST-2 and Enron, on which results are reported: on these two they are optimistic. No other
+parameter was chosen on text on which results are reported. Recovery is flat around the parameters. How alike the two
+texts are need not be stated: `likeliest_tau` estimates it from the counts.
 
 A language model over the remaining candidates takes the result of `learn` as its prior (language.py).
 """
@@ -218,7 +218,7 @@ def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
 
 
 def confidence(candidates: Candidates, size: int) -> Floats:
-    """Returns (n,) the probability of each id's likeliest reading, from the result of `learn`; 0 if there is none."""
+    """Returns (n',) the probability of each id's likeliest reading, from the result of `learn`; 0 if there is none."""
     confidence = np.zeros(size)
     for group, likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
         shifted = np.exp(likelihood - likelihood.max(1, keepdims=True))

@@ -202,14 +202,14 @@ class CausalReader:
 
     @torch.inference_mode()
     def normaliser(self, states: torch.Tensor) -> Floats:
-        """Returns (m,) for each place what to subtract from `log_likelihood_ratio` for a log-probability."""
+        """Returns (m,) the logarithm of the softmax's denominator: `log_likelihood_ratio` less this is exact."""
         self.budget.spend(work.comparisons(states, self.head))
         log_sums = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
         return device.array(torch.cat([states.new_zeros(0), *log_sums]).double())
 
     @torch.inference_mode()
     def log_likelihood_ratio(self, read: ReadBatch, options: Ids, log_mean: Floats) -> Floats:
-        """Returns (m, w) how much likelier each public id is at its place than anywhere (the module's formula).
+        """Returns (m, w) the log-likelihood ratio of the module's formula, up to a constant for each place.
 
         Args:
             options: (m, w) public ids to be judged at each place.
