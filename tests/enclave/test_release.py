@@ -281,6 +281,14 @@ def test_a_quote_of_nested_json_is_refused() -> None:
         gate.release(asked(gate.challenge(), b"[" * 90_000))
 
 
+@pytest.mark.parametrize("quote", ["é", "a", "====", "\ud800"])
+def test_a_quote_that_is_no_base64_is_refused(quote: str) -> None:
+    gate = Gate(package())
+    request = ReleaseRequest.model_construct(nonce=gate.challenge(), public="00" * 32, quote=quote, collateral="")
+    with pytest.raises(EnclaveError, match="not base64"):
+        gate.release(request)
+
+
 class SlowNonces(dict[str, float]):
     """Iterating over them waits for another thread, which ends meanwhile unless it is kept out."""
 
