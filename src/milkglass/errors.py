@@ -8,7 +8,7 @@ Each class has the `exit_code` of the command line and the `status` of the serve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -34,11 +34,16 @@ class MilkglassError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
 
+def first_few(names: Sequence[str], most: int = 3) -> str:
+    """Returns at most so many names, and how many more there are: "a, b, c and 2 more"."""
+    more_names = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more_names}"
+
+
 def missing_words(noun: str, names: list[str]) -> str:
     """Returns words such as "1 tensor is missing (a)" or "5 tensors are missing (a, b, c and 2 more)"."""
-    more_names = f" and {len(names) - 3} more" if len(names) > 3 else ""
     counted_noun = f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
-    return f"{counted_noun} missing ({', '.join(names[:3])}{more_names})"
+    return f"{counted_noun} missing ({first_few(names)})"
 
 
 class UsageError(MilkglassError):

@@ -97,7 +97,7 @@ def let_threads_sleep() -> None:
 def release_memory() -> None:
     """Gives memory that is free in this process back to the system, where the C library can (glibc's malloc_trim).
 
-    By itself it keeps what it may need again, so that long work after other long work has the peaks of both.
+    The C library by itself keeps freed memory for later. Long work after other long work then has the peaks of both.
     """
     if sys.platform != "linux":
         return

@@ -19,7 +19,8 @@ import httpx2
 import pytest
 
 from milkglass.cli.ui.tls import client_url
-from milkglass.client.key.file import write_key
+from milkglass.client.codec.codec import codec_of
+from milkglass.client.key.file import UnlockedKey, write_key
 from milkglass.schemes.orthogonal import Orthogonal
 from tests import warm
 from tests.cli.kit import call, refused
@@ -126,7 +127,13 @@ def test_the_proxy_draws_an_api_key_and_prints_it(engine: tuple[str, Path]) -> N
 
 
 class Hanging(http.server.BaseHTTPRequestHandler):
-    """An engine that begins an answer and never ends it."""
+    """An engine that begins an answer and never ends it.
+
+    Attributes:
+        ids: what it begins with. The key decides which of them have text, and how a tokenizer spells it.
+    """
+
+    ids: tuple[int, ...]
 
     def do_GET(self) -> None:
         body = json.dumps({"data": [{"id": "m", "max_model_len": 100, "owned_by": "vllm"}]}).encode()
@@ -136,7 +143,7 @@ class Hanging(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self._begin("text/event-stream")
-        self.wfile.write(event([5] * 20))
+        self.wfile.write(event([*self.ids]))
         self.wfile.flush()
         self.rfile.read(1)
 
@@ -153,7 +160,9 @@ class Hanging(http.server.BaseHTTPRequestHandler):
 @pytest.mark.timeout(600)
 def test_a_second_interruption_ends_the_answers_without_a_traceback(engine: tuple[str, Path]) -> None:
     _, key = engine
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hanging) as other:
+    codec = codec_of(UnlockedKey.open(key, environment()["MILKGLASS_PASSPHRASE"]))
+    hanging = type("HangingWithIds", (Hanging,), {"ids": tuple(codec.encode(["the nurse called"]).ids[0].tolist())})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), hanging) as other:
         other.daemon_threads = True
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_port}"

@@ -110,57 +110,60 @@ def test_who_goes_away_gives_the_turn_back() -> None:
 
 
 # --- the time of a step -----------------------------------------------------------------------------------------------
-def test_a_step_that_is_over_time_ends_and_short_ones_do_not() -> None:
-    """Together the short steps take longer than the limit of one."""
+def run_with(seconds: float, work: Callable[[StepTimeout], Coroutine[Any, Any, None]]) -> None:
+    """Runs `work` with a timeout, in an event loop of its own."""
 
-    async def work() -> None:
-        timeout = StepTimeout(2.0)
+    async def run() -> None:
+        timeout = StepTimeout(seconds)
         try:
-            for _ in range(12):
-                with timeout:
-                    await asyncio.sleep(0.2)
-                await asyncio.sleep(0)
-            with pytest.raises(TimeoutError), timeout:
-                await asyncio.sleep(60)
-            with timeout:  # the next step has its own time
-                await asyncio.sleep(0.01)
-            assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+            await work(timeout)
         finally:
             timeout.close()
 
-    asyncio.run(work())
+    asyncio.run(run())
+
+
+def test_a_step_that_is_over_time_ends_and_short_ones_do_not() -> None:
+    """Together the short steps take longer than the limit of one."""
+
+    async def work(timeout: StepTimeout) -> None:
+        for _ in range(12):
+            with timeout:
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(0)
+        with pytest.raises(TimeoutError), timeout:
+            await asyncio.sleep(60)
+        with timeout:  # the next step has its own time
+            await asyncio.sleep(0.01)
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+
+    run_with(2.0, work)
 
 
 def test_time_between_steps_does_not_count() -> None:
-    async def work() -> None:
-        timeout = StepTimeout(1.0)
+    async def work(timeout: StepTimeout) -> None:
         with timeout:
             await asyncio.sleep(0)
         await asyncio.sleep(1.5)
         with timeout:
             await asyncio.sleep(0)
-        timeout.close()
 
-    asyncio.run(work())
+    run_with(1.0, work)
 
 
 def test_a_lowered_limit_holds_from_the_next_step() -> None:
-    async def work() -> None:
-        timeout = StepTimeout(60.0)
+    async def work(timeout: StepTimeout) -> None:
         with timeout:
             await asyncio.sleep(0)
         timeout.seconds = 0.1
         with pytest.raises(TimeoutError), timeout:
             await asyncio.sleep(60)
-        timeout.close()
 
-    asyncio.run(work())
+    run_with(60.0, work)
 
 
 def test_a_step_that_is_cancelled_from_outside_stays_cancelled() -> None:
-    async def work() -> None:
-        timeout = StepTimeout(60.0)
-
+    async def work(timeout: StepTimeout) -> None:
         async def step() -> None:
             with timeout:
                 await asyncio.sleep(60)
@@ -170,16 +173,13 @@ def test_a_step_that_is_cancelled_from_outside_stays_cancelled() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        timeout.close()
 
-    asyncio.run(work())
+    run_with(60.0, work)
 
 
 def test_an_error_of_a_step_is_raised_as_it_is() -> None:
-    async def work() -> None:
-        timeout = StepTimeout(60.0)
+    async def work(timeout: StepTimeout) -> None:
         with pytest.raises(ValueError, match="broken"), timeout:
             raise ValueError("broken")
-        timeout.close()
 
-    asyncio.run(work())
+    run_with(60.0, work)

@@ -19,7 +19,7 @@ from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, Pairs, Texts, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, report_activity, text_for_stdout
-from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
+from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, first_few
 from milkglass.progress import Log
 from milkglass.rows.lines import (
     InputRow,
@@ -30,7 +30,7 @@ from milkglass.rows.lines import (
     require_no_messages,
     rows_of_arguments,
 )
-from milkglass.rows.place import MAX_PLACES_SHOWN, Place
+from milkglass.rows.place import Place
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
@@ -140,10 +140,8 @@ def encode(
         if as_json:
             output_file.write(json.dumps({"encoded": documents}) + "\n")
     if cut_names:
-        left_out_count = len(cut_names) - MAX_PLACES_SHOWN
-        remark = f" and {left_out_count:,} more" if left_out_count > 0 else ""
         limit = min(codec.limit, max_length or codec.limit)
-        note(f"cut to {limit} tokens: {', '.join(cut_names[:MAX_PLACES_SHOWN])}{remark}")
+        note(f"cut to {limit} tokens: {first_few(cut_names)}")
 
 
 @with_options

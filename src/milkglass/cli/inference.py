@@ -26,9 +26,8 @@ from milkglass.cli.ui.options import (
 )
 from milkglass.cli.ui.terminal import bars, json_text, note, print_classifications, report_activity, say, show_pieces
 from milkglass.cli.ui.text_input import texts_to_classify
-from milkglass.errors import MilkglassError, TooLong, UsageError
+from milkglass.errors import MilkglassError, TooLong, UsageError, first_few
 from milkglass.rows.lines import InputRow, refusals_naming_rows, second_texts
-from milkglass.rows.place import MAX_PLACES_SHOWN
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
@@ -132,9 +131,7 @@ def _classify_locally(folder: Path, rows: Sequence[InputRow], pairs: Sequence[st
     from milkglass.compare.keep import answers
 
     def report_cut(indices: Sequence[int], limit: int) -> None:
-        names = [rows[index].name for index in indices[:MAX_PLACES_SHOWN]]
-        more = f" and {len(indices) - len(names):,} more" if len(indices) > len(names) else ""
-        note(f"cut to {limit} tokens, as in training: {', '.join(names)}{more}")
+        note(f"cut to {limit} tokens, as in training: {first_few([rows[index].name for index in indices])}")
 
     predictions = answers(folder, [row.text for row in rows], pairs, report_cut)
     results = [Classified(prediction.label, prediction.probabilities, prediction.score) for prediction in predictions]

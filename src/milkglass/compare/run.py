@@ -247,8 +247,7 @@ class _Run:
         origin = {"way": name, "run": self.out.name}
         if keep.is_kept(folder, origin):
             return ""
-        if (folder / keep.MARK).is_file():
-            self.log(f"{folder} held the model of another way or comparison, which this one replaces")
+        is_replaced = (folder / keep.MARK).is_file()
         try:
             way = next(way for way in ways if way.name == name)
             keep.keep(self.setting, self.models.get(name) or way.measure_answers(self.setting), folder, origin)
@@ -256,6 +255,8 @@ class _Run:
             if time.monotonic() <= self.setting.deadline:
                 raise
             return f"No model is kept in {folder}, since the time was over: the same command with more time keeps one"
+        if is_replaced:
+            self.log(f"{folder} had the model of another way or comparison; it is replaced")
         return ""
 
     def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:

@@ -15,6 +15,7 @@ import subprocess
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -169,7 +170,8 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
             except BaseException:  # an interruption, too: the next run goes on from the steps that are saved now
                 progress("stopping: the training saves its steps")
                 worker.terminate()
-                worker.wait(GRACE_SECONDS)
+                with suppress(subprocess.TimeoutExpired):  # the reason for the end counts, not that the save is slow
+                    worker.wait(GRACE_SECONDS)
                 raise
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")

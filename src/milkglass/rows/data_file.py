@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from milkglass.errors import EmptyText, UsageError
+from milkglass.errors import EmptyText, UsageError, first_few
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, Row, Rows, no_text_error, shown_name
 from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_text, table, text_lines
@@ -216,12 +216,7 @@ class DataFile:
             description = ", ".join(f"{role} from {name}" for role, name in name_of_role.items())
             description += "; no labels (--label-column)" if reads_labels and columns_by_role["label"] is None else ""
         unread_columns = [shown_name(name) for name in columns if name not in read_columns and name.strip()]
-        remark = (
-            f" and {len(unread_columns) - MAX_COLUMNS_SHOWN} more" if len(unread_columns) > MAX_COLUMNS_SHOWN else ""
-        )
-        return description + (
-            f"; not read: {', '.join(unread_columns[:MAX_COLUMNS_SHOWN])}{remark}" if unread_columns else ""
-        )
+        return description + (f"; not read: {first_few(unread_columns, MAX_COLUMNS_SHOWN)}" if unread_columns else "")
 
 
 Source = Path | DataFile

@@ -6,6 +6,7 @@ A line is JSON only if it is an object with "text" or "messages" in it. Any othe
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ from milkglass.unique_keys import RepeatedKey, unique_keys
 if TYPE_CHECKING:
     from milkglass.rows.messages import Message
 
-MAX_NAME_CHARACTERS = 4096
-NAMED_KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".xlsx", ".xls", ".ods")  # of files with rows
 BYTE_ORDER_MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
 
 
@@ -90,8 +89,11 @@ def rows_of_arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) 
 
     Raises UsageError for the name of a file with rows: its name would be read in place of its texts.
     """
+    from milkglass.rows.data_file import SPREADSHEETS, SUFFIXES
+
+    kinds = {*SUFFIXES, *SPREADSHEETS} - {""}
     for text in texts:
-        if len(text) < MAX_NAME_CHARACTERS and Path(text).suffix.lower() in NAMED_KINDS and Path(text).is_file():
+        if Path(text).suffix.lower() in kinds and os.path.isfile(text):  # noqa: PTH113  (Path.is_file raises for long ones)
             raise UsageError(f"{text} is a file, and its name would be read as the text", "--in FILE reads its texts")
     return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
 

@@ -96,7 +96,7 @@ def require_columns(
     if absent := [name for name in required if name not in names]:
         is_header = names_above(names, rows) or _has_names(file)
         there = columns_there(names, required, is_header)
-        alike = difflib.get_close_matches(absent[0], there.partition(": ")[2].split(", "), 1)
+        alike = difflib.get_close_matches(absent[0], _shown_columns(names, required, is_header), 1)
         raise CodecError(
             f"the header of {file} names no column {absent[0]}", f"is it {alike[0]}? {there}" if alike else there
         )
@@ -141,9 +141,8 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
         expected: columns that are looked for, besides the USUAL ones.
         is_header: whether these are known to be names, not text.
     """
-    looked_for = {_comparable_name(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
-    shows_all = is_header or any(_comparable_name(name) in looked_for for name in names)
-    shown_names = [shown_name(name) for name in names if name.strip() and (shows_all or _NAME.fullmatch(name))]
+    shows_all = _are_names(names, expected, is_header)
+    shown_names = _shown_columns(names, expected, is_header)
     hidden_count = len(names) - len(shown_names[:MAX_COLUMNS_SHOWN])
     if len(names) == 1 and not shown_names:
         return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
@@ -153,6 +152,18 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
         return f"the columns there are: {', '.join(shown_names)}"
     reason = "" if shows_all else ", not shown here: a first line with blanks in its cells may be text"
     return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
+
+
+def _are_names(names: Collection[str], expected: Collection[str], is_header: bool) -> bool:
+    """Returns whether these are names of columns for certain. See `columns_there`."""
+    looked_for = {_comparable_name(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
+    return is_header or any(_comparable_name(name) in looked_for for name in names)
+
+
+def _shown_columns(names: Collection[str], expected: Collection[str], is_header: bool) -> list[str]:
+    """Returns the names that a message may show: all of them, or those that cannot be text."""
+    shows_all = _are_names(names, expected, is_header)
+    return [shown_name(name) for name in names if name.strip() and (shows_all or _NAME.fullmatch(name))]
 
 
 def _comparable_name(name: str) -> str:

@@ -16,12 +16,13 @@ import typer
 
 from milkglass.cli.ui.terminal import note
 from milkglass.client.remote.strict_json import clean_text
+from milkglass.errors import first_few
 
 if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
-OFTEN = 20  # rows with one label, beside which a label of one row may be misspelt
+MIN_COMMON_ROWS = 20  # rows of one label, beside which a label of one row may be misspelt
 COMMONEST_COUNT, RAREST_COUNT = 6, 3  # how many of the commonest and of the rarest classes are shown of many
 MAX_CLASS_CHARACTERS = 40  # characters of a class's name that are shown
 ROW_FORMATS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
@@ -156,17 +157,14 @@ def classes_text(summary: Summary) -> str:
 def label_warning(summary: Summary) -> str:
     """Returns a warning of labels that may be misspelt: alike but for capitals, or in one row only. "" without any."""
     folded = Counter(name.strip().casefold() for name in summary.labels)
-    if alike := [name for name in summary.labels if folded[name.strip().casefold()] > 1]:
-        names = ", ".join(repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in alike[:RAREST_COUNT])
-        return f"warning: some labels differ in capitals or spaces alone: {names}. They are classes of their own"
-    labels = zip(summary.labels, summary.counts, strict=True)
-    rare = [clean_text(name)[:MAX_CLASS_CHARACTERS] for name, count in labels if count == 1]
-    if not rare or max(summary.counts) < OFTEN:
+    shown = {name: repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in summary.labels}
+    if alike := [shown[name] for name in summary.labels if folded[name.strip().casefold()] > 1]:
+        return f"warning: some labels differ in capitals or spaces alone: {first_few(alike)}; each is a class"
+    rare = [shown[name] for name, count in zip(summary.labels, summary.counts, strict=True) if count == 1]
+    if not rare or max(summary.counts) < MIN_COMMON_ROWS:
         return ""
-    more = f" and {len(rare) - RAREST_COUNT:,} more" if len(rare) > RAREST_COUNT else ""
-    names = f"{', '.join(map(repr, rare[:RAREST_COUNT]))}{more}"
     fault = "a label occurs" if len(rare) == 1 else f"{len(rare):,} labels occur"
-    return f"warning: {fault} in one row only: {names}; misspelt?"
+    return f"warning: {fault} in one row only: {first_few(rare)}; misspelt?"
 
 
 def note_columns(file: DataFile, reads_labels: bool = True, id_column: str | None = None) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from milkglass.cli.ui.terminal import cell_text, percent, table
+from milkglass.errors import first_few
 from milkglass.metrics.confusion import Confusion
 
 MAX_CLASSES = 8  # with more classes, the table does not show which class each was taken for
@@ -49,8 +50,7 @@ def _uneven_warning(confusion: Confusion) -> list[str]:
     missed_names = [label for label, recall in recalls if recall == 0 and label != name]
     if not missed_names or share < min(UNEVEN_SHARE, 2 / len(confusion.names)):
         return []
-    listing = ", ".join(map(cell_text, missed_names[:MAX_MISSED_SHOWN]))
-    listing += f" and {len(missed_names) - MAX_MISSED_SHOWN} more" if len(missed_names) > MAX_MISSED_SHOWN else ""
+    listing = first_few([*map(cell_text, missed_names)], MAX_MISSED_SHOWN)
     return [UNEVEN_NOTE.format(name=cell_text(name), share=100 * share, missed=listing)]
 
 

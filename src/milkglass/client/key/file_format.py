@@ -85,7 +85,7 @@ def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tu
         KeyFileError: it is not a key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
     """
     if not file_bytes:
-        raise TruncatedKey("the key file is empty", "is it the right file? Restore a backup")
+        raise TruncatedKey(f"the key file is empty: {name} has no bytes", "is it the right file? Restore a backup")
     if not _like_a_key(file_bytes):
         raise _foreign_error(name)
     line = file_bytes[: file_bytes.find(b"\n", 0, MAX_HEADER) + 1]

@@ -179,9 +179,10 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
         trained = adapters + outer + (0 if is_causal else head)
         trained += (model.table + (head if is_causal else 0)) if hyperparameters.train_tables else 0
     checkpoint = (NUMBER_BYTES + MOMENT_BYTES) * trained + OTHER_FILES_BYTES
-    tokens = min(mean_length, hyperparameters.max_length) * hyperparameters.batch_size
+    row_tokens = min(mean_length, hyperparameters.max_length)
+    tokens = row_tokens * hyperparameters.batch_size
     if limit := tokens_at_once(model, hyperparameters):
-        tokens = min(tokens, max(limit, min(mean_length, hyperparameters.max_length)))
+        tokens = min(tokens, max(limit, row_tokens))
     weights_bytes = NUMBER_BYTES * (total + adapters) + (NUMBER_BYTES + MOMENT_BYTES) * trained
     return Needs(
         checkpoint,
