@@ -57,7 +57,7 @@ from milkglass.models.resolve import resolve
 from milkglass.rows.examples import read_examples
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.server.jobs import lora
-from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.training import load_model
 from milkglass.threat.defence import LabelledTexts
@@ -167,14 +167,14 @@ def trainer_step(model: Path, work: Path, lengths: list[int]) -> float:
     chosen = settings()
     set_seed(chosen.seed)
     network = load_model(str(model), chosen)
-    lora.prepare(network, chosen)
+    lora.inject_adapters(network, chosen)
     arguments = TrainingArguments(
         str(work / "bare"), max_steps=STEPS, per_device_train_batch_size=BATCH, bf16=DTYPE == "bfloat16",
         seed=chosen.seed, learning_rate=chosen.learning_rate, adam_beta2=chosen.adam_beta2,
         train_sampling_strategy="group_by_length", logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     rows = TrainingDataset(rows_file(work, lengths), "causal-lm", chosen.max_length)
-    losses = trainer_losses(model=network, args=arguments, train_dataset=rows, data_collator=Collate(0))
+    losses = trainer_losses(model=network, args=arguments, train_dataset=rows, data_collator=PaddingCollator(0))
     return without_first(losses)
 
 

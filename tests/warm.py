@@ -33,7 +33,7 @@ from milkglass.cli.commands import COMMANDS
 from milkglass.enclave import enclave
 from milkglass.experiments import runs
 from milkglass.server.jobs import worker as jobs
-from milkglass.server.spec import ATTACHED
+from milkglass.server.spec import ATTACHED_ARGUMENT
 
 WORKER = "milkglass.server.training"
 PRELOADED = [WORKER, "milkglass.cli.main", "milkglass.sanitizers.files", "milkglass.server.app", "milkglass.proxy.run"]
@@ -146,7 +146,7 @@ def warm_pools() -> Iterator[None]:
 
 
 def _started(job: Path, log: BinaryIO) -> Popen:
-    command = [sys.executable, "-m", WORKER, str(job), ATTACHED]
+    command = [sys.executable, "-m", WORKER, str(job), ATTACHED_ARGUMENT]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     return Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
 
@@ -161,7 +161,7 @@ def _forked_by(module: ModuleType) -> Iterator[None]:
 
 def _popen(command: Sequence[str], **more: Any) -> Any:
     own, name = [*command], ""
-    if own[:3] == ["/bin/sh", "-c", jobs._SHELL]:
+    if own[:3] == ["/bin/sh", "-c", jobs._SHELL_SCRIPT]:
         own, name = own[4:], "worker.pid"
     if _ours(own):
         return Popen(own, pid_file=name, **more)

@@ -24,7 +24,7 @@ from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
-from milkglass.server.jobs.needs import as_size
+from milkglass.server.jobs.needs import size_text
 from milkglass.server.settings import bytes_on_disk
 from milkglass.server.spec import Event, Hyperparameters
 from milkglass.threat.defence import LabelledTexts
@@ -299,7 +299,7 @@ def test_what_only_another_run_needs_is_said_and_may_be_removed(tmp_path: Path) 
     run = ("compare", model, data, "--out", out, *SMALL, "--ways", "encoder")
     found = call(*run)
     last = found.stdout.splitlines()[-1]
-    assert last.startswith(f"disk: {as_size(bytes_on_disk(out))} in {out}; ") and "cells and runs" in last
+    assert last.startswith(f"disk: {size_text(bytes_on_disk(out))} in {out}; ") and "cells and runs" in last
     for name in ("cells", "runs"):
         shutil.rmtree(out / name)
     assert keep.answers(out / "kept", ["the wound is open again"]) and (out / "compare.html").is_file()

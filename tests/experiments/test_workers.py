@@ -13,7 +13,7 @@ import pytest
 from milkglass.errors import JobFailed
 from milkglass.experiments import runs
 from milkglass.experiments.runs import run_job, write_spec
-from milkglass.server.jobs.folder import TEMPORARY, step_to_resume
+from milkglass.server.jobs.folder import TEMPORARY_NAMES, step_to_resume
 from milkglass.server.spec import Hyperparameters, Status
 from tests import tiny, warm
 from tests.server.kit import rows_file, until
@@ -82,7 +82,7 @@ def test_a_killed_worker_ends_with_its_recipe_and_its_job_goes_on(tmp_path: Path
     assert step
     status, events = run_job(job, lambda words: None), (job / "events.jsonl").read_text("utf-8")
     assert status.state == "succeeded" and f"resuming from checkpoint-{step}" in events
-    assert not any((job / name).exists() for name in TEMPORARY)
+    assert not any((job / name).exists() for name in TEMPORARY_NAMES)
 
 
 def test_after_ctrl_c_the_next_run_goes_on_at_once(tmp_path: Path) -> None:
@@ -121,7 +121,9 @@ def test_a_finished_job_keeps_its_result_alone_and_is_not_run_again(
 
     monkeypatch.setattr(runs, "start_worker", never)
     assert run_job(job, lambda words: None) == status
-    assert not any((job / name).exists() for name in TEMPORARY) and (job / "result" / "model.safetensors").is_file()
+    assert (
+        not any((job / name).exists() for name in TEMPORARY_NAMES) and (job / "result" / "model.safetensors").is_file()
+    )
 
 
 def test_a_failed_job_keeps_what_it_goes_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

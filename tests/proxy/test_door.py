@@ -101,7 +101,7 @@ def test_the_bodies_of_all_requests_have_one_bound(model: Scrambled, monkeypatch
     ids=["head", "body"],
 )
 def test_half_a_request_is_cut(model: Scrambled, tmp_path: Path, sent: bytes) -> None:
-    limits = Limits(head=0.5, window=0.5, tick=0.1)
+    limits = Limits(head_seconds=0.5, window_seconds=0.5, tick_seconds=0.1)
     with (
         behind_our_server(model, tmp_path / "home", limits=limits) as endpoint,
         socket.create_connection(("127.0.0.1", int(endpoint.url.rpartition(":")[2])), 60) as one,

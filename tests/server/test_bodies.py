@@ -60,10 +60,10 @@ def test_the_slowest_makes_room_and_is_told_so(scene: Callable[..., Scene]) -> N
         await waiting[1]
         await it.arrives(whole, 400, whole=True)
         assert isinstance(await waiting[0], Busy)
-        assert (slow[0].held, fast[0].held, whole[0].held, it.memory.used) == (0, 500, 400, 900)
+        assert (slow[0].held_bytes, fast[0].held_bytes, whole[0].held_bytes, it.memory.used_bytes) == (0, 500, 400, 900)
         whole[0].release()
         slow[0].release()  # as the guard does: nothing is given back twice
-        assert it.memory.used == 500
+        assert it.memory.used_bytes == 500
 
     asyncio.run(play())
 
@@ -76,7 +76,7 @@ def test_one_evicted_between_two_of_its_pieces_is_refused_at_the_next(scene: Cal
         await it.arrives(whole, 900, whole=True)
         slow[1].put_nowait({"type": "http.request", "body": bytes(50), "more_body": True})
         assert isinstance(await refusal(slow[0]), Busy)
-        assert it.memory.used == 900
+        assert it.memory.used_bytes == 900
 
     asyncio.run(play())
 
@@ -96,8 +96,8 @@ def test_a_long_body_gets_past_those_that_sent_much_at_once_and_drip(scene: Call
         for piece in range(9):
             await it.arrives(honest, 10_000, whole=piece == 8)
             it.now += 4.0
-        assert honest[0].held == 90_000
-        assert sorted(one[0].held for one in drips)[:2] == [0, 93_000]
+        assert honest[0].held_bytes == 90_000
+        assert sorted(one[0].held_bytes for one in drips)[:2] == [0, 93_000]
 
     asyncio.run(play())
 
@@ -112,7 +112,7 @@ def test_a_drip_pushes_nobody_out(scene: Callable[..., Scene]) -> None:
         drip[1].put_nowait({"type": "http.request", "body": bytes(20), "more_body": True})
         assert isinstance(await refusal(drip[0]), Busy)
         await it.arrives(honest, 1)
-        assert honest[0].held == 491
+        assert honest[0].held_bytes == 491
 
     asyncio.run(play())
 
@@ -125,7 +125,7 @@ def test_whole_bodies_stay_and_nobody_is_evicted_in_vain(scene: Callable[..., Sc
         await it.arrives(slow, 100)
         third[1].put_nowait({"type": "http.request", "body": bytes(300), "more_body": False})
         assert isinstance(await refusal(third[0]), Busy)
-        assert (whole[0].held, slow[0].held, it.memory.used) == (800, 100, 900)
+        assert (whole[0].held_bytes, slow[0].held_bytes, it.memory.used_bytes) == (800, 100, 900)
         await it.arrives(slow, 10, whole=True)
 
     asyncio.run(play())
@@ -134,7 +134,7 @@ def test_whole_bodies_stay_and_nobody_is_evicted_in_vain(scene: Callable[..., Sc
 @pytest.mark.parametrize(("claimed", "sent"), [(500, 1), (0, 500)], ids=["stated", "chunked"])
 def test_a_longer_body_may_take_longer(scene: Callable[..., Scene], claimed: int, sent: int) -> None:
     async def play() -> None:
-        it = scene(body_grace=10.0, body_pace=100.0)
+        it = scene(body_grace_seconds=10.0, body_pace=100.0)
         one = it.body(claimed)
         await it.arrives(one, sent)
         it.now = 14.0
@@ -149,7 +149,7 @@ def test_a_whole_body_has_no_deadline(scene: Callable[..., Scene]) -> None:
     """The application waits for the end of the connection meanwhile."""
 
     async def play() -> None:
-        it = scene(body_grace=0.5)
+        it = scene(body_grace_seconds=0.5)
         one = it.body()
         await it.arrives(one, 10, whole=True)
         it.now = 1000.0

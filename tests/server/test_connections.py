@@ -29,8 +29,8 @@ from tests.cli.test_processes import self_signed
 from tests.server.kit import TOKEN, settings, until
 from tests.server.real import Server
 
-QUICK = Limits(head=1.0, window=0.5, linger=0.5, handshake=0.5, tick=0.1)
-BY_HAND = Limits(head=10, window=10, linger=10, tick=10_000)  # for `Clock`
+QUICK = Limits(head_seconds=1.0, window_seconds=0.5, linger_seconds=0.5, handshake_seconds=0.5, tick_seconds=0.1)
+BY_HAND = Limits(head_seconds=10, window_seconds=10, linger_seconds=10, tick_seconds=10_000)  # for `Clock`
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 OPEN = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
 
@@ -170,9 +170,9 @@ def test_a_slow_body_is_taken(tmp_path: Path) -> None:
         clock = Clock(server)
         assert clock.late(0) is None
         for at in (0, 12_000, 24_000):
-            before = clock.session._received
+            before = clock.session._received_bytes
             one.sendall(body[at : at + 12_000])
-            until(lambda n=before: clock.session._received == n + 12_000)
+            until(lambda n=before: clock.session._received_bytes == n + 12_000)
             assert clock.late(11) is None
         one.sendall(body[36_000:37_000])
         assert clock.late(11) == "a request's body stopped coming"
@@ -206,7 +206,7 @@ def _read(one: socket.socket, size: int) -> None:
 
 def test_many_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
     """The oldest idle ones go; one that is at work stays."""
-    limits = Limits(total=24, per_address=12, reserved=2, head=60)
+    limits = Limits(total=24, per_address=12, reserved=2, head_seconds=60)
     with (
         Server(tmp_path / "home", in_thread=True, connections=limits) as server,
         connected(server) as (busy,),
@@ -224,7 +224,7 @@ def test_many_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
 
 
 def test_busy_connections_are_not_closed_for_others(tmp_path: Path) -> None:
-    limits = Limits(total=8, per_address=4, reserved=0, head=60, window=60)
+    limits = Limits(total=8, per_address=4, reserved=0, head_seconds=60, window_seconds=60)
     with Server(tmp_path / "home", in_thread=True, connections=limits) as server, connected(server, 4) as busy:
         for one in busy:
             one.sendall(b"POST /classify HTTP/1.1\r\n" + OPEN + b"Content-Length: 100\r\n\r\n{")
@@ -241,7 +241,7 @@ def test_tls_connections_have_deadlines_too(tmp_path: Path) -> None:
     more: dict[str, Any] = {"tls_certificate": certificate, "tls_key": secret}
     context = ssl.create_default_context(cafile=str(certificate))
     with (
-        Server(tmp_path / "home", in_thread=True, connections=replace(QUICK, handshake=5), **more) as server,
+        Server(tmp_path / "home", in_thread=True, connections=replace(QUICK, handshake_seconds=5), **more) as server,
         connected(server, 2) as (silent, idle),
     ):
         with context.wrap_socket(idle, server_hostname="127.0.0.1") as wrapped:
@@ -293,7 +293,7 @@ def test_an_accept_that_fails_is_logged_once_and_tried_again(
     async def go() -> None:
         loop = asyncio.get_running_loop()
         listener = socket.create_server(("127.0.0.1", 0))
-        acceptor = Acceptor(listener, lambda lost: pytest.fail("nobody came"), Limits(tick=0.05))
+        acceptor = Acceptor(listener, lambda lost: pytest.fail("nobody came"), Limits(tick_seconds=0.05))
 
         async def full(_: socket.socket) -> Any:
             tries.append(1)

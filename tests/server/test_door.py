@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from milkglass.errors import Conflict, UsageError
 from milkglass.server.app import create_app
 from milkglass.server.http import errors
-from milkglass.server.settings import DataDir, ServerSettings
+from milkglass.server.settings import HomeFolder, ServerSettings
 from tests.server.kit import error, register, running, settings
 
 SECRET = "the-private-diagnosis"
@@ -217,7 +217,7 @@ def test_the_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
 def test_one_home_is_for_one_server(tmp_path: Path) -> None:
     with running(tmp_path / "home"), pytest.raises(Conflict), running(tmp_path / "home"):
         pytest.fail("two servers in one home")
-    DataDir(tmp_path / "home", 0).lock().close()
+    HomeFolder(tmp_path / "home", 0).lock().close()
 
 
 def test_a_home_is_closed_to_others(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from milkglass.errors import Busy, MilkglassError
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Generator, Sequence, likeliest_ids
 from milkglass.server.inference.model_runner import RunningRows, TransformersRunner
-from milkglass.server.inference.sampling import SamplingParams, adjusted_logits, draw
+from milkglass.server.inference.sampling import SamplingParams, adjusted_logits, draw_id
 from tests import tiny
 
 DECODERS = ("llama-untied", "llama-tied", "gpt2", "gemma2", "mistral", "qwen3")
@@ -102,7 +102,7 @@ def test_a_seed_draws_the_same_in_any_company() -> None:
 def test_a_stop_id_ends_a_row_and_is_its_last() -> None:
     model = tiny.build("gpt2")
     whole = alone(model, [9, 8, 7], 8)
-    one = Heard([9, 8, 7], temperature=0, max_tokens=8, stop=frozenset({whole[3]}))
+    one = Heard([9, 8, 7], temperature=0, max_tokens=8, stop_ids=frozenset({whole[3]}))
     engine = Generator(TransformersRunner(model), max_batch=2, max_waiting=2)
     engine.submit([one.sequence])
     drain(engine)
@@ -126,7 +126,7 @@ def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
 
 
 def test_long_prompts_wait_for_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.server.inference.generator.MAX_PREFILL", 40)
+    monkeypatch.setattr("milkglass.server.inference.generator.MAX_PREFILL_TOKENS", 40)
     model = tiny.build("gpt2")
     heard = [Heard([4] * 30, temperature=0, max_tokens=3) for _ in range(3)]
     engine = Generator(TransformersRunner(model), max_batch=8, max_waiting=8)
@@ -207,19 +207,19 @@ def test_classification_in_company_is_classification_alone(folders: dict[str, An
 def test_what_sampling_leaves_in(sampling: SamplingParams, allowed: set[int]) -> None:
     logits = torch.tensor([0.05, 0.1, 0.25, 0.6]).log()
     rng = torch.Generator().manual_seed(0)
-    assert {draw(logits, sampling, rng) for _ in range(400)} == allowed
+    assert {draw_id(logits, sampling, rng) for _ in range(400)} == allowed
 
 
 def test_draws_follow_the_temperature() -> None:
     logits = torch.tensor([0.2, 0.8]).log()
     rng = torch.Generator().manual_seed(0)
-    hits = sum(draw(logits, SamplingParams(temperature=2.0), rng) for _ in range(4000)) / 4000
+    hits = sum(draw_id(logits, SamplingParams(temperature=2.0), rng) for _ in range(4000)) / 4000
     assert abs(hits - 2 / 3) < 0.03  # (0.8/0.2) ** (1/2) = 2 : 1; four standard deviations
 
 
 def test_large_logits_at_a_low_temperature_are_no_nan() -> None:
     logits = torch.tensor([-3e38, 0.0, 3e38])
-    assert draw(logits, SamplingParams(temperature=1e-5, top_p=0.9), torch.Generator().manual_seed(0)) == 2
+    assert draw_id(logits, SamplingParams(temperature=1e-5, top_p=0.9), torch.Generator().manual_seed(0)) == 2
 
 
 def test_a_draw_that_fails_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +228,9 @@ def test_a_draw_that_fails_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> 
     def fragile(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
         if sampling.seed == 13:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
-        return draw(logits, sampling, rng)
+        return draw_id(logits, sampling, rng)
 
-    monkeypatch.setattr(generator, "draw", fragile)
+    monkeypatch.setattr(generator, "draw_id", fragile)
     good, bad = Heard([5, 6], seed=1, max_tokens=3), Heard([7], seed=13, max_tokens=3)
     engine = Generator(TransformersRunner(tiny.build("gpt2")), max_batch=2, max_waiting=2)
     engine.submit([good.sequence, bad.sequence])
@@ -334,9 +334,11 @@ def test_another_runner_takes_the_models_place() -> None:
 def test_penalties_by_hand() -> None:
     """Repetition (Keskar et al., 2019, section 4.1) over prompt and answer, OpenAI's two over the answer alone."""
     logits = torch.tensor([2.0, -2.0, 4.0, 1.0, -1.0])
-    both = adjusted_logits(logits, SamplingParams(repetition=2.0), [0, 1], [1, 2])
+    both = adjusted_logits(logits, SamplingParams(repetition_penalty=2.0), [0, 1], [1, 2])
     assert both.tolist() == [1.0, -4.0, 2.0, 1.0, -1.0]
-    counted = adjusted_logits(logits, SamplingParams(presence=0.5, frequency=0.25, bias={4: 3.0}), [0], [3, 3, 2])
+    counted = adjusted_logits(
+        logits, SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={4: 3.0}), [0], [3, 3, 2]
+    )
     assert counted.tolist() == [2.0, -2.0, 4.0 - 0.75, 1.0 - 1.0, 2.0]
     assert logits.tolist() == [2.0, -2.0, 4.0, 1.0, -1.0]
 
@@ -345,8 +347,8 @@ def test_the_least_share_of_the_likeliest() -> None:
     """min_p (Nguyen et al., 2024): of chances 0.6, 0.3 and 0.1, a share of 0.4 leaves two."""
     logits = torch.tensor([0.6, 0.3, 0.1]).log()
     rng = torch.Generator().manual_seed(0)
-    assert {draw(logits, SamplingParams(min_p=0.4), rng) for _ in range(100)} == {0, 1}
-    assert {draw(logits, SamplingParams(min_p=0.9), rng) for _ in range(100)} == {0}
+    assert {draw_id(logits, SamplingParams(min_p=0.4), rng) for _ in range(100)} == {0, 1}
+    assert {draw_id(logits, SamplingParams(min_p=0.9), rng) for _ in range(100)} == {0}
 
 
 def test_the_likeliest_ids_of_all_rows_and_which_rows_are_not_finite() -> None:

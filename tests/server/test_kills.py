@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from milkglass.server.settings import WORKER
+from milkglass.server.settings import WORKER_COMMAND
 from tests.server.fake_modes import LONG
 from tests.server.kit import announce, job_state, put, register, saved_job, sha256, succeeded, until, upload
 from tests.server.real import Server
@@ -87,7 +87,7 @@ def test_a_worker_that_ends_while_no_server_runs(tmp_path: Path, folders: dict[s
 def test_a_real_fine_tune_resumes_from_its_checkpoint(tmp_path: Path, folders: dict[str, Path]) -> None:
     """Server and worker are both killed; what the transcript then holds is checked as well."""
     home = tmp_path / "home"
-    with Server(home, worker=list(WORKER), training_threads=1, inference_threads=1) as server:
+    with Server(home, worker=list(WORKER_COMMAND), training_threads=1, inference_threads=1) as server:
         with server.client() as client:
             key = saved_job(client, folders["bert"])  # type: ignore[arg-type]
         server.kill()

@@ -17,7 +17,7 @@ from milkglass.errors import BadUpload
 from milkglass.metrics import glue
 from milkglass.server import training
 from milkglass.server.jobs import trainer
-from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
 from tests.server.kit import classifier, error, register, rows_file, running, upload
@@ -59,7 +59,7 @@ def test_the_loss_is_the_mean_squared_error(tmp_path: Path) -> None:
     net = training.load_model(str(tiny.save("bert", tmp_path / "model")), Hyperparameters(task="regression")).eval()
     (tmp_path / "a.safetensors").write_bytes(rows_file(IDS[:4], SCORES[:4]))
     data = TrainingDataset(tmp_path / "a.safetensors", "regression", 8)
-    batch = Collate(0)([data[i] for i in range(4)])
+    batch = PaddingCollator(0)([data[i] for i in range(4)])
     assert batch["labels"].dtype == torch.float32
     torch.testing.assert_close(batch["labels"], torch.tensor(SCORES[:4]))
     expected = net(**batch)

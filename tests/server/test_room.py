@@ -28,7 +28,7 @@ from milkglass.server.jobs.folder import checkpoint_to_resume, step_to_resume
 from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory
 from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained_tensors
 from milkglass.server.settings import bytes_on_disk, free_bytes
-from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Hyperparameters, JobSpec, Status
+from milkglass.server.spec import COMPLETE_MARK, RESERVE_FILE, WEIGHTS_ONLY_MARK, Hyperparameters, JobSpec, Status
 from tests import tiny
 from tests.server.fake_modes import SUCCEED
 from tests.server.kit import error, job_state, register, rows_file, running, until, upload
@@ -68,14 +68,14 @@ def test_the_estimate_is_what_a_checkpoint_takes(name: str, chosen: dict[str, An
     folder = tiny.save(name, tmp_path / name)
     model = training.load_model(str(folder), selected)
     if selected.chosen_method == "lora":
-        lora.prepare(model, selected)
+        lora.inject_adapters(model, selected)
     learnt = sum(one.numel() for one in trained_tensors(model).values())
     every = sum(one.numel() for one in model.parameters())
     found = needs_of(ModelSizes.of(Checkpoint.open(folder)), selected)
-    counted = (found.checkpoint - needs.OTHER_FILES_BYTES) / 12
+    counted = (found.checkpoint_bytes - needs.OTHER_FILES_BYTES) / 12
     assert learnt <= 1.02 * counted, "never less than is written, but for rounding"
     assert counted <= 1.2 * learnt, "heads of another task are counted, which are small"
-    assert found.memory == pytest.approx(4 * every + 12 * learnt, rel=0.2)
+    assert found.memory_bytes == pytest.approx(4 * every + 12 * learnt, rel=0.2)
 
 
 def of_8b() -> ModelSizes:
@@ -191,7 +191,7 @@ def test_the_worker_asks_again_before_its_first_step(tmp_path: Path, monkeypatch
     found = status(job)
     assert found.state == "failed" and not found.resumable
     assert "takes" in str(found.error) and "are free" in str(found.error) and "\n" not in str(found.error)
-    assert not (job / RESERVE).exists() and not (job / "checkpoints").exists()
+    assert not (job / RESERVE_FILE).exists() and not (job / "checkpoints").exists()
     (job / "status.json").unlink()
     monkeypatch.setattr(training, "memory_bytes", lambda only_available: 1000)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -204,11 +204,11 @@ def test_a_checkpoint_holds_what_is_trained_alone(tmp_path: Path) -> None:
     model = tiny.save("llama-untied", tmp_path / "model")
     job = make_job(tmp_path / "job", model, True, **{**LORA, "train_tables": False, "full_first": 0})
     assert training.main(job) == 0
-    (newest,) = trainer.checkpoints(job)
+    (newest,) = trainer.all_checkpoints(job)
     assert newest.name == "checkpoint-6", "one is kept"
     held = load_file(newest / TRAINED_FILE)
     assert held and all("lora_" in name for name in held)
-    assert not (newest / "model.safetensors").exists() and not (job / RESERVE).exists()
+    assert not (newest / "model.safetensors").exists() and not (job / RESERVE_FILE).exists()
     whole = load_file(job / "result" / "model.safetensors")
     assert set(whole) == set(load_file(model / "model.safetensors")), "the result is an ordinary model, merged"
 
@@ -220,7 +220,7 @@ def test_the_best_epoch_is_kept_beside_the_newest(tmp_path: Path) -> None:
         n_epochs=9, early_stopping=2, logging_steps=100,
     )  # fmt: skip
     assert training.main(job) == 0
-    assert [one.name for one in trainer.checkpoints(job)] == ["checkpoint-6", "checkpoint-18"]
+    assert [one.name for one in trainer.all_checkpoints(job)] == ["checkpoint-6", "checkpoint-18"]
 
 
 def test_room_for_the_next_save_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,12 +229,12 @@ def test_room_for_the_next_save_is_set_aside(tmp_path: Path, monkeypatch: pytest
     step_end = training.Reporter.on_step_end
 
     def look(self: training.Reporter, *given: Any, **more: Any) -> None:
-        seen.append((self.job / RESERVE).stat().st_blocks * 512)
+        seen.append((self.job / RESERVE_FILE).stat().st_blocks * 512)
         step_end(self, *given, **more)
 
     monkeypatch.setattr(training.Reporter, "on_step_end", look)
     assert training.main(job) == 0
-    (newest,) = trainer.checkpoints(job)
+    (newest,) = trainer.all_checkpoints(job)
     assert min(seen) >= bytes_on_disk(newest), "from the first step on, and after each save"
 
 
@@ -314,7 +314,7 @@ def test_what_was_trained_is_kept_and_goes_on_to_the_same_weights(
     assert found.state == "failed" and found.resumable
     assert f"what was trained up to step {step} is kept there" in str(found.error)
     assert "free some space, then resume the job" in str(found.error)
-    assert not (job / RESERVE).exists()
+    assert not (job / RESERVE_FILE).exists()
     (job / "status.json").unlink()  # the disk has room again
     assert training.main(job) == 0
     assert f"resuming from checkpoint-{step}" in (job / "events.jsonl").read_text()
@@ -332,12 +332,12 @@ def marked_as(job: Path, **marks: str) -> None:
 
 def test_an_older_complete_checkpoint_is_better_than_newer_weights_alone(tmp_path: Path) -> None:
     """Which nothing reads, so that they are removed."""
-    marked_as(tmp_path, at_2=COMPLETE, at_4=SHORT, at_10="torn")
+    marked_as(tmp_path, at_2=COMPLETE_MARK, at_4=WEIGHTS_ONLY_MARK, at_10="torn")
     kept = checkpoint_to_resume(tmp_path)
     assert kept is not None and kept.name == "checkpoint-2" and step_to_resume(tmp_path) == 2
     trainer.drop_unfinished(tmp_path)
     assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
-    marked_as(tmp_path / "other", at_3=SHORT, at_12=SHORT)
+    marked_as(tmp_path / "other", at_3=WEIGHTS_ONLY_MARK, at_12=WEIGHTS_ONLY_MARK)
     trainer.drop_unfinished(tmp_path / "other")
     assert step_to_resume(tmp_path / "other") == 12 and step_to_resume(tmp_path / "none") == 0
 
@@ -351,7 +351,11 @@ def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, m
             training.main(job)
     kept = checkpoint_to_resume(job)
     assert kept is not None and kept.name == "checkpoint-3"
-    assert (kept / SHORT).is_file() and not (kept / COMPLETE).exists() and not (kept / "optimizer.pt").exists()
+    assert (
+        (kept / WEIGHTS_ONLY_MARK).is_file()
+        and not (kept / COMPLETE_MARK).exists()
+        and not (kept / "optimizer.pt").exists()
+    )
     found = status(job)
     assert found.resumable and "up to step 3 is kept there, without the optimiser's state" in str(found.error)
     learnt = load_file(kept / TRAINED_FILE)
@@ -381,7 +385,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch:
         with pytest.raises(SaveFailed):
             training.main(job)
     (job / "status.json").unlink()
-    (older,) = trainer.checkpoints(job)
+    (older,) = trainer.all_checkpoints(job)
     (older / TRAINED_FILE).rename(older / "model.safetensors")
     shutil.copyfile(model / "config.json", older / "config.json")
     assert training.main(job) == 0
@@ -423,7 +427,7 @@ def test_a_file_that_the_system_cuts_is_a_save_that_fails(tmp_path: Path) -> Non
 def test_a_reserve_that_cannot_be_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Reserve(tmp_path, 100_000).take()
     Reserve(tmp_path, 100_000).take()  # as a kill left it
-    assert (tmp_path / RESERVE).stat().st_size == 100_000
+    assert (tmp_path / RESERVE_FILE).stat().st_size == 100_000
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -431,7 +435,7 @@ def test_a_reserve_that_cannot_be_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(trainer.os, "posix_fallocate", refuse)
     with pytest.raises(DiskFull, match=r"the server's disk is full: no 0\.1 MB are left for the next checkpoint"):
         Reserve(tmp_path, 100_000).take()
-    assert not (tmp_path / RESERVE).exists()
+    assert not (tmp_path / RESERVE_FILE).exists()
 
 
 # --- resumed on a server ----------------------------------------------------------------------------------------------
@@ -452,7 +456,7 @@ def test_a_job_that_a_full_disk_ended_is_resumed(tmp_path: Path, folders: dict[s
         store.jobs.update(other, lambda job: setattr(job, "resumable", True))
         folder = home / "jobs" / other
         (folder / "checkpoints" / "checkpoint-2").mkdir(parents=True)
-        (folder / "checkpoints" / "checkpoint-2" / COMPLETE).touch()
+        (folder / "checkpoints" / "checkpoint-2" / COMPLETE_MARK).touch()
     with running(home) as client:  # a start throws away what is of no use
         assert (folder / "checkpoints" / "checkpoint-2").is_dir()
         address = f"/v1/fine_tuning/jobs/{other}"
@@ -491,7 +495,7 @@ def test_a_server_names_the_step_that_a_job_goes_on_from(
         context = client.app.state.context  # type: ignore[attr-defined]
         jobs, store = context.jobs, context.store
         folder = home / "jobs" / key
-        marked_as(folder, at_2=COMPLETE, at_4=SHORT)
+        marked_as(folder, at_2=COMPLETE_MARK, at_4=WEIGHTS_ONLY_MARK)
 
         def full(*_: Any) -> None:
             raise DiskFull("the server's disk is full", "free some space")

@@ -18,7 +18,9 @@ from tests.server.real import Server
 from tests.server.test_connections import OPEN, connected
 from tests.server.test_uploads import WEIGHTS
 
-PATIENT = Limits(head=120, window=120, linger=120, body_grace=120)  # what is released is not released by a deadline
+PATIENT = Limits(
+    head_seconds=120, window_seconds=120, linger_seconds=120, body_grace_seconds=120
+)  # what is released is not released by a deadline
 
 
 def stream(one: socket.socket, model: str, rows: int, tokens: int) -> None:
@@ -47,7 +49,7 @@ def test_a_stream_that_nobody_reads_does_not_keep_its_model(folders: dict[str, P
 
 
 def test_a_stream_that_nobody_reads_ends_and_frees_its_rows(folders: dict[str, Path], tmp_path: Path) -> None:
-    limits = Limits(window=0.5, body_rate=0, tick=0.1)
+    limits = Limits(window_seconds=0.5, min_body_rate=0, tick_seconds=0.1)
     with (
         Server(tmp_path / "home", in_thread=True, send_buffer=4096, connections=limits, max_batch=16) as server,
         server.client() as client,
@@ -126,13 +128,13 @@ def test_bodies_in_memory_share_a_budget(tmp_path: Path) -> None:
         with connected(server, 2) as many:
             for one in many:
                 one.sendall(_post(1000) + b" " * 700)
-            until(lambda: memory_of(server.app).used == 1400)
+            until(lambda: memory_of(server.app).used_bytes == 1400)
             assert _busy(client).status_code == 404, "one of those that are still arriving makes room"
             (evicted,) = select.select(many, [], [], 30)[0]
             answer = evicted.recv(4096)
             assert answer.startswith(b"HTTP/1.1 503") and b"retry-after" in answer.lower() and b'"busy"' in answer
-            until(lambda: memory_of(server.app).used == 700)
-        until(lambda: memory_of(server.app).used == 0)
+            until(lambda: memory_of(server.app).used_bytes == 700)
+        until(lambda: memory_of(server.app).used_bytes == 0)
 
 
 def test_bodies_that_drip_keep_nobody_out(tmp_path: Path) -> None:
@@ -144,22 +146,22 @@ def test_bodies_that_drip_keep_nobody_out(tmp_path: Path) -> None:
     ):
         for one in many:
             one.sendall(_post(100_000) + b" " * 90_000)
-        until(lambda: memory_of(server.app).used == 450_000)
+        until(lambda: memory_of(server.app).used_bytes == 450_000)
         for _ in range(3):
             for one in many:
                 one.sendall(b" " * 500)
             assert _busy(client, 90_000).status_code == 404
-            assert memory_of(server.app).used <= 500_000
+            assert memory_of(server.app).used_bytes <= 500_000
 
 
 def test_a_body_that_drips_has_a_last_moment(tmp_path: Path) -> None:
     """However fast it is: `PATIENT` lets it go on for two minutes."""
-    limits = replace(PATIENT, body_grace=0.5, body_pace=1e6)
+    limits = replace(PATIENT, body_grace_seconds=0.5, body_pace=1e6)
     with Server(tmp_path / "home", in_thread=True, connections=limits) as server, connected(server) as (one,):
         one.sendall(_post(1_000_000))
         until(lambda: one.send(b" " * 100) and select.select([one], [], [], 0.02)[0])
         assert one.recv(4096).startswith(b"HTTP/1.1 408")
-        until(lambda: memory_of(server.app).used == 0)
+        until(lambda: memory_of(server.app).used_bytes == 0)
 
 
 def memory_of(app: Any) -> Any:

@@ -69,7 +69,9 @@ def test_a_step_has_its_rows_on_a_machine_of_several_gpus(tmp_path: Path, monkey
             self._n_gpu = 4
 
     monkeypatch.setattr(training, "TrainingArguments", OfFour)
-    assert training.training_options(tmp_path, Hyperparameters(batch_size=8), evaluate=False).train_batch_size == 8
+    assert (
+        training.training_options(tmp_path, Hyperparameters(batch_size=8), has_validation=False).train_batch_size == 8
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_an_interrupted_job_ends_with_the_same_weights(
 
     with monkeypatch.context() as patched:
         patched.setattr(training.Reporter, "on_step_end", interrupt_at_3)
-        assert training.main(cut) == training.INTERRUPTED
+        assert training.main(cut) == training.INTERRUPTED_EXIT_CODE
     assert not (cut / "status.json").exists()
     (cut / "checkpoints" / "checkpoint-5").mkdir()  # as a kill leaves one: not complete
     assert training.main(cut) == 0
@@ -168,7 +170,7 @@ def test_a_worker_that_is_told_to_stop_does_not_evaluate_first(tmp_path: Path, m
     job = make_job(tmp_path / "job", model, False, rows_file([[5, 6, 7]], [1]), max_steps=None, n_epochs=1)
     with monkeypatch.context() as patched:
         patched.setattr(training.Reporter, "on_step_begin", lambda self, *_, **__: self.interrupt())
-        assert training.main(job) == training.INTERRUPTED
+        assert training.main(job) == training.INTERRUPTED_EXIT_CODE
     assert "evaluation" not in (job / "events.jsonl").read_text()
     assert training.main(job) == 0
     assert "evaluation" in (job / "events.jsonl").read_text()
@@ -275,10 +277,10 @@ def test_a_full_disk_is_told_although_there_is_no_room_to_tell_it(
 
 def test_another_failure_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
-    explanation = training.explain(FULL_DISK[1][0], tmp_path)
+    explanation = training.error_text(FULL_DISK[1][0], tmp_path)
     assert explanation == "RuntimeError while training; the worker's log on the server says more"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    assert "out of memory" in training.explain(MemoryError(), tmp_path)
+    assert "out of memory" in training.error_text(MemoryError(), tmp_path)
 
 
 @pytest.mark.parametrize("tables", [True, False])
@@ -329,7 +331,7 @@ def test_what_was_asked_for_and_leaves_no_layer_is_refused(layers: int, given: d
 
 def test_why_a_job_failed_is_one_line(tmp_path: Path) -> None:
     """It is shown in tables and in lists of events, where a line feed is no character that can be printed."""
-    explanation = training.explain(UsageError("2 first layers leave none of 2 to adapt", "lower them"), tmp_path)
+    explanation = training.error_text(UsageError("2 first layers leave none of 2 to adapt", "lower them"), tmp_path)
     assert explanation == "2 first layers leave none of 2 to adapt; lower them"
 
 

@@ -32,7 +32,7 @@ from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.storage import training_rows
 from milkglass.server.storage.recording import Recording
 from milkglass.server.storage.store import ModelRecord, Store
-from milkglass.server.storage.training_rows import MAX_HEADER, MAX_ROW_IDS, TrainingRows, check
+from milkglass.server.storage.training_rows import MAX_HEADER_BYTES, MAX_ROW_IDS, TrainingRows, check
 from tests import tiny
 from tests.server.kit import announce, error, flat_tensors, put, rows_file, running
 
@@ -68,8 +68,8 @@ def ints(*values: int) -> Any:
         (changed() + b"\0", "1 bytes after"),
         (b"PAR1" + b"\0" * 50 + b"PAR1", "Parquet"),
         (
-            struct.pack("<Q", MAX_HEADER + 1) + b"{" * (MAX_HEADER + 1),
-            f"claims {MAX_HEADER + 1} bytes; at most {MAX_HEADER}",
+            struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{" * (MAX_HEADER_BYTES + 1),
+            f"claims {MAX_HEADER_BYTES + 1} bytes; at most {MAX_HEADER_BYTES}",
         ),
         (struct.pack("<Q", 2**63) + b"{}", f"claims {2**63} bytes"),
         (b"", "not a safetensors file"),
@@ -206,7 +206,7 @@ def test_damaged_files_are_refused_or_safe_to_train_with(tmp_path: Path) -> None
 
 
 def test_a_row_that_a_worker_can_use_is_short_enough() -> None:
-    assert MAX_ROW_IDS == 8 * spec.MAX_LENGTH
+    assert MAX_ROW_IDS == 8 * spec.MAX_ROW_TOKENS
 
 
 def test_recording_survives_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -259,7 +259,7 @@ def test_a_worker_trains_with_the_rows_that_were_encoded(
     write_parquet(codec, folder / "a.jsonl", folder / "a.parquet", numbers, length)
     write_tensors(folder / "a.safetensors", parquet_tensors(folder / "a.parquet"))
     about = check(folder / "a.safetensors")
-    dataset = TrainingDataset(folder / "a.safetensors", task, spec.MAX_LENGTH)
+    dataset = TrainingDataset(folder / "a.safetensors", task, spec.MAX_ROW_TOKENS)
     assert len(dataset) == about.rows == len(texts)
     if task == "causal-lm":
         done = codec.encode_causal(texts, length, truncate=True)

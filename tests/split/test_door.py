@@ -136,7 +136,7 @@ def test_bodies_that_stop_coming_take_nobodys_place(noisy: Made, tmp_path: Path)
     """As many as may wait, and more, each with the first bytes of its body."""
     app = create_app(noisy.other(), TOKEN)
     settings = ServerSettings(tmp_path, token=TOKEN)
-    with listening(app, settings, Limits(head=60, window=60)) as (host, port), ExitStack() as stack:
+    with listening(app, settings, Limits(head_seconds=60, window_seconds=60)) as (host, port), ExitStack() as stack:
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 60000\r\n\r\n0"
         for _ in range(apps.MAX_WAITING + 4):
             stack.enter_context(socket.create_connection((host, port))).sendall(head.encode())
@@ -152,7 +152,9 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
     app = create_app(replace(half, info=replace(half.info, max_body=len(frame))), TOKEN)
     part = len(frame) * 9 // 10
     with (
-        listening(app, ServerSettings(tmp_path, token=TOKEN), Limits(head=60, window=60, linger=60)) as (host, port),
+        listening(
+            app, ServerSettings(tmp_path, token=TOKEN), Limits(head_seconds=60, window_seconds=60, linger_seconds=60)
+        ) as (host, port),
         ExitStack() as stack,
     ):
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -160,7 +162,7 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
         many = [stack.enter_context(socket.create_connection((host, port))) for _ in range(apps.HELD_BODIES)]
         for one in many:
             one.sendall(head.encode() + frame[:part])
-        until(lambda: memory_of(app).used == apps.HELD_BODIES * part)
+        until(lambda: memory_of(app).used_bytes == apps.HELD_BODIES * part)
         with httpx2.Client(base_url=f"http://{host}:{port}", headers={"Authorization": f"Bearer {TOKEN}"}) as client:
             for _ in range(3):
                 for one in many:
@@ -170,7 +172,7 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
 
 def test_a_body_that_stops_coming_is_cut(noisy: Made, tmp_path: Path) -> None:
     app = create_app(noisy.other(), TOKEN)
-    limits = Limits(window=0.5, tick=0.1)
+    limits = Limits(window_seconds=0.5, tick_seconds=0.1)
     with (
         listening(app, ServerSettings(tmp_path, token=TOKEN), limits) as address,
         socket.create_connection(address) as one,

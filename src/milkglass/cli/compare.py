@@ -108,7 +108,7 @@ def compare(
     from milkglass.compare.run import compare as run_ways
     from milkglass.compare.ways import ComparisonSettings, choose_ways
     from milkglass.rows.examples import Summary, read_texts
-    from milkglass.server.jobs.needs import as_size
+    from milkglass.server.jobs.needs import size_text
     from milkglass.server.settings import bytes_on_disk
     from milkglass.server.spec import hyperparameters_of
     from milkglass.system import cores
@@ -177,7 +177,7 @@ def compare(
     if (earlier_page := page.set_aside(result, out)) is not None:
         note(f"the page of the comparison that was in {out} is now {earlier_page}")
     page_file = page.write(result, out)
-    file_lines = (f"page: {page_file}", f"disk: {as_size(bytes_on_disk(out))} in {out}; {REMOVABLE_NOTE}")
+    file_lines = (f"page: {page_file}", f"disk: {size_text(bytes_on_disk(out))} in {out}; {REMOVABLE_NOTE}")
     emit(
         as_json,
         result.to_json(),

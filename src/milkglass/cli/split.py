@@ -404,7 +404,7 @@ def _serve_decoder(
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.server.process import prepare
-    from milkglass.server.settings import DataDir, ServerSettings
+    from milkglass.server.settings import HomeFolder, ServerSettings
     from milkglass.split.decoder.app import serve as run
     from milkglass.split.decoder.gate import Gate
     from milkglass.split.decoder.server import open_decoder, require_decoder
@@ -420,7 +420,7 @@ def _serve_decoder(
     with report_activity(activity=f"load {model}"), ThreadPoolExecutor(1) as executor:
         sessions, package = executor.submit(open_decoder, checkpoint, name, row_policy).result()
     if token is None:
-        token = DataDir(home.resolve(), ServerSettings(home).spare_disk).token(None)
+        token = HomeFolder(home.resolve(), ServerSettings(home).spare_disk).token(None)
         note(f"the token is in {home.resolve() / 'token'}")
     if allows_unattested:
         note("warning: --allow-unattested: any client with the token can have the table")

@@ -28,7 +28,7 @@ from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.data_file import DataFile, Source
 from milkglass.rows.examples import Summary, checked_summary
 from milkglass.rows.place import places_text
-from milkglass.server.spec import MAX_LENGTH, Hyperparameters, hyperparameters_of
+from milkglass.server.spec import MAX_ROW_TOKENS, Hyperparameters, hyperparameters_of
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
@@ -213,7 +213,7 @@ def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str]
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes
-    hyperparameters_of({**requested, "max_length": None if length is None else min(length, MAX_LENGTH)}, called)
+    hyperparameters_of({**requested, "max_length": None if length is None else min(length, MAX_ROW_TOKENS)}, called)
 
 
 def write_rows(

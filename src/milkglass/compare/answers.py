@@ -52,7 +52,7 @@ from milkglass.progress import Log
 from milkglass.rows.examples import Example, examples_of
 from milkglass.rows.messages import Message
 from milkglass.sanitizers.text import TokenReader
-from milkglass.server.spec import IGNORED, Hyperparameters
+from milkglass.server.spec import IGNORED_LABEL, Hyperparameters
 from milkglass.threat.defence import Defence
 
 ROWS_AT_A_TIME = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
@@ -271,7 +271,7 @@ def predictions(cell: TrainedHalves, rows: ChatRows, token_model: Checkpoint | N
     if token_model is None:
         return losses
     encoded = public_codec(token_model).encode_truncated([row.messages for row in rows.asked])
-    counts = [np.count_nonzero(labels[1:] != IGNORED) for labels in encoded.labels]
+    counts = [np.count_nonzero(labels[1:] != IGNORED_LABEL) for labels in encoded.labels]
     return np.concatenate([losses[: len(rows.asked)], np.bincount(encoded.sources, counts, len(rows.asked))])
 
 

@@ -14,7 +14,7 @@ from milkglass.errors import MemoryShort
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server.jobs.folder import read_events
-from milkglass.server.jobs.needs import ModelSizes, as_size, needs_of
+from milkglass.server.jobs.needs import ModelSizes, needs_of, size_text
 from milkglass.threat.defence import LabelledTexts
 
 MIN_REPORTS = 32  # a training of as many steps reports its loss at least so often, so that its end can be judged
@@ -31,7 +31,9 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: i
     for way in ways:
         applies = way.refuses_task(task) is None and way.refuses(setting) is None
         base = way.model_to_train(setting) if applies else None
-        needed = 0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory
+        needed = (
+            0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory_bytes
+        )
         if needed > free_bytes:
             large_ways.append((way.title, needed))
         else:
@@ -42,7 +44,7 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: i
     others = f" ({len(large_ways)} ways take more than there is)" if len(large_ways) > 1 else ""
     leave_out = f"leave it out with --ways {','.join(fitting_ways)}, or " if fitting_ways else ""
     raise MemoryShort(
-        f"{title} takes {as_size(needed)} of memory at least to train{others}, and {as_size(free_bytes)} are free",
+        f"{title} takes {size_text(needed)} of memory at least to train{others}, and {size_text(free_bytes)} are free",
         f"{leave_out}close other programs, or lower --batch-size or --max-length",
     )
 

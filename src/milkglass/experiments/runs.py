@@ -33,8 +33,8 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.jobs.folder import EVENTS_FILE, drop_temporary, read_events
-from milkglass.server.settings import WORKER
-from milkglass.server.spec import ATTACHED, Hyperparameters, JobSpec, Status
+from milkglass.server.settings import WORKER_COMMAND
+from milkglass.server.spec import ATTACHED_ARGUMENT, Hyperparameters, JobSpec, Status
 from milkglass.system import cores, stoppable
 
 SPLITS = ("train", "validation")
@@ -190,7 +190,7 @@ def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     Args:
         log: receives all that it prints.
     """
-    command = [*WORKER, str(job), ATTACHED]
+    command = [*WORKER_COMMAND, str(job), ATTACHED_ARGUMENT]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
     variables = device.child_variables(environment)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)

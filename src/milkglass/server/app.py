@@ -14,21 +14,21 @@ from milkglass.server.http import routes_files, routes_inference, routes_jobs, r
 from milkglass.server.http.errors import web_app
 from milkglass.server.http.guard import BodyRule, Guard
 from milkglass.server.process import prepare, run
-from milkglass.server.settings import DataDir, ServerSettings
+from milkglass.server.settings import HomeFolder, ServerSettings
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    """Makes the application. It opens only the token: starting locks the home, and stopping unlocks it."""
-    home = DataDir(settings.home, settings.spare_disk, settings.quota)
+    """Returns the application. It makes the home and reads its token; the application locks the home while it runs."""
+    home = HomeFolder(settings.home, settings.spare_disk, settings.quota)
     home.claim()
     token = home.token(settings.token)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         lock = home.lock()
-        app.state.context = contexts.build(settings, home)
+        app.state.context = contexts.build_context(settings, home)
         yield
-        await run_in_threadpool(contexts.close, app.state.context)
+        await run_in_threadpool(contexts.close_context, app.state.context)
         lock.close()
 
     app = web_app("Milkglass", lifespan)
@@ -47,7 +47,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
 
 def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
-    """Returns how large the body of a request may be, and whether it is held in memory."""
+    """Returns how large the body of a request may be, and whether the application keeps it in memory."""
     path, method = scope["path"], scope["method"]
     is_chunk = path.startswith("/v1/uploads/") and method == "PUT"
     is_form = path == "/v1/files" and method == "POST"
@@ -59,10 +59,12 @@ def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
 def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGINT or SIGTERM. `on_ready` is called once connections are accepted.
 
-    Raises UsageError if the address cannot be used, Conflict if another server uses the home.
+    Raises:
+        UsageError: the address cannot be used.
+        Conflict: another server uses the home.
     """
     prepare()
-    DataDir(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
+    HomeFolder(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
     app = create_app(settings)
     run(app, settings, "milkglass serve", lambda: _stop_streams(app), on_ready=on_ready)
 

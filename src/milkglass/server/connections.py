@@ -127,9 +127,9 @@ class ServerConnection(H11Protocol):
         self._limits, self._on_lost = limits, on_lost
         self.has_answered = False
         self._phase: Phase | None = None  # as `check` last saw it; None: one has begun since
-        self._since = self.loop.time()
-        self._received = 0  # bytes, in all
-        self._received_at_start = 0  # of these at the start of the window
+        self._phase_since = self.loop.time()
+        self._received_bytes = 0  # in all
+        self._bytes_at_window_start = 0  # of these at the start of the window
         self._unread_bytes: int | None = None  # that waited to be read when the window began; None: no window
         self._unread_since = 0.0
         self._is_upgraded = False
@@ -143,7 +143,7 @@ class ServerConnection(H11Protocol):
         return self._current_phase() in (Phase.HEAD, Phase.LINGER)
 
     def data_received(self, data: bytes) -> None:
-        self._received += len(data)
+        self._received_bytes += len(data)
         super().data_received(data)
 
     def on_response_complete(self) -> None:
@@ -201,7 +201,11 @@ class ServerConnection(H11Protocol):
         self.transport.abort()
 
     def check(self, now: float) -> str | None:
-        """Closes the connection if a deadline has passed, and returns which one in words."""
+        """Closes the connection if a deadline has passed, and returns that deadline in words, or None.
+
+        Args:
+            now: the event loop's time.
+        """
         deadline = self._missed_deadline(now)
         if deadline:
             self.transport.abort()
@@ -210,13 +214,13 @@ class ServerConnection(H11Protocol):
     def _missed_deadline(self, now: float) -> str | None:
         phase = self._current_phase()
         if phase is not self._phase:
-            self._phase, self._since, self._received_at_start = phase, now, self._received
+            self._phase, self._phase_since, self._bytes_at_window_start = phase, now, self._received_bytes
         if self._is_unread(now):
             return "an answer was not read"
-        seconds = now - self._since
-        if phase is Phase.HEAD and seconds > self._limits.head:
+        seconds = now - self._phase_since
+        if phase is Phase.HEAD and seconds > self._limits.head_seconds:
             return "no request came"
-        if phase is Phase.LINGER and seconds > self._limits.linger:
+        if phase is Phase.LINGER and seconds > self._limits.linger_seconds:
             return "a refused request did not end"
         if phase is Phase.BODY and self._is_stalled(now):
             return "a request's body stopped coming"
@@ -237,31 +241,33 @@ class ServerConnection(H11Protocol):
     def _is_stalled(self, now: float) -> bool:
         """Returns whether the body arrives too slowly. Time in which the server does not read is not counted."""
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
-            self._since, self._received_at_start = now, self._received
+            self._phase_since, self._bytes_at_window_start = now, self._received_bytes
             return False
-        if now - self._since < self._limits.window:
+        if now - self._phase_since < self._limits.window_seconds:
             return False
-        is_late = self._received - self._received_at_start < self._limits.body_rate * (now - self._since)
-        self._since, self._received_at_start = now, self._received
+        is_late = self._received_bytes - self._bytes_at_window_start < self._limits.min_body_rate * (
+            now - self._phase_since
+        )
+        self._phase_since, self._bytes_at_window_start = now, self._received_bytes
         return is_late
 
     def _is_unread(self, now: float) -> bool:
-        """Returns whether sent bytes wait, here or in the kernel, and the peer reads too few of them.
+        """Returns whether bytes of an answer wait, here or in the kernel, and the peer reads too few of them.
 
-        It is not asked while the application may add more.
+        While the application may add more to the answer, and is not held up by the peer, the result is False.
         """
-        unsent = self.transport.get_write_buffer_size()
+        unread_bytes = self.transport.get_write_buffer_size()
         has_more = self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing()
-        if not unsent or (has_more and not self.flow.write_paused):
+        if not unread_bytes or (has_more and not self.flow.write_paused):
             self._unread_bytes = None
             return False
-        unsent += self._unacknowledged_bytes()
-        if self._unread_bytes is None or unsent > self._unread_bytes:
-            self._unread_bytes, self._unread_since = unsent, now
-        if now - self._unread_since < self._limits.window:
+        unread_bytes += self._unacknowledged_bytes()
+        if self._unread_bytes is None or unread_bytes > self._unread_bytes:
+            self._unread_bytes, self._unread_since = unread_bytes, now
+        if now - self._unread_since < self._limits.window_seconds:
             return False
-        is_late = self._unread_bytes - unsent < self._limits.send_rate * (now - self._unread_since)
-        self._unread_bytes, self._unread_since = unsent, now
+        is_late = self._unread_bytes - unread_bytes < self._limits.min_send_rate * (now - self._unread_since)
+        self._unread_bytes, self._unread_since = unread_bytes, now
         return is_late
 
     def _unacknowledged_bytes(self) -> int:
@@ -277,7 +283,7 @@ class ServerConnection(H11Protocol):
 
 
 @final
-class ClientConnection:
+class AcceptedConnection:
     """Tracks one accepted connection. `protocol` is None during the TLS handshake."""
 
     def __init__(self, address: str) -> None:
@@ -315,7 +321,7 @@ class Acceptor:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._listener, self._make_protocol, self._limits, self._tls = listener, make_protocol, limits, tls
-        self._connections: dict[ClientConnection, None] = {}  # the oldest first
+        self._connections: dict[AcceptedConnection, None] = {}  # the oldest first
         self._count_by_address: Counter[str] = Counter()  # clients of each address
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -351,22 +357,24 @@ class Acceptor:
                     log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
                     self._close_oldest(None)
                 if error.errno != errno.ECONNABORTED:  # any other may last, and must not keep the loop busy
-                    await asyncio.sleep(self._limits.tick)
+                    await asyncio.sleep(self._limits.tick_seconds)
                 continue
             self._admit(connection, str(address[0]))
             await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
 
     def _admit(self, connection: socket.socket, address: str) -> None:
+        """Serves a new connection, or closes it if there is no room."""
         if not self._make_room(address):
             connection.close()
             log.warning("a connection was refused: %d are open and busy", len(self))
             return
-        client = ClientConnection(address)
+        client = AcceptedConnection(address)
         self._connections[client] = None
         self._count_by_address[address] += 1
         client.task = asyncio.get_running_loop().create_task(self._connect(connection, client))
 
     def _make_room(self, address: str) -> bool:
+        """Returns whether a connection of this address may be opened, after closing an idle one if it must."""
         reserved = self._limits.reserved if is_loopback(address) else 0
         if self._count_by_address[address] >= self._limits.per_address + reserved and not self._close_oldest(address):
             return False
@@ -381,7 +389,7 @@ class Acceptor:
                 return True
         return False
 
-    def _oldest_idle(self, address: str) -> ClientConnection | None:
+    def _oldest_idle(self, address: str) -> AcceptedConnection | None:
         """Returns an address's oldest idle connection, preferably one on which no request was answered yet.
 
         In a flood such a one is among the first, so that a new connection does not cost a search of all.
@@ -394,14 +402,14 @@ class Acceptor:
                 oldest = oldest or client
         return oldest
 
-    def _forget(self, client: ClientConnection) -> None:
+    def _forget(self, client: AcceptedConnection) -> None:
         if self._connections.pop(client, self) is self:
             return  # forgotten already
         self._count_by_address[client.address] -= 1
         if not self._count_by_address[client.address]:
             del self._count_by_address[client.address]
 
-    async def _connect(self, connection: socket.socket, client: ClientConnection) -> None:
+    async def _connect(self, connection: socket.socket, client: AcceptedConnection) -> None:
         """Does the TLS handshake, if there is one, then starts the protocol."""
         protocol = self._make_protocol(lambda: self._forget(client))
         try:
@@ -410,8 +418,8 @@ class Acceptor:
                 lambda: protocol,
                 connection,
                 ssl=self._tls,
-                ssl_handshake_timeout=self._limits.handshake if self._tls else None,
-                ssl_shutdown_timeout=self._limits.handshake if self._tls else None,
+                ssl_handshake_timeout=self._limits.handshake_seconds if self._tls else None,
+                ssl_shutdown_timeout=self._limits.handshake_seconds if self._tls else None,
             )
         except ssl.SSLError as error:
             log.info("a TLS handshake failed (%s): the client refused the certificate, or speaks no TLS", error.reason)
@@ -427,14 +435,14 @@ class Acceptor:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._limits.tick)
+            await asyncio.sleep(self._limits.tick_seconds)
             now = loop.time()
             for client in list(self._connections):
                 fault = self._check(client, now)
                 if fault:
                     log.info("a connection was closed: %s", fault)
 
-    def _check(self, client: ClientConnection, now: float) -> str | None:
+    def _check(self, client: AcceptedConnection, now: float) -> str | None:
         """Checks one connection. An error in it does not end the watch over the others."""
         try:
             return client.protocol.check(now) if client.protocol is not None else None

@@ -1,4 +1,4 @@
-"""The state that all routes share. `build` makes it once, and `close` closes it once."""
+"""The state that all routes share. `build_context` makes it once, and `close_context` closes it once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 
 from milkglass.server.inference.model_cache import ModelCache
 from milkglass.server.jobs.queue import Jobs
-from milkglass.server.settings import DataDir, ServerSettings
+from milkglass.server.settings import HomeFolder, ServerSettings
 from milkglass.server.storage.recording import Recording
 from milkglass.server.storage.registry import BaseModels, Registry
 from milkglass.server.storage.store import Store
@@ -28,7 +28,7 @@ class Context:
     """Holds everything that the routes share."""
 
     settings: ServerSettings
-    home: DataDir
+    home: HomeFolder
     store: Store
     uploads: Uploads
     registry: Registry
@@ -43,7 +43,7 @@ class Context:
         return await to_thread.run_sync(work, *arguments, limiter=self._slow_limiter)
 
 
-def build(settings: ServerSettings, home: DataDir) -> Context:
+def build_context(settings: ServerSettings, home: HomeFolder) -> Context:
     """Opens all that is in `home`, cleans up after a kill, and starts the job thread. The caller has locked `home`."""
     home.prepare()
     store = Store(home.root / "state.sqlite")
@@ -61,7 +61,7 @@ def build(settings: ServerSettings, home: DataDir) -> Context:
     return Context(settings, home, store, uploads, registry, jobs, model_cache, recording, threading.Event())
 
 
-def close(context: Context) -> None:
+def close_context(context: Context) -> None:
     """Stops the job thread, whose worker saves a checkpoint within its grace time, and closes the rest."""
     context.stopping.set()
     context.jobs.stop()

@@ -19,7 +19,7 @@ from typing import final
 BURST_LINES = 500  # lines of one kind that are logged at once
 LINES_PER_SECOND = 10.0  # further lines of one kind each second
 MAX_KINDS = 1000  # kinds that are counted separately; all others count as one
-MAX_LINE_LETTERS = 2000  # characters of a line
+MAX_LINE_CHARACTERS = 2000  # longer lines are cut
 
 
 def place_of(error: BaseException) -> str:
@@ -31,6 +31,14 @@ def place_of(error: BaseException) -> str:
 
 @dataclass
 class _Bucket:
+    """Counts the lines of one kind: a token bucket, which refills with time.
+
+    Attributes:
+        lines_left: how many lines may be logged now.
+        filled_at: when it was last refilled, on the throttle's clock.
+        dropped: how many lines were left out since the last one that was logged.
+    """
+
     lines_left: float = BURST_LINES
     filled_at: float = 0.0
     dropped: int = 0
@@ -40,7 +48,7 @@ class _Bucket:
 class Throttle(logging.Filter):
     """Limits log lines of one kind: those with equal logger, level and message template.
 
-    It belongs on a handler, which receives the records of every logger.
+    It must be added to a handler, since only a handler's filters see the records of every logger.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,25 +74,26 @@ class Throttle(logging.Filter):
         return True
 
     def _bucket(self, record: logging.LogRecord) -> _Bucket:
-        key = (record.name, record.levelno, str(record.msg)[:MAX_LINE_LETTERS])
+        key = (record.name, record.levelno, str(record.msg)[:MAX_LINE_CHARACTERS])
         if key not in self._buckets and len(self._buckets) >= MAX_KINDS:
             key = ("", 0, "")
         return self._buckets.setdefault(key, _Bucket(filled_at=self._clock()))
 
 
 def _shorten(record: logging.LogRecord, dropped: int) -> None:
+    """Cuts a record's line to MAX_LINE_CHARACTERS, and puts an error's kind and place where its traceback would be."""
     try:
         text = record.getMessage()
     except (
         TypeError,
         ValueError,
         KeyError,
-    ):  # a library's template that does not fit its values: must not end the caller
+    ):  # a library's template does not fit its values: this must not end the caller
         text = str(record.msg)
     if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
         text = f"{text.splitlines()[0] if text else 'error'} {place_of(record.exc_info[1])}"
         record.exc_info = record.exc_text = None
-    text = text if len(text) <= MAX_LINE_LETTERS else f"{text[:MAX_LINE_LETTERS]} ..."
+    text = text if len(text) <= MAX_LINE_CHARACTERS else f"{text[:MAX_LINE_CHARACTERS]} ..."
     record.msg = f"{text} ({dropped} more lines of this kind were left out)" if dropped else text
     record.args = None
 

@@ -29,8 +29,8 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.server")
 PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"  # the client's variable
 DRAIN_SECONDS = 5  # seconds that open requests get when the server stops
-OPEN_FILES = 65_536  # asked for at start; with a smaller limit there are fewer connections
-FAILED_EXIT_CODE = 3  # exit code where the application does not start
+MAX_OPEN_FILES = 65_536  # the limit of open files that is asked for; with a smaller one there are fewer connections
+START_FAILED_EXIT_CODE = 3  # exit code where the application does not start
 
 
 class ListenSettings(Protocol):
@@ -49,7 +49,7 @@ class ListenSettings(Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """Runs uvicorn's server with `ServerConnection`s. With a `max_message_bytes` of 0 it has no WebSockets."""
+    """Runs uvicorn's server with `ServerConnection`s, which have limits and deadlines."""
 
     def __init__(
         self,
@@ -60,6 +60,16 @@ class WebServer(uvicorn.Server):
         max_message_bytes: int = 0,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
+        """Sets the server up; `run` starts it.
+
+        Args:
+            app: the application.
+            settings: the certificate is taken from them. The socket is given to `run`.
+            limits: limits of connections.
+            on_stop: called when SIGINT or SIGTERM arrives, before open requests are ended.
+            max_message_bytes: the largest WebSocket message. 0: there are no WebSockets.
+            on_ready: called once connections are accepted.
+        """
         super().__init__(
             uvicorn.Config(
                 app,
@@ -83,7 +93,7 @@ class WebServer(uvicorn.Server):
         assert sockets is not None and len(sockets) == 1
         await self.lifespan.startup()
         if self.lifespan.should_exit:
-            sys.exit(FAILED_EXIT_CODE)
+            sys.exit(START_FAILED_EXIT_CODE)
         acceptor = Acceptor(sockets[0], self._connection, self.limits, self.config.ssl)
         acceptor.start()
         self.servers = [acceptor]  # type: ignore[list-item]  # of asyncio's servers, uvicorn calls close and wait_closed
@@ -111,9 +121,9 @@ class WebServer(uvicorn.Server):
 def raise_open_files() -> int:
     """Raises this process's limit of open files as far as the system allows, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    target = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= target:
-        return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+        return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     return target
 
@@ -138,7 +148,16 @@ def run(
     max_message_bytes: int = 0,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
+    """Serves until SIGINT or SIGTERM. Raises UsageError if the address cannot be used.
+
+    Args:
+        app: the application.
+        settings: where and how to listen.
+        command: the command in the line that says where the server listens, such as "milkglass serve".
+        on_stop: called when SIGINT or SIGTERM arrives.
+        max_message_bytes: the largest WebSocket message. 0: there are no WebSockets.
+        on_ready: called once connections are accepted, before that line is printed.
+    """
     limits = allowed_limits(settings)
     listener = listen(settings, limits)
     if not is_loopback(settings.host) and settings.tls_certificate is None:
@@ -167,7 +186,10 @@ def allowed_limits(settings: ListenSettings) -> Limits:
 
 
 def listen(settings: ListenSettings, limits: Limits) -> socket.socket:
-    """Binds an address; no other code of this package does. Raises UsageError if the system refuses it."""
+    """Returns a socket that listens at the address; no other code of this package opens one.
+
+    Raises UsageError if the system refuses the address.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=limits.backlog)
@@ -179,5 +201,6 @@ def listen(settings: ListenSettings, limits: Limits) -> socket.socket:
 
 
 def url_of(listener: socket.socket, settings: ListenSettings) -> str:
+    """Returns the URL of a listening socket, with the port that it really has."""
     host, port = listener.getsockname()[:2]
     return f"{'https' if settings.tls_certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

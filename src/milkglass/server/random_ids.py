@@ -6,4 +6,5 @@ import secrets
 
 
 def new_id(prefix: str) -> str:
+    """Returns the prefix, a hyphen and 24 random hexadecimal digits, such as "file-0f3c..."."""
     return f"{prefix}-{secrets.token_hex(12)}"

@@ -29,11 +29,11 @@ from milkglass import files
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 
 log = logging.getLogger("milkglass.server")
-OTHERS_MODE = 0o077  # bits of a file's mode
-HOME_NAMES = frozenset({"token", "server.lock", "state.sqlite"})  # one of these makes a folder a home
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+OTHERS_PERMISSIONS = 0o077  # bits of a file's mode: what its group and all others may do
+HOME_FILE_NAMES = frozenset({"token", "server.lock", "state.sqlite"})  # one of these makes a folder a home
+FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NEARLY_FULL_BYTES = 8 << 20  # free bytes of a disk that something could not be written to
-NO_ROOM = "the server's disk is full; free space and start the job again"  # of a job
+NO_ROOM_MESSAGE = "the server's disk is full; free space and start the job again"  # the error of a failed job
 RESERVED_OPEN_FILES = 128  # files that the server opens besides connections, at least
 
 
@@ -47,30 +47,30 @@ class Limits:
         per_address: those of one address among them.
         reserved: connections from this machine beyond `total`, so that a health check is answered.
         backlog: connections that the kernel keeps waiting; a further one is tried again after 1, 3, 7 s.
-        handshake: time for the TLS handshake.
-        head: time from the start of a connection, or from the last answer, to the end of a request's headers.
-        window: time in which a body, or an answer that waits to be read, must progress.
-        body_rate: least rate of a request's body over a window.
-        body_grace: time for a body of any length that is kept in memory.
+        handshake_seconds: time for the TLS handshake.
+        head_seconds: time from the start of a connection, or from the last answer, to the end of a request's headers.
+        window_seconds: time in which a body, or an answer that waits to be read, must progress.
+        min_body_rate: least rate of a request's body over a window.
+        body_grace_seconds: time for a body of any length that is kept in memory.
         body_pace: bytes a second: a body of n bytes may take body_grace + n / body_pace seconds.
-        send_rate: least rate at which a waiting answer is read, over a window.
-        linger: time for the rest of a body whose request was answered already.
-        tick: time between two checks of these times.
+        min_send_rate: least rate at which a waiting answer is read, over a window.
+        linger_seconds: time for the rest of a body whose request was answered already.
+        tick_seconds: time between two checks of these times.
     """
 
     total: int = 512
     per_address: int = 256
     reserved: int = 16
     backlog: int = 2048
-    handshake: float = 10.0
-    head: float = 20.0
-    window: float = 20.0
-    body_rate: float = 1024.0
-    body_grace: float = 30.0
+    handshake_seconds: float = 10.0
+    head_seconds: float = 20.0
+    window_seconds: float = 20.0
+    min_body_rate: float = 1024.0
+    body_grace_seconds: float = 30.0
     body_pace: float = 65_536.0
-    send_rate: float = 1024.0
-    linger: float = 20.0
-    tick: float = 1.0
+    min_send_rate: float = 1024.0
+    linger_seconds: float = 20.0
+    tick_seconds: float = 1.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_address <= self.total:
@@ -79,11 +79,12 @@ class Limits:
                 "give 1 at least, and no more than in all",
             )
 
-    def body_time(self, size: int) -> float:
-        return self.body_grace + size / self.body_pace
+    def body_seconds(self, size: int) -> float:
+        """Returns how long a body of `size` bytes that is kept in memory may take to arrive."""
+        return self.body_grace_seconds + size / self.body_pace
 
     def within(self, open_files: int) -> Limits:
-        """Returns limits with no more connections than `open_files` allow, at two files for each.
+        """Returns limits with no more connections than a limit of `open_files` open files allows, at two for each.
 
         One address gets half of them at most.
         """
@@ -93,7 +94,8 @@ class Limits:
 
 
 MIB = 1 << 20
-WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothing is imported from the job's folder
+# -P: nothing is imported from the job's folder
+WORKER_COMMAND = (sys.executable, "-P", "-m", "milkglass.server.training")
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class ServerSettings:
     inference_threads: int | None = None  # CPU threads; None: torch's choice
 
     training_threads: int | None = None  # of a job; None: torch's choice
-    worker: tuple[str, ...] = field(default=WORKER, repr=False)
+    worker: tuple[str, ...] = field(default=WORKER_COMMAND, repr=False)
     max_crashes: int = 3  # a job has failed whose worker dies this often without a status
     cancel_grace: float = 60.0  # time after which a worker that does not stop is killed
     shutdown_grace: float = 60.0  # time to save a checkpoint; a worker that is killed resumes from an older one
@@ -169,6 +171,7 @@ _POSITIVE = (
 
 # --- the home folder --------------------------------------------------------------------------------------------------
 def disk_full_error() -> DiskFull:
+    """Returns the error that tells a caller what to delete."""
     return DiskFull(
         "the server's disk is full",
         "delete what is no longer needed: jobs that are over, models, files, uploads that were never completed "
@@ -180,7 +183,7 @@ def error_for_caller(error: BaseException) -> MilkglassError | None:
     """Returns an error of the system as one for the caller, or None if it is a fault of the server."""
     if isinstance(error, MilkglassError):
         return error
-    if isinstance(error, OSError) and error.errno in FULL_DISK:
+    if isinstance(error, OSError) and error.errno in FULL_DISK_ERRNOS:
         return disk_full_error()
     if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return disk_full_error()
@@ -212,8 +215,15 @@ def bytes_on_disk(*paths: Path) -> int:
     return sum(size_of.values())
 
 
-class DataDir:
-    """Manages the home folder: its lock, token and room. `spare` bytes of the disk, or of a quota, are never filled."""
+class HomeFolder:
+    """Manages the home folder: its lock, token and room.
+
+    Attributes:
+        root: the home itself.
+        spare: bytes of the disk, or of the quota, that are never filled.
+        quota: bytes that the home may take. None: what its disk has.
+        uploads, files, models, jobs, work: folders in the home; the text at the top of this file says what they hold.
+    """
 
     def __init__(self, root: Path, spare: int, quota: int | None = None) -> None:
         self.root, self.spare, self.quota = root, spare, quota
@@ -230,10 +240,10 @@ class DataDir:
     def claim(self) -> None:
         """Makes the home, and closes it to other users. Raises UsageError for an open folder of something else."""
         files.private_dir(self.root)
-        if not self.root.stat().st_mode & OTHERS_MODE:
+        if not self.root.stat().st_mode & OTHERS_PERMISSIONS:
             return
         names = {path.name for path in self.root.iterdir()}
-        if names and not names & HOME_NAMES:  # someone's folder: closing it is not ours to do
+        if names and not names & HOME_FILE_NAMES:  # someone's folder: closing it is not ours to do
             raise UsageError(
                 f"{self.root} is open to others and is not a server's home", f"chmod 700 {self.root}, or name another"
             )
@@ -249,6 +259,7 @@ class DataDir:
 
     @property
     def free(self) -> int:
+        """Returns how many bytes may still be written, without the spare ones."""
         return max(0, free_bytes(self.root, self.quota) - self.spare)
 
     def lock(self) -> IO[bytes]:
@@ -278,7 +289,7 @@ class DataDir:
         self.claim()
         path = self.root / "token"
         if path.is_file():
-            if path.stat().st_mode & OTHERS_MODE:
+            if path.stat().st_mode & OTHERS_PERMISSIONS:
                 log.warning("the token could be read by others; it is closed now, but a new one would be safer")
                 path.chmod(0o600)
             stored = path.read_text("ascii").strip()

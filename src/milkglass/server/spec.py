@@ -35,17 +35,17 @@ from milkglass.errors import UsageError
 
 Task = Literal["classification", "regression", "causal-lm"]
 Method = Literal["full", "lora"]
-MAX_LENGTH = 8192
-RESERVE, COMPLETE, SHORT = "reserve", "complete", "trained"
-LATER_SETTINGS = ("early_stopping",)
+MAX_ROW_TOKENS = 8192  # the largest max_length
+RESERVE_FILE, COMPLETE_MARK, WEIGHTS_ONLY_MARK = "reserve", "complete", "trained"  # names of files in a job's folder
+LATER_SETTINGS = ("early_stopping",)  # hyperparameters that earlier versions did not have
 ROWS_METADATA = {"format": "rows/1"}
 LABEL_TENSORS = ("labels", "scores", "token_labels")  # a class or a number for each row, an id for each token
 ROWS_TENSORS = {"lengths": "I32", "input_ids": "I32", "labels": "I32", "scores": "F32", "token_labels": "I32",
                 "token_type_ids": "I8"}  # dtypes, in the order of writing  # fmt: skip
 NUMPY_DTYPES = {"I32": "<i4", "F32": "<f4", "I8": "i1"}  # of these tensors in NumPy
-ATTACHED = "attached"  # argument of a worker that must not outlive the process that started it
-INTERRUPTED = 143  # the exit code of a worker that SIGTERM stopped
-IGNORED = -100  # the label that takes no part in the loss
+ATTACHED_ARGUMENT = "attached"  # argument of a worker that must not outlive the process that started it
+INTERRUPTED_EXIT_CODE = 143  # the exit code of a worker that SIGTERM stopped
+IGNORED_LABEL = -100  # the label of a token that takes no part in the loss
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
 GENERATION_DEFAULTS = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 
@@ -70,8 +70,8 @@ class Hyperparameters(BaseModel):
     lora_rank: int = Field(256, ge=1, le=4096)
     lora_alpha: float = Field(16, gt=0)
     full_first: int = Field(2, ge=0, le=1000)  # this many first layers are trained in full under lora
-    full_last: int = Field(1, ge=0, le=1000)
-    train_tables: bool = True
+    full_last: int = Field(1, ge=0, le=1000)  # and this many last ones
+    train_tables: bool = True  # under lora, whether embedding tables are trained in full
     n_epochs: float = Field(3, gt=0, le=1000)
     max_steps: int | None = Field(None, ge=1)  # overrides n_epochs
     batch_size: int = Field(32, ge=1, le=4096)  # rows of a step
@@ -79,7 +79,7 @@ class Hyperparameters(BaseModel):
     warmup_ratio: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, le=1)
     adam_beta2: float = Field(0.999, gt=0, lt=1)
-    max_length: int = Field(512, ge=1, le=MAX_LENGTH)  # longer rows are cut
+    max_length: int = Field(512, ge=1, le=MAX_ROW_TOKENS)  # longer rows are cut
     early_stopping: int | None = Field(
         None, ge=1
     )  # epochs that may be no better, by the validation rows; the best stays
@@ -118,13 +118,13 @@ class Hyperparameters(BaseModel):
         document: dict[str, Any] = fields(self)
         return {name: value for name, value in document.items() if name not in LATER_SETTINGS or value is not None}
 
-    def for_layers(self, layers: int | None) -> Hyperparameters:
-        """Returns the hyperparameters for a model of so many layers. None: the number is not known.
+    def for_layers(self, layer_count: int | None) -> Hyperparameters:
+        """Returns the hyperparameters for a model of `layer_count` layers. None: the number is not known.
 
         Under LoRA, defaults of `full_first` and `full_last` are lowered if they would leave no layer to adapt. Raises
         UsageError if they were set to such values.
         """
-        excess = 0 if layers is None else self.full_first + self.full_last - (layers - 1)
+        excess = 0 if layer_count is None else self.full_first + self.full_last - (layer_count - 1)
         if excess <= 0 or self.chosen_method != "lora":
             return self
         lowered: dict[str, int] = {}
@@ -134,13 +134,15 @@ class Hyperparameters(BaseModel):
                 excess -= getattr(self, name) - lowered[name]
         if excess > 0:
             raise UsageError(
-                f"{self.full_first} first and {self.full_last} last layers in full leave none of {layers} to adapt",
+                f"{self.full_first} first and {self.full_last} last layers in full leave none of {layer_count} to "
+                "adapt",
                 'lower full_first or full_last, or use method "full"',
             )
         return self.model_copy(update=lowered)
 
     @property
     def chosen_method(self) -> Method:
+        """Returns the method, also where it follows from the task."""
         return self.method or ("lora" if self.task == "causal-lm" else "full")
 
 
@@ -185,7 +187,11 @@ LORA_SETTINGS = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_ta
 
 
 def require_used(hyperparameters: Hyperparameters, name_of: Callable[[str], str] = str) -> None:
-    """Raises UsageError for a setting of LoRA that was given though all weights are trained."""
+    """Raises UsageError for a setting of LoRA that was given though all weights are trained.
+
+    Args:
+        name_of: returns a hyperparameter's name in messages.
+    """
     settings = [name for name in LORA_SETTINGS if name in hyperparameters.model_fields_set]
     if settings and hyperparameters.chosen_method != "lora":
         raise UsageError(

@@ -36,20 +36,20 @@ from milkglass.errors import BadUpload, DiskFull, MilkglassError, ModelError, Sa
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.file_names import GENERATION_CONFIG
 from milkglass.server.jobs import lora
-from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_of
 from milkglass.server.jobs.needs import (
     ModelSizes,
     Needs,
-    as_size,
     needs_of,
     require_disk,
     require_memory,
+    size_text,
     tokens_at_once,
 )
 from milkglass.server.jobs.trainer import (
     DECIDING_METRIC,
-    MEASURES,
+    METRIC_FUNCTIONS,
     CheckpointTrainer,
     Reporter,
     Reserve,
@@ -58,13 +58,21 @@ from milkglass.server.jobs.trainer import (
     reported_figures,
     saving,
 )
-from milkglass.server.settings import FULL_DISK, NO_ROOM, bytes_on_disk, free_bytes, is_nearly_full
-from milkglass.server.spec import ATTACHED, COMPLETE, INTERRUPTED, RESERVE, Hyperparameters, JobSpec, Status
+from milkglass.server.settings import FULL_DISK_ERRNOS, NO_ROOM_MESSAGE, bytes_on_disk, free_bytes, is_nearly_full
+from milkglass.server.spec import (
+    ATTACHED_ARGUMENT,
+    COMPLETE_MARK,
+    INTERRUPTED_EXIT_CODE,
+    RESERVE_FILE,
+    Hyperparameters,
+    JobSpec,
+    Status,
+)
 from milkglass.system import memory_bytes
 
 
 def load_model(folder: str, hyperparameters: Hyperparameters) -> PreTrainedModel:
-    """Returns the model with weights in fp32.
+    """Returns the model in `folder` with weights in fp32.
 
     A new classifier head is drawn from the seed, and so is a pooler if the model has none, as sentence encoders are
     published. No other tensor is invented: BadUpload is raised for a missing one, or one of another shape.
@@ -93,7 +101,8 @@ def load_model(folder: str, hyperparameters: Hyperparameters) -> PreTrainedModel
     return model
 
 
-def training_options(job: Path, hyperparameters: Hyperparameters, evaluate: bool) -> TrainingArguments:
+def training_options(job: Path, hyperparameters: Hyperparameters, has_validation: bool) -> TrainingArguments:
+    """Returns the Trainer's arguments. With validation rows, each epoch is evaluated unless `max_steps` ends it."""
     options = TrainingArguments(
         output_dir=str(job / "checkpoints"),
         num_train_epochs=hyperparameters.n_epochs,
@@ -109,7 +118,7 @@ def training_options(job: Path, hyperparameters: Hyperparameters, evaluate: bool
         save_steps=hyperparameters.save_steps,
         logging_steps=hyperparameters.logging_steps,
         logging_first_step=True,
-        eval_strategy="epoch" if evaluate and not hyperparameters.max_steps else "no",
+        eval_strategy="epoch" if has_validation and not hyperparameters.max_steps else "no",
         save_strategy="epoch" if hyperparameters.early_stopping else "steps",
         load_best_model_at_end=hyperparameters.early_stopping is not None,
         metric_for_best_model=DECIDING_METRIC[hyperparameters.task],
@@ -134,10 +143,10 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     reporter.reserve = reserve_room(job, spec, sizes)
     model = load_model(spec.model, hyperparameters)
     if hyperparameters.chosen_method == "lora":
-        lora.prepare(model, hyperparameters)
-    pad = model.config.pad_token_id
-    rows = TrainingDataset(Path(spec.train), hyperparameters.task, hyperparameters.max_length)
-    held_out = (
+        lora.inject_adapters(model, hyperparameters)
+    pad_id = model.config.pad_token_id
+    train_rows = TrainingDataset(Path(spec.train), hyperparameters.task, hyperparameters.max_length)
+    validation_rows = (
         TrainingDataset(Path(spec.validation), hyperparameters.task, hyperparameters.max_length)
         if spec.validation
         else None
@@ -149,11 +158,11 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         reporter.reserve,
         tokens_at_once(sizes, hyperparameters.for_layers(len(sizes.layers))),
         model=model,
-        args=training_options(job, hyperparameters, held_out is not None),
-        train_dataset=rows,
-        eval_dataset=held_out,
-        data_collator=Collate(0 if pad is None else pad),
-        compute_metrics=MEASURES.get(hyperparameters.task),
+        args=training_options(job, hyperparameters, validation_rows is not None),
+        train_dataset=train_rows,
+        eval_dataset=validation_rows,
+        data_collator=PaddingCollator(0 if pad_id is None else pad_id),
+        compute_metrics=METRIC_FUNCTIONS.get(hyperparameters.task),
         callbacks=callbacks,
     )
     checkpoint = newest_checkpoint(job)
@@ -165,10 +174,10 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         return Status(state="cancelled")
     if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
-    metrics = final_metrics(trainer) if held_out is not None else {}
+    metrics = final_metrics(trainer) if validation_rows is not None else {}
     token_count = int(trainer.state.num_input_tokens_seen)
     if hyperparameters.chosen_method == "lora":
-        lora.merge(model)
+        lora.merge_adapters(model)
     reporter.reserve.release()  # the result takes its place
     with saving("the result"):
         save_result(model, job, Path(spec.model))
@@ -191,11 +200,11 @@ def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
         return needs_of(sizes, settings.for_layers(len(sizes.layers)))
 
     home = job.parents[1] if spec.quota is not None else job
-    reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE)
+    reusable_bytes = bytes_on_disk(job / "checkpoints", job / RESERVE_FILE)
     require_disk(estimate, hyperparameters, free_bytes(home, spec.quota) + reusable_bytes)
-    free = device.memory_bytes(only_free=True) if device.on_gpu() else memory_bytes(only_available=True)
-    require_memory(estimate, hyperparameters, free)
-    reserve = Reserve(job, estimate(hyperparameters).reserve)
+    free_memory = device.memory_bytes(only_free=True) if device.on_gpu() else memory_bytes(only_available=True)
+    require_memory(estimate, hyperparameters, free_memory)
+    reserve = Reserve(job, estimate(hyperparameters).reserve_bytes)
     reserve.take()
     return reserve
 
@@ -209,7 +218,7 @@ def final_metrics(trainer: CheckpointTrainer) -> dict[str, float]:
 
 
 def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
-    """Saves the model in the dtype and with the generation config of the original."""
+    """Saves the model as the job's result, in the dtype and with the generation config of the model in `base`."""
     partial = job / "result.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.to(Checkpoint.open(base).dtype).save_pretrained(partial)
@@ -219,25 +228,28 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
     files.rename_into_place(partial, job / "result")
 
 
-def is_full(error: BaseException, job: Path) -> bool:
-    """Returns whether a full disk is the cause. Call it before anything is removed from the disk.
+def is_caused_by_full_disk(error: BaseException, job: Path) -> bool:
+    """Returns whether a full disk caused an error. Call it before anything is removed from the disk.
 
     A full disk has many errors: OSError, safetensors' own, and torch's, which says only that writing failed. So this
     looks at the disk.
     """
     cause = error.__cause__ if isinstance(error, SaveFailed) and error.__cause__ else error
-    is_known_error = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL_DISK)
+    is_known_error = isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in FULL_DISK_ERRNOS)
     return is_known_error or "No space left" in str(cause) or is_nearly_full(job)
 
 
 def failed_status(error: BaseException, job: Path) -> Status:
     """Returns the status of a failed job. One that could not be saved can resume from its checkpoint, if it has one."""
-    is_disk_full, message = is_full(error, job), explain(error, job)
+    is_disk_full, message = is_caused_by_full_disk(error, job), error_text(error, job)
     checkpoint = checkpoint_to_resume(job) if is_disk_full or isinstance(error, SaveFailed) else None
     if checkpoint is None:
         return Status(state="failed", error=message)
-    lost_words = "" if (checkpoint / COMPLETE).is_file() else ", without the optimiser's state"
-    size, cause = as_size(bytes_on_disk(checkpoint)), "the server's disk is full" if is_disk_full else message
+    lost_words = "" if (checkpoint / COMPLETE_MARK).is_file() else ", without the optimiser's state"
+    size, cause = (
+        size_text(bytes_on_disk(checkpoint)),
+        "the server's disk is full" if is_disk_full else message,
+    )
     cause = error.message if isinstance(error, DiskFull) else cause
     message = (
         f"{cause}; what was trained up to step {step_of(checkpoint)} is kept there{lost_words}, {size}: "
@@ -246,16 +258,16 @@ def failed_status(error: BaseException, job: Path) -> Status:
     return Status(state="failed", error=message, resumable=True)
 
 
-def explain(error: BaseException, job: Path) -> str:
-    """Returns an error in words for the client: our own messages in full, of others only the kind."""
-    if isinstance(error, SaveFailed) and is_full(error, job):
-        return NO_ROOM
+def error_text(error: BaseException, job: Path) -> str:
+    """Returns an error in words for the client: Milkglass's own message in full, of another error only the kind."""
+    if isinstance(error, SaveFailed) and is_caused_by_full_disk(error, job):
+        return NO_ROOM_MESSAGE
     if isinstance(error, MilkglassError):
         return f"{error.message}; {error.hint}" if error.hint else error.message  # one line: it is shown in tables
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory; lower batch_size or max_length"
-    if is_full(error, job):
-        return NO_ROOM
+    if is_caused_by_full_disk(error, job):
+        return NO_ROOM_MESSAGE
     return f"{type(error).__name__} while training; the worker's log on the server says more"
 
 
@@ -277,7 +289,7 @@ def main(job: Path, attached: bool = False) -> int:
         _finish(job, reporter, failed)
         raise
     if status is None:
-        return INTERRUPTED
+        return INTERRUPTED_EXIT_CODE
     _finish(job, reporter, status)
     return 0
 
@@ -295,10 +307,10 @@ def _interrupt_with_parent(reporter: Reporter) -> None:
 
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
     """Frees the reserved room, and reports the end of the job."""
-    (job / RESERVE).unlink(missing_ok=True)
+    (job / RESERVE_FILE).unlink(missing_ok=True)
     reporter.emit(f"job {status.state}", failed=status.state == "failed")
     files.write_json(job / "status.json", status.model_dump(), indent=None)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), attached=sys.argv[2:] == [ATTACHED]))
+    sys.exit(main(Path(sys.argv[1]), attached=sys.argv[2:] == [ATTACHED_ARGUMENT]))

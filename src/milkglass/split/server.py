@@ -29,7 +29,7 @@ from milkglass.server.http.errors import web_app
 from milkglass.server.http.guard import BodyRule, Guard
 from milkglass.server.http.routing import StrictRoute
 from milkglass.server.process import prepare, run
-from milkglass.server.settings import DataDir, Limits, ServerSettings
+from milkglass.server.settings import HomeFolder, Limits, ServerSettings
 from milkglass.split import folders
 from milkglass.split.spec import SPLIT_PATH, EncoderInfo
 from milkglass.threat.observations import Activations
@@ -153,7 +153,7 @@ def serve(half: ServerHalf, home: Path, port: int, bearer_token: str | None) -> 
     """
     settings = ServerSettings(home, port=port, token=bearer_token)
     run(
-        create_app(half, DataDir(settings.home, settings.spare_disk).token(bearer_token)),
+        create_app(half, HomeFolder(settings.home, settings.spare_disk).token(bearer_token)),
         settings,
         "milkglass split serve",
     )

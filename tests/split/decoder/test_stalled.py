@@ -19,7 +19,7 @@ from tests.split.decoder.test_faults import first
 
 TEXT, BINARY, PING = 1, 2, 9
 FULL = 64 << 10  # bytes that asyncio keeps for a peer before it says that writing must pause
-PATIENT = Limits(window=120)  # what ends here is not ended by the connection's own deadline
+PATIENT = Limits(window_seconds=120)  # what ends here is not ended by the connection's own deadline
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def test_a_client_that_does_not_read_the_end_loses_its_session(folder: Path, tmp
 
 
 def test_a_client_that_never_reads_leaves_no_connection(folder: Path, tmp_path: Path) -> None:
-    limits = Limits(window=5, tick=0.1)
+    limits = Limits(window_seconds=5, tick_seconds=0.1)
     with (
         serving(folder, tmp_path, idle=3, limits=limits, send_buffer=4096) as served,
         opened(served, 8) as one,

@@ -24,7 +24,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import ONE_LOAD
-from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.spec import Status
 from milkglass.server.storage.training_rows import TrainingRows
 
@@ -98,7 +98,7 @@ def predicted_classes(
         net: Any = AutoModelForSequenceClassification.from_pretrained(model_folder, dtype=torch.float32).eval()
     device.move(net)
     rows = TrainingDataset(held_out_file, "classification", max_length)
-    collate = Collate(net.config.pad_token_id or 0)
+    collate = PaddingCollator(net.config.pad_token_id or 0)
     predicted_batches, true_batches = [], []
     for start in range(0, len(rows), TEXTS_A_BATCH):
         batch = collate([rows[i] for i in range(start, min(start + TEXTS_A_BATCH, len(rows)))])

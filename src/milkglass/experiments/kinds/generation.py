@@ -44,7 +44,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.rows.examples import Example, read_examples
 from milkglass.sequences import Ids, Sequences
-from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.spec import Status
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
@@ -242,7 +242,7 @@ def row_losses(
     model: PreTrainedModel, rows: TrainingDataset | Sequence[dict[str, Any]], batch_size: int = PROMPTS_PER_BATCH
 ) -> tuple[RowValues, RowValues]:
     """Returns (rows,) the sum of the cross-entropies over the tokens with a label, and (rows,) their number."""
-    collate = Collate(model.config.pad_token_id or 0)
+    collate = PaddingCollator(model.config.pad_token_id or 0)
     losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
     for start in range(0, len(rows), batch_size):
         batch = collate([rows[i] for i in range(start, min(start + batch_size, len(rows)))])

@@ -59,12 +59,14 @@ class RefusedRequest(HTTPException):
 
 
 def error_json(status: int, message: str, code: str, hint: str = "", **extra: Any) -> dict[str, Any]:
+    """Returns the body of an error. `extra` are further fields of the error."""
     type_by_status = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     error_type = type_by_status.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": error_type, "code": code, "hint": hint, **extra}}
 
 
 def error_response(error: MilkglassError) -> JSONResponse:
+    """Returns the answer for an error. A 503 says when to ask again."""
     headers = {"Retry-After": "2"} if error.status == 503 else None
     return JSONResponse(error_body(error), error.status, headers)
 

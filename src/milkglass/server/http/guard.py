@@ -35,20 +35,25 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 class BodyRule:
     """Limits the bytes of a request's body. `in_memory`: the application keeps the body in memory."""
 
-    limit: int
+    max_bytes: int
     in_memory: bool = True
 
 
-def too_large_error(limit: int) -> TooLarge:
-    return TooLarge(f"the request body is larger than {limit} bytes", HINTS[413])
+def too_large_error(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the request body is larger than {max_bytes} bytes", HINTS[413])
 
 
 @final
 class BodyMemory:
-    """Limits the bytes of request bodies in memory, in one event loop. `used` counts those of unanswered requests."""
+    """Limits the bytes of request bodies in memory, in one event loop.
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
+    Attributes:
+        max_bytes: the most bytes at a time.
+        used_bytes: the bytes of all requests that are not answered yet.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.used_bytes = max_bytes, 0
         self._arriving: set[CountedBody] = set()
 
     def take(self, body: CountedBody, size: int, is_complete: bool) -> None:
@@ -58,12 +63,12 @@ class BodyMemory:
         elif body not in self._arriving:
             self._arriving.add(body)
         self._make_room(body, size, is_complete)
-        self.used += size
-        body.held += size
+        self.used_bytes += size
+        body.held_bytes += size
 
     def release(self, body: CountedBody) -> None:
-        self.used -= body.held
-        body.held = 0
+        self.used_bytes -= body.held_bytes
+        body.held_bytes = 0
         self._arriving.discard(body)
 
     def _make_room(self, body: CountedBody, size: int, is_complete: bool) -> None:
@@ -71,20 +76,20 @@ class BodyMemory:
 
         If that would not be enough, it evicts none and raises Busy.
         """
-        lacking = self.used + size - self.limit
-        if lacking <= 0:
+        lacking_bytes = self.used_bytes + size - self.max_bytes
+        if lacking_bytes <= 0:
             return
         now = time.monotonic()
         pace_of_body = math.inf if is_complete else body.pace(now)
         slower = sorted(
             (pace, id(slow), slow) for slow in self._arriving - {body} if (pace := slow.pace(now)) < pace_of_body
         )
-        if sum(slow.held for _, _, slow in slower) < lacking:
+        if sum(slow.held_bytes for _, _, slow in slower) < lacking_bytes:
             raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
         for _, _, slow in slower:
-            if lacking <= 0:
+            if lacking_bytes <= 0:
                 return
-            lacking -= slow.held
+            lacking_bytes -= slow.held_bytes
             slow.evict()
 
 
@@ -92,13 +97,23 @@ class BodyMemory:
 class CountedBody:
     """Receives a body, and counts what really arrives: a stated length may be missing or wrong."""
 
-    def __init__(self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed: int) -> None:
-        """Wraps `receive`. `claimed` is the length in the headers, or 0; `held` are the bytes charged to it."""
+    def __init__(
+        self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed_bytes: int
+    ) -> None:
+        """Wraps `receive`.
+
+        Args:
+            receive: ASGI's function.
+            rule: the limit of this body.
+            memory: what all bodies share.
+            limits: how long the body may take.
+            claimed_bytes: the length in the headers; 0: they have none.
+        """
         self._receive, self._rule, self._memory, self._limits = receive, rule, memory, limits
-        self._claimed, self._began = claimed, time.monotonic()
-        self._received_bytes = self.held = 0
+        self._claimed_bytes, self._started_at = claimed_bytes, time.monotonic()
+        self._received_bytes = self.held_bytes = 0
         self._is_complete = self._evicted = False
-        self._recent_bytes, self._faded_at = 0.0, self._began
+        self._recent_bytes, self._faded_at = 0.0, self._started_at
         self._timeout: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
@@ -106,7 +121,8 @@ class CountedBody:
         if self._is_complete or not self._rule.in_memory:
             return self._count(await self._receive())
         loop = asyncio.get_running_loop()
-        seconds_left = self._began + self._limits.body_time(max(self._claimed, self._received_bytes)) - time.monotonic()
+        allowed_seconds = self._limits.body_seconds(max(self._claimed_bytes, self._received_bytes))
+        seconds_left = self._started_at + allowed_seconds - time.monotonic()
         try:
             async with asyncio.timeout_at(loop.time() + seconds_left) as self._timeout:
                 message = await self._receive()
@@ -123,8 +139,8 @@ class CountedBody:
         size = len(message.get("body", b""))
         self._is_complete = self._is_complete or not message.get("more_body", False)
         self._received_bytes += size
-        if self._received_bytes > self._rule.limit:
-            raise RefusedRequest(too_large_error(self._rule.limit))
+        if self._received_bytes > self._rule.max_bytes:
+            raise RefusedRequest(too_large_error(self._rule.max_bytes))
         if self._rule.in_memory:
             self._fade(time.monotonic())
             self._recent_bytes += size
@@ -137,10 +153,11 @@ class CountedBody:
     def pace(self, now: float) -> float:
         """Returns the recent speed in bytes a second."""
         self._fade(now)
-        age = max(now - self._began, MIN_AGE_SECONDS)
+        age = max(now - self._started_at, MIN_AGE_SECONDS)
         return self._recent_bytes / (PACE_SECONDS * -math.expm1(-age / PACE_SECONDS))
 
     def _fade(self, now: float) -> None:
+        """Lowers the weight of the bytes that came before, by the time since the last call."""
         self._recent_bytes *= math.exp((self._faded_at - now) / PACE_SECONDS)
         self._faded_at = now
 
@@ -155,31 +172,37 @@ class CountedBody:
         self._memory.release(self)
 
 
-RuleOf = Callable[[Scope], BodyRule]
+BodyRuleOf = Callable[[Scope], BodyRule]
 
 
 class Guard:
-    """Admits requests. All requests together may have `max_held` bytes of bodies in memory.
+    """Admits requests with the token, and limits their bodies.
 
-    Without a token everybody may ask, and the application decides, as it does for `open_paths`. Without `access_log`
-    requests are not logged.
+    Args:
+        app: the application behind the guard.
+        token: the bearer token. None: everybody may ask, and the application decides.
+        rule: returns the limit of a request's body.
+        max_held: the bytes of bodies that all requests together may have in memory.
+        limits: how long a body may take.
+        access_log: whether requests are logged.
+        open_paths: paths that need no token.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str | None, rule: RuleOf, max_held: int, limits: Limits, access_log: bool = True,
+        self, app: ASGIApp, token: str | None, rule: BodyRuleOf, max_held: int, limits: Limits, access_log: bool = True,
         open_paths: Collection[str] = OPEN_PATHS,
     ) -> None:  # fmt: skip
         self._app, self._rule, self._limits, self._access_log = app, rule, limits, access_log
         self._open_paths = open_paths
         self._memory = BodyMemory(max_held)
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._expected_header = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         answer = _StatusRecorder(send)
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             await self._admit(scope, receive, answer)
         except Exception as error:  # noqa: BLE001  (whatever it was: the server stays up and its log stays clean)
@@ -190,7 +213,7 @@ class Guard:
             if self._access_log:
                 # The route's pattern, never the path: names in a path are the caller's
                 pattern = getattr(scope.get("route"), "path", "-")
-                milliseconds = (time.monotonic() - began) * 1000
+                milliseconds = (time.monotonic() - started_at) * 1000
                 method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
                 log.info("%s %s %s %.0f ms", method, pattern, answer.status or "gone", milliseconds)
 
@@ -202,10 +225,10 @@ class Guard:
             await refusal(scope, receive, send)
             return
         rule = self._rule(scope)
-        claimed = headers.get(b"content-length", b"0")
-        size = int(claimed[:20]) if claimed.isdigit() else 0
-        if size > rule.limit:
-            await error_response(too_large_error(rule.limit))(scope, receive, send)
+        claimed_length = headers.get(b"content-length", b"0")
+        size = int(claimed_length[:20]) if claimed_length.isdigit() else 0
+        if size > rule.max_bytes:
+            await error_response(too_large_error(rule.max_bytes))(scope, receive, send)
             return
         body = CountedBody(receive, rule, self._memory, self._limits, size)
         try:
@@ -214,9 +237,9 @@ class Guard:
             body.release()
 
     def _is_admitted(self, path: str, authorization: bytes) -> bool:
-        if self._expected is None or path in self._open_paths:
+        if self._expected_header is None or path in self._open_paths:
             return True
-        return hmac.compare_digest(authorization, self._expected)
+        return hmac.compare_digest(authorization, self._expected_header)
 
 
 class _StatusRecorder:

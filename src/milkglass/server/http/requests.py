@@ -91,14 +91,20 @@ class CompletionRequest(RequestBody):
         return present
 
     def prompts(self) -> list[Ids]:
+        """Returns the prompts, also where there is one."""
         return prompt_rows(self.prompt)
 
     def sampling(self, end_ids: frozenset[int], prompt_index: int) -> SamplingParams:
-        """Returns the sampling of one prompt, which gets its own seed. `end_ids` are the model's."""
-        stop = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else end_ids)
+        """Returns the sampling of one prompt, which gets its own seed.
+
+        Args:
+            end_ids: the ids with which the model ends an answer.
+            prompt_index: the prompt's place in the request, from 0.
+        """
+        stop_ids = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else end_ids)
         seed = None if self.seed is None else (self.seed + prompt_index) % 2**63
         return SamplingParams(
-            self.temperature, self.top_p, max(0, self.top_k), seed, self.max_tokens, stop, self.min_p,
+            self.temperature, self.top_p, max(0, self.top_k), seed, self.max_tokens, stop_ids, self.min_p,
             self.presence_penalty, self.frequency_penalty, self.repetition_penalty, self.logit_bias, self.logprobs,
         )  # fmt: skip
 
@@ -150,14 +156,16 @@ def require_prompts(rows: Sequence[Ids], model: ModelRecord, settings: ServerSet
             )
 
 
-def require_biases(biases: Iterable[int], model: ModelRecord) -> None:
-    if any(token >= model.vocab_size for token in biases):
+def require_known_biased_ids(biased_ids: Iterable[int], model: ModelRecord) -> None:
+    """Raises IdOutOfRange if an id of `logit_bias` is beyond the model's vocabulary."""
+    if any(token >= model.vocab_size for token in biased_ids):
         raise IdOutOfRange(
             f"logit_bias names an id beyond the model's vocabulary of {model.vocab_size}", "encode it with the key"
         )
 
 
 def require_max_tokens(count: int, settings: ServerSettings) -> None:
+    """Raises TooLarge if an answer may have more tokens than the server allows."""
     if count > settings.max_new_tokens:
         raise TooLarge(f"max_tokens is {count}; {settings.max_new_tokens} is the most", "ask for less")
 

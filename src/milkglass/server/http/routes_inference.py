@@ -23,7 +23,7 @@ from milkglass.server.http.requests import (
     CompletionRequest,
     EmbeddingRequest,
     prompt_rows,
-    require_biases,
+    require_known_biased_ids,
     require_max_tokens,
     require_prompts,
     token_types,
@@ -55,7 +55,15 @@ class _Token:
 
 @dataclass(eq=False)
 class PromptRun:
-    """Runs one request's prompts through an engine. `on_over` is called once, when all have ended."""
+    """Runs one request's prompts through an engine.
+
+    Attributes:
+        on_over: called once, when all prompts have ended.
+        answer_id: the id of the answer and of its stream's events.
+        created: when the request came, in seconds since 1970.
+        sequences: one for each prompt, made by `prepare`.
+        answers: ids of each prompt's answer so far.
+    """
 
     body: CompletionRequest
     prompts: list[list[int]]
@@ -148,7 +156,7 @@ async def completions(body: CompletionRequest, request: Request, shared: SharedC
     run = PromptRun(body, body.prompts())
     require_max_tokens(body.max_tokens, shared.settings)
     require_prompts(run.prompts, model, shared.settings, extra_tokens=body.max_tokens)
-    require_biases(body.logit_bias, model)
+    require_known_biased_ids(body.logit_bias, model)
     entry = shared.model_cache.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it
     release.callback(shared.model_cache.release, entry)

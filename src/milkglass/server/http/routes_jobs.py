@@ -89,7 +89,7 @@ def cancel_job(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
 
 @router.post("/v1/fine_tuning/jobs/{job_id}/resume")
 def resume_job(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
-    """Lets a job that a full disk ended go on from its newest checkpoint."""
+    """Queues a failed job again, which goes on from its newest checkpoint. Its `resumable` must be true."""
     return job_json(shared.jobs.resume(job_id), shared)
 
 

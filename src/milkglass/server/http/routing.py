@@ -27,7 +27,7 @@ PLAIN_NAME = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no
 Name = Annotated[str, Field(pattern=PLAIN_NAME, min_length=1, max_length=128)]
 PathName = Annotated[str, Path(pattern=PLAIN_NAME, min_length=1, max_length=128)]
 
-MAX_FIELDS = 64
+MAX_FIELDS = 64  # fields of one JSON object
 T = TypeVar("T")
 CLIENT_GONE = Response(status_code=499)  # the answer to a client that has left
 
@@ -75,6 +75,7 @@ class StrictRoute(APIRoute):
 
 
 def sse_event(data: Any, event_type: str | None = None, event_id: str | None = None) -> str:
+    """Returns a server-sent event. `data` is a string, which is sent as it is, or what becomes JSON."""
     lines = [f"event: {event_type}"] if event_type else []
     if event_id is not None:
         lines.append(f"id: {event_id}")
@@ -123,6 +124,6 @@ async def result_unless_gone(work: Awaitable[T], departure: Awaitable[Any]) -> T
 
 
 async def wait_for_disconnect(request: Request) -> None:
-    """Waits until the client has left. To be called once the whole body was read."""
+    """Waits until the client has left. Call it after the whole body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -21,7 +21,13 @@ TOKENS_PER_PASS = 8192  # padded tokens of one pass, unless one row alone is lon
 
 @dataclass(eq=False)
 class ClassifierRow:
-    """Holds a row to classify or embed. `on_done` gets probabilities, a number or a vector, in the engine's thread."""
+    """Holds a row to classify or embed.
+
+    Attributes:
+        on_done: gets the class probabilities, a regression's one number or the vector, in the engine's thread.
+        on_error: gets the error if there is no answer, in the engine's thread.
+        cancelled: whether the answer is no longer needed.
+    """
 
     ids: list[int]
     token_types: list[int] | None
@@ -39,10 +45,10 @@ class Classifier(Engine[ClassifierRow]):
     def __init__(self, model: PreTrainedModel, max_batch: int, max_waiting: int, needs_pad: bool = False) -> None:
         super().__init__("classifier", max_waiting)
         self._model = model
-        pad = model.config.pad_token_id
+        pad_id = model.config.pad_token_id
         # A decoder finds a row's last token by its padding id; without one, rows go one by one
-        self._max_batch = max_batch if pad is not None or not needs_pad else 1
-        self._pad = 0 if pad is None else pad
+        self._max_batch = max_batch if pad_id is not None or not needs_pad else 1
+        self._pad_id = 0 if pad_id is None else pad_id
         # As in transformers: one label, and nothing else said, is a regression
         self.is_regression = model.config.num_labels == 1 and model.config.problem_type in (None, "regression")
         self._rows: list[ClassifierRow] = []
@@ -68,7 +74,7 @@ class Classifier(Engine[ClassifierRow]):
         return rows
 
     def _forward(self) -> list[list[float]]:
-        batch = {"input_ids": self._pad_rows([row.ids for row in self._rows], self._pad)}
+        batch = {"input_ids": self._pad_rows([row.ids for row in self._rows], self._pad_id)}
         batch["attention_mask"] = self._pad_rows([[1] * len(row.ids) for row in self._rows], 0)
         if any(row.token_types for row in self._rows):
             types = [row.token_types or [0] * len(row.ids) for row in self._rows]

@@ -19,11 +19,11 @@ import torch
 
 from milkglass.errors import Busy, MilkglassError, ServerError
 from milkglass.server.inference.model_runner import CachingRunner, ModelRunner, Prompt, RunningRows
-from milkglass.server.inference.sampling import SamplingParams, adjusted_logits, draw, seeded_generator, top_logprobs
+from milkglass.server.inference.sampling import SamplingParams, adjusted_logits, draw_id, seeded_generator, top_logprobs
 from milkglass.server.logs import place_of
 
 log = logging.getLogger("milkglass.server")
-MAX_PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
+MAX_PREFILL_TOKENS = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
 
 
 class WorkItem(Protocol):
@@ -106,6 +106,7 @@ class Engine(abc.ABC, Generic[W]):
             unit.fail(error)
 
     def take(self, max_items: int) -> list[W]:
+        """Removes and returns the work that has waited for longest, at most `max_items`."""
         with self._changed:
             return [self._waiting.popleft() for _ in range(min(max_items, len(self._waiting)))]
 
@@ -130,9 +131,9 @@ def not_finite_error() -> ModelFailed:
 
 
 def likeliest_ids(logits: torch.Tensor) -> list[int | None]:
-    """Returns the likeliest id of each row of logits (rows, n), None of one that is not finite.
+    """Returns the likeliest id of each row of logits (rows, n); None for a row that is not finite.
 
-    All rows are asked at once: on a GPU each question waits for the device.
+    All rows are computed in one call: on a GPU each result that is read waits for the device.
     """
     unusable = ~torch.isfinite(logits).any(-1) | torch.isnan(logits).any(-1)
     answers = torch.where(unusable, -1, logits.argmax(-1)).tolist()
@@ -188,14 +189,14 @@ class Sequence:
             return None
         try:
             is_plain = self.sampling.is_greedy and not self.sampling.changes_logits
-            token = likeliest if is_plain else draw(self._adjust(logits), self.sampling, self.rng)
+            token = likeliest if is_plain else draw_id(self._adjust(logits), self.sampling, self.rng)
             if self.sampling.logprobs is not None:
                 self.logprobs = top_logprobs(logits, token, self.sampling.logprobs)
         except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
             self.fail(as_known_error(error))
             return None
         self.answer.append(token)
-        is_stop = token in self.sampling.stop
+        is_stop = token in self.sampling.stop_ids
         reason = "stop" if is_stop else "length" if len(self.answer) >= self.sampling.max_tokens else None
         self.on_token(token, reason)
         return None if reason else token
@@ -234,7 +235,7 @@ class Scheduler:
     @staticmethod
     def prefill_count(waiting: Iterable[Sequence]) -> int:
         """Returns how many of the first waiting sequences are read together in the next pass."""
-        return fitting_count([len(sequence.prompt) for sequence in waiting], MAX_PREFILL)
+        return fitting_count([len(sequence.prompt) for sequence in waiting], MAX_PREFILL_TOKENS)
 
     def drop_cancelled(self) -> None:
         self._end([not sequence.cancelled for sequence in self.running])
@@ -275,22 +276,23 @@ class Scheduler:
         return split_off
 
     def clear(self) -> list[Sequence]:
+        """Stops all sequences, and returns them."""
         running, self.running, self.newest_ids, self.rows = self.running, [], [], None
         return running
 
-    def _end(self, stays: list[bool]) -> None:
+    def _end(self, kept_flags: list[bool]) -> None:
         """Removes the sequences that do not stay, and calls `on_leave` for each while its row exists."""
         if self._on_leave is not None and self.rows is not None:
-            for index in [index for index, is_kept in enumerate(stays) if not is_kept]:
+            for index in [index for index, is_kept in enumerate(kept_flags) if not is_kept]:
                 self._on_leave(self.running[index], self.rows, index)
-        self._keep(stays)
+        self._keep(kept_flags)
 
-    def _keep(self, stays: list[bool]) -> None:
-        if all(stays):
+    def _keep(self, kept_flags: list[bool]) -> None:
+        if all(kept_flags):
             return
-        indices = [place for place, is_kept in enumerate(stays) if is_kept]
-        self.running = [self.running[place] for place in indices]
-        self.newest_ids = [self.newest_ids[place] for place in indices]
+        indices = [index for index, is_kept in enumerate(kept_flags) if is_kept]
+        self.running = [self.running[index] for index in indices]
+        self.newest_ids = [self.newest_ids[index] for index in indices]
         if not indices:
             self.rows = None
         elif self.rows is not None:

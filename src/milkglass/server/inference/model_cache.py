@@ -35,12 +35,17 @@ log = logging.getLogger("milkglass.server")
 Task = Literal["classify", "embed", "generate"]
 
 
-Key = tuple[str, float, Task]  # with the time when the model was created, since a name can be reused
+CacheKey = tuple[str, float, Task]  # with the time when the model was created, since a name can be reused
 
 
 @dataclass(eq=False)
 class LoadedModel:
-    """Holds a model's engine. While the model is being loaded, `engine` is not done."""
+    """Holds a model's engine for one task.
+
+    Attributes:
+        user_count: requests that use it now.
+        engine: is done once the model is loaded, or fails with what loading raised.
+    """
 
     model: ModelRecord
     task: Task
@@ -51,7 +56,7 @@ class LoadedModel:
         self.engine.set_running_or_notify_cancel()  # from here on no one who waits can cancel it for the others
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CacheKey:
         return (self.model.id, self.model.created_at, self.task)
 
     def close(self) -> None:
@@ -66,11 +71,12 @@ class ModelCache:
     Each load has a thread of its own; those who wait for the model hold no thread.
     """
 
-    def __init__(self, settings: ServerSettings, folder: Callable[[str], Path]) -> None:
-        self._settings, self._folder = settings, folder
+    def __init__(self, settings: ServerSettings, folder_of: Callable[[str], Path]) -> None:
+        """Makes an empty cache. `folder_of` returns the folder of a model's id."""
+        self._settings, self._folder_of = settings, folder_of
         self._lock = threading.Lock()
         self._closed = False
-        self._entries: OrderedDict[Key, LoadedModel] = OrderedDict()  # the least recently requested first
+        self._entries: OrderedDict[CacheKey, LoadedModel] = OrderedDict()  # the least recently requested first
 
     def acquire(self, model: ModelRecord, task: Task) -> LoadedModel:
         """Returns an entry at once, whose `engine` is a future, which fails with whatever its load raises.
@@ -97,6 +103,7 @@ class ModelCache:
         return entry
 
     def _make_room(self) -> LoadedModel | None:
+        """Removes and returns the entry that a new one replaces, or None if there is room. Raises Busy."""
         if len(self._entries) < self._settings.max_loaded_models:
             return None
         for key, entry in self._entries.items():
@@ -132,7 +139,7 @@ class ModelCache:
         try:
             if evicted:
                 evicted.close()  # its weights go before the new ones come
-            engine = build_engine(self._folder(entry.model.id), entry.model, entry.task, self._settings)
+            engine = build_engine(self._folder_of(entry.model.id), entry.model, entry.task, self._settings)
             engine.start()
         except BaseException as error:  # noqa: BLE001  (anyone who waits must hear of it)
             with self._lock:
@@ -148,7 +155,7 @@ class ModelCache:
 
 
 def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings) -> Engine[Any]:
-    """Loads the weights.
+    """Loads a model's weights, and returns its engine for the task, which is not started.
 
     Raises:
         NotFound: the model was deleted meanwhile.
@@ -190,7 +197,7 @@ def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerS
         log.warning("model not loaded: %s", place_of(error))
         hint = "obfuscate and upload it again"
         raise CorruptCheckpoint(f"the weights don't fit the config: {type(error).__name__}", hint) from error
-    _require_whole(report, task)
+    _require_all_tensors(report, task)
     device.move(network.eval())
     if task == "classify":
         return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
@@ -202,7 +209,7 @@ def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerS
     return Generator(runner, settings.max_batch, settings.max_waiting)
 
 
-def _require_whole(report: dict[str, Any], task: Task) -> None:
+def _require_all_tensors(report: dict[str, Any], task: Task) -> None:
     missing = sorted(report.get("missing_keys", ()))
     if task == "embed":  # the mean of hidden states needs no pooler
         missing = [name for name in missing if not name.startswith("pooler.")]

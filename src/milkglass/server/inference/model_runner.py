@@ -34,7 +34,7 @@ MIN_PREFIX_IDS = 32  # shorter prefixes are computed again, together with other 
 class RunningRows(Protocol):
     """Holds the rows that a model has read, in order, with their key-value cache, and runs their next tokens."""
 
-    def advance(self, newest: Sequence[Token]) -> torch.Tensor:
+    def advance(self, newest_tokens: Sequence[Token]) -> torch.Tensor:
         """Runs one more token of each row. Returns logits (rows, vocabulary) of the next token."""
 
     def keep(self, indices: list[int]) -> None:
@@ -83,7 +83,7 @@ def model_inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str,
 
 
 class CachedRows:
-    """Holds rows in a transformers cache.
+    """Holds the rows that a transformers model has read, and implements `RunningRows`.
 
     Attributes:
         cache: keys and values (b, heads, t, d) of each layer.
@@ -93,9 +93,9 @@ class CachedRows:
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: torch.Tensor) -> None:
         self._model, self.cache, self.mask = model, cache, mask
 
-    def advance(self, newest: Sequence[Token]) -> torch.Tensor:
+    def advance(self, newest_tokens: Sequence[Token]) -> torch.Tensor:
         self.mask = pad(self.mask, (0, 1), value=1)
-        token_rows = [token[None] if isinstance(token, torch.Tensor) else [token] for token in newest]
+        token_rows = [token[None] if isinstance(token, torch.Tensor) else [token] for token in newest_tokens]
         return self.forward(model_inputs(token_rows, self._model), self.mask.sum(-1, keepdim=True) - 1)
 
     def forward(self, tokens: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
@@ -151,9 +151,12 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """Caches the keys and values of finished rows by their ids, `size_bytes` in all.
+    """Caches the keys and values of finished rows by their ids, at most `max_bytes`.
 
-    Rows that were not used for longest are dropped first.
+    The least recently used rows are dropped first.
+
+    Attributes:
+        size_bytes: the bytes of all rows that are cached now.
     """
 
     def __init__(self, max_bytes: int) -> None:

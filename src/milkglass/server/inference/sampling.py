@@ -23,12 +23,12 @@ class SamplingParams:
         top_k: draws from this many of the likeliest ids; 0: all.
         seed: the seed of the draws. None: a fresh one.
         max_tokens: the most ids of the answer.
-        stop: ids that end the answer, including the model's own.
+        stop_ids: ids that end the answer, the model's own end ids among them.
         min_p: leaves out ids whose probability is below this share of the likeliest's.
-        presence: is subtracted from the logit of each id in the answer.
-        frequency: is subtracted from the logit of an id for each time that it is in the answer.
-        repetition: divides positive logits of ids in prompt or answer, and multiplies negative ones.
-        bias: is added to logits, by id.
+        presence_penalty: is subtracted from the logit of each id in the answer.
+        frequency_penalty: is subtracted from the logit of an id for each time that it is in the answer.
+        repetition_penalty: divides positive logits of ids in prompt or answer, and multiplies negative ones.
+        logit_bias: is added to logits, by id.
         logprobs: how many of the likeliest ids are reported with each drawn id. None: not even the drawn one is.
     """
 
@@ -37,12 +37,12 @@ class SamplingParams:
     top_k: int = 0
     seed: int | None = None
     max_tokens: int = 16
-    stop: frozenset[int] = field(default_factory=frozenset)
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
     min_p: float = 0.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    repetition: float = 1.0
-    bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
 
     @property
@@ -52,7 +52,8 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.presence or self.frequency or self.bias) or self.repetition != 1
+        """Returns whether `adjusted_logits` would change anything."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias) or self.repetition_penalty != 1
 
 
 def seeded_generator(sampling: SamplingParams) -> torch.Generator:
@@ -61,8 +62,8 @@ def seeded_generator(sampling: SamplingParams) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
-    """Returns the next id from logits (v,)."""
+def draw_id(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
+    """Draws the next id from logits (v,), after penalties and biases; a greedy one needs no `rng`."""
     if sampling.is_greedy:
         return int(logits.argmax())
     scaled = logits.float().cpu()
@@ -79,27 +80,39 @@ def draw(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -
 def adjusted_logits(
     logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
-    """Returns logits (v,) with penalties, for repetition and then OpenAI's two, and biases. vLLM adds biases first."""
+    """Returns logits (v,) after the repetition penalty, OpenAI's two penalties and the biases, in this order.
+
+    vLLM adds biases first.
+
+    Args:
+        logits: the model's, for the next id.
+        sampling: the penalties and biases.
+        prompt: ids of the prompt.
+        answer: ids drawn so far.
+    """
     adjusted = logits.float().clone()
-    if sampling.repetition != 1 and (used_ids := sorted({*prompt, *answer})):
+    if sampling.repetition_penalty != 1 and (used_ids := sorted({*prompt, *answer})):
         used_logits = adjusted[used_ids]
         adjusted[used_ids] = torch.where(
-            used_logits > 0, used_logits / sampling.repetition, used_logits * sampling.repetition
+            used_logits > 0, used_logits / sampling.repetition_penalty, used_logits * sampling.repetition_penalty
         )
-    if (sampling.presence or sampling.frequency) and answer:
+    if (sampling.presence_penalty or sampling.frequency_penalty) and answer:
         ids, counts = torch.tensor(answer, device=adjusted.device).unique(return_counts=True)
-        adjusted[ids] -= sampling.presence + sampling.frequency * counts
-    for token, bias in sampling.bias.items():
+        adjusted[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    for token, bias in sampling.logit_bias.items():
         adjusted[token] += bias
     return adjusted
 
 
-def top_logprobs(logits: torch.Tensor, drawn: int, count: int) -> list[tuple[int, float]]:
-    """Returns (id, log-probability) of the drawn id, then of the `count` likeliest, by the model's own logits (v,)."""
+def top_logprobs(logits: torch.Tensor, drawn_id: int, count: int) -> list[tuple[int, float]]:
+    """Returns (id, log-probability) of the drawn id, then of the `count` likeliest, by the model's own logits (v,).
+
+    The likeliest come first to last; a drawn id that is among them is there a second time.
+    """
     logprobs = logits.float().log_softmax(-1)
     top = logprobs.topk(min(count, len(logprobs)))
     likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    pairs = [(drawn, float(logprobs[drawn])), *likeliest]
+    pairs = [(drawn_id, float(logprobs[drawn_id])), *likeliest]
     return [(token, max(value, MIN_LOGPROB)) for token, value in pairs]
 
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from milkglass.server.spec import COMPLETE, RESERVE, SHORT, Event
+from milkglass.server.spec import COMPLETE_MARK, RESERVE_FILE, WEIGHTS_ONLY_MARK, Event
 
 EVENTS_FILE = "events.jsonl"
-TEMPORARY = ("checkpoints", "result.partial", RESERVE)  # files that only a resumed job needs
+TEMPORARY_NAMES = ("checkpoints", "result.partial", RESERVE_FILE)  # files and folders that only a resumed job needs
 PROGRESS_FIELDS = ("step", "total_steps", "loss")
 TAIL_BYTES = 1 << 16  # of the event file, in which the newest progress is looked for
-_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
+_CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StoredEvent:
 
 
 def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
-    """Returns the events after an id, without a line that a killed worker left unfinished."""
+    """Returns the events after an id (0: all), without a line that a killed worker left unfinished."""
     path = job / EVENTS_FILE
     if not path.is_file() or after >= path.stat().st_size:
         return []
@@ -66,7 +66,7 @@ def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
 
 
 def read_progress(job: Path) -> dict[str, float]:
-    """Returns the newest `step`, `total_steps` and `loss`, from the end of the file only."""
+    """Returns the newest `step`, `total_steps` and `loss` that the last TAIL_BYTES of the events have."""
     path, progress = job / EVENTS_FILE, dict[str, float]()
     if not path.is_file():
         return progress
@@ -109,23 +109,31 @@ def mend_events(job: Path) -> None:
             file.write(b"\n")
 
 
-def checkpoints(job: Path) -> list[Path]:
-    return sorted((folder for folder in (job / "checkpoints").glob("*") if _NAME.fullmatch(folder.name)), key=step_of)
+def all_checkpoints(job: Path) -> list[Path]:
+    """Returns the folders of all checkpoints, complete or not, the newest last."""
+    return sorted(
+        (folder for folder in (job / "checkpoints").glob("*") if _CHECKPOINT_NAME.fullmatch(folder.name)), key=step_of
+    )
 
 
 def step_of(checkpoint: Path) -> int:
+    """Returns the training step after which a checkpoint was saved, from its folder's name."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def usable_checkpoints(job: Path) -> list[Path]:
     """Returns the checkpoints that are complete or have the weights alone, the newest last."""
-    return [folder for folder in checkpoints(job) if (folder / COMPLETE).is_file() or (folder / SHORT).is_file()]
+    return [
+        folder
+        for folder in all_checkpoints(job)
+        if (folder / COMPLETE_MARK).is_file() or (folder / WEIGHTS_ONLY_MARK).is_file()
+    ]
 
 
 def checkpoint_to_resume(job: Path) -> Path | None:
     """Returns the newest complete checkpoint, or else the newest that has the weights alone, or None."""
     return max(
-        usable_checkpoints(job), key=lambda folder: ((folder / COMPLETE).is_file(), step_of(folder)), default=None
+        usable_checkpoints(job), key=lambda folder: ((folder / COMPLETE_MARK).is_file(), step_of(folder)), default=None
     )
 
 
@@ -136,11 +144,11 @@ def step_to_resume(job: Path) -> int:
 
 
 def drop_temporary(job: Path, resumable: bool = False) -> None:
-    """Removes what a job that ended wrote only to go on from: up to three times a model's size.
+    """Removes the files of an ended job that only a resumed one needs: up to three times a model's size.
 
     Args:
         resumable: whether the job can be resumed, so that its checkpoints stay.
     """
-    (job / RESERVE).unlink(missing_ok=True)
+    (job / RESERVE_FILE).unlink(missing_ok=True)
     for name in ("result.partial", *(() if resumable else ("checkpoints",))):
         shutil.rmtree(job / name, ignore_errors=True)

@@ -31,7 +31,7 @@ def layer_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     return max(lists, key=lambda pair: len(pair[1]))
 
 
-def prepare(model: PreTrainedModel, hyperparameters: Hyperparameters) -> None:
+def inject_adapters(model: PreTrainedModel, hyperparameters: Hyperparameters) -> None:
     """Freezes the model, injects adapters, and unfreezes what is trained in full."""
     name, layers = layer_list(model)
     hyperparameters = hyperparameters.for_layers(len(layers))
@@ -52,18 +52,19 @@ def prepare(model: PreTrainedModel, hyperparameters: Hyperparameters) -> None:
 
 
 def _fully_trained_modules(
-    model: PreTrainedModel, layers: nn.ModuleList, first: int, last: int, tables: bool
+    model: PreTrainedModel, layers: nn.ModuleList, first: int, last: int, train_tables: bool
 ) -> Iterator[nn.Module]:
+    """Yields the layers outside of `first` to `last`, the classifier's head, and with `train_tables` the tables."""
     yield from (layer for i, layer in enumerate(layers) if i < first or i >= last)
     yield from (model.get_submodule(name) for name in ("score", "classifier") if hasattr(model, name))
-    if tables:
+    if train_tables:
         yield model.get_input_embeddings()
         if (head := model.get_output_embeddings()) is not None:
             yield head
 
 
 @torch.no_grad()
-def merge(model: PreTrainedModel) -> None:
+def merge_adapters(model: PreTrainedModel) -> None:
     """Adds each adapter to its matrix and removes it."""
     adapted = [(name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
     for name, module in adapted:

@@ -28,9 +28,9 @@ from milkglass.models.safetensors_header import TensorRef
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
-NUMBER_BYTES, MOMENT_BYTES = 4, 8  # of a number in fp32, and of Adam's two moments of one
+NUMBER_BYTES, MOMENT_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
-MIN_ACTIVATION_BYTES = 128 << 20  # of the activations that one part of a step keeps, by `_activation_bytes`
+MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
 LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -42,10 +42,10 @@ SAVINGS: tuple[dict[str, Any], ...] = (
 def require_fit(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
     """Raises UsageError, IdOutOfRange or TooLong for rows that cannot train this model. No message names an id."""
     task, batch_size = hyperparameters.task, hyperparameters.batch_size
-    causal = task == "causal-lm"
-    if causal and model.kind != "decoder":
+    is_causal = task == "causal-lm"
+    if is_causal and model.kind != "decoder":
         raise UsageError("this model is an encoder: it cannot be trained for causal-lm", "use task `classification`")
-    if rows.nested_labels != causal:
+    if rows.nested_labels != is_causal:
         raise UsageError(
             f"labels holds {'lists' if rows.nested_labels else 'single numbers'}, which does not fit {task}",
             "causal-lm needs a list of labels a row, classification and regression one number",
@@ -62,7 +62,7 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyp
         )
     if not rows.real_labels:
         _require_labels(model, rows, hyperparameters)
-    if not causal and model.kind == "decoder" and model.pad_token_id is None and batch_size > 1:
+    if not is_causal and model.kind == "decoder" and model.pad_token_id is None and batch_size > 1:
         raise UsageError(
             f"this model has no padding id: it cannot be trained for {task} {batch_size} rows at a time",
             "set batch_size to 1, or upload the model with a pad_token_id in its config",
@@ -79,12 +79,12 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyp
 
 def _require_labels(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
     """Checks labels that are whole numbers: classes or ids. Raises UsageError or IdOutOfRange."""
-    causal = hyperparameters.task == "causal-lm"
+    is_causal = hyperparameters.task == "causal-lm"
     if rows.max_label is None or rows.min_label is None:
         raise UsageError("every label is -100: there is nothing to learn", "give the answers their ids as labels")
-    if not causal and rows.unlabelled:
+    if not is_causal and rows.unlabelled:
         raise UsageError("some labels are -100: a row for classification needs a class", "leave those rows out")
-    classes = model.vocab_size if causal else hyperparameters.num_labels
+    classes = model.vocab_size if is_causal else hyperparameters.num_labels
     if rows.min_label < 0 or rows.max_label >= classes:
         raise IdOutOfRange(f"the data holds labels outside 0 to {classes - 1}", "is num_labels right?")
 
@@ -94,24 +94,24 @@ class Needs:
     """Says what a fine-tune needs, in bytes.
 
     Attributes:
-        checkpoint: the size of one checkpoint.
-        result: the size of the fine-tuned model.
-        kept: how many checkpoints stay while another is written.
-        memory: a lower bound.
+        checkpoint_bytes: of one checkpoint.
+        result_bytes: of the fine-tuned model.
+        kept_checkpoints: how many checkpoints stay while another is written.
+        memory_bytes: of main memory, or of the GPU's; a lower bound.
     """
 
-    checkpoint: int
-    result: int
-    kept: int
-    memory: int
+    checkpoint_bytes: int
+    result_bytes: int
+    kept_checkpoints: int
+    memory_bytes: int
 
     @property
-    def reserve(self) -> int:
-        return max(self.checkpoint, self.result)
+    def reserve_bytes(self) -> int:
+        return max(self.checkpoint_bytes, self.result_bytes)
 
     @property
-    def disk(self) -> int:
-        return self.kept * self.checkpoint + self.reserve
+    def disk_bytes(self) -> int:
+        return self.kept_checkpoints * self.checkpoint_bytes + self.reserve_bytes
 
 
 @dataclass(frozen=True)
@@ -120,23 +120,23 @@ class ModelSizes:
 
     Attributes:
         layers: for each layer its number of weights, and the sizes (in, out) of its matrices.
-        table: the number of weights of the embedding table.
-        heads: the weights of a language model's own head and biases.
-        total: the number of weights of all tensors.
-        stored: bytes of all tensors as they are stored.
-        width: the dimensions of the hidden state.
-        vocabulary: the number of tokens.
-        generates: whether it is a decoder.
+        table_weights: the number of weights of the embedding table.
+        head_weights: the number of weights of a language model's own head and biases.
+        total_weights: the number of weights of all tensors.
+        stored_bytes: bytes of all tensors as they are stored.
+        hidden_size: the dimensions of the hidden state.
+        vocab_size: the number of tokens in the vocabulary.
+        is_decoder: False for an encoder.
     """
 
     layers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-    table: int
-    heads: int
-    total: int
-    stored: int
-    width: int
-    vocabulary: int
-    generates: bool
+    table_weights: int
+    head_weights: int
+    total_weights: int
+    stored_bytes: int
+    hidden_size: int
+    vocab_size: int
+    is_decoder: bool
 
     @classmethod
     def of(cls, base: Checkpoint) -> ModelSizes:
@@ -165,28 +165,36 @@ def _layer_sizes(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int
 
 
 def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float = 0.0) -> Needs:
-    """Returns the needs of a fine-tune. The hyperparameters come from `for_layers`; mean length 0 is unknown."""
+    """Returns the needs of a fine-tune.
+
+    Args:
+        model: the sizes of the model.
+        hyperparameters: what `for_layers` returned for this model.
+        mean_length: the mean number of tokens of a row; 0: it is not known.
+    """
     is_causal = hyperparameters.task == "causal-lm"
-    pooler = 0 if model.generates else model.width
-    head = model.heads if is_causal else model.width * (hyperparameters.num_labels + pooler)
-    total = model.total - model.heads + head
-    adapters, trained = 0, total
+    pooler = 0 if model.is_decoder else model.hidden_size
+    head = model.head_weights if is_causal else model.hidden_size * (hyperparameters.num_labels + pooler)
+    total = model.total_weights - model.head_weights + head
+    adapter_weights, trained_weights = 0, total
     if hyperparameters.chosen_method == "lora":
         last = len(model.layers) - hyperparameters.full_last
         adapted = model.layers[hyperparameters.full_first : last]
-        adapters = sum(hyperparameters.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
-        outer = sum(count for n, (count, _) in enumerate(model.layers) if n < hyperparameters.full_first or n >= last)
-        trained = adapters + outer + (0 if is_causal else head)
-        trained += (model.table + (head if is_causal else 0)) if hyperparameters.train_tables else 0
-    checkpoint = (NUMBER_BYTES + MOMENT_BYTES) * trained + OTHER_FILES_BYTES
+        adapter_weights = sum(hyperparameters.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
+        outer_weights = sum(
+            count for n, (count, _) in enumerate(model.layers) if n < hyperparameters.full_first or n >= last
+        )
+        trained_weights = adapter_weights + outer_weights + (0 if is_causal else head)
+        trained_weights += (model.table_weights + (head if is_causal else 0)) if hyperparameters.train_tables else 0
+    checkpoint_bytes = (NUMBER_BYTES + MOMENT_BYTES) * trained_weights + OTHER_FILES_BYTES
     row_tokens = min(mean_length, hyperparameters.max_length)
     tokens = row_tokens * hyperparameters.batch_size
     if limit := tokens_at_once(model, hyperparameters):
         tokens = min(tokens, max(limit, row_tokens))
-    weights_bytes = NUMBER_BYTES * (total + adapters) + (NUMBER_BYTES + MOMENT_BYTES) * trained
+    weights_bytes = NUMBER_BYTES * (total + adapter_weights) + (NUMBER_BYTES + MOMENT_BYTES) * trained_weights
     return Needs(
-        checkpoint,
-        model.stored + OTHER_FILES_BYTES,
+        checkpoint_bytes,
+        model.stored_bytes + OTHER_FILES_BYTES,
         1 if hyperparameters.early_stopping is None else 2,
         weights_bytes + int(tokens * _activation_bytes(model, hyperparameters)),
     )
@@ -200,18 +208,18 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
     """
     if device.on_gpu():
         return None
-    allowed_bytes = max(MIN_ACTIVATION_BYTES, NUMBER_BYTES * model.total // 4)
+    allowed_bytes = max(MIN_ACTIVATION_BYTES, NUMBER_BYTES * model.total_weights // 4)
     return max(1, int(allowed_bytes / _activation_bytes(model, hyperparameters)))
 
 
 def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters) -> float:
-    """Returns the bytes of a token that the forward pass keeps for the backward pass.
+    """Returns how many bytes for each token the forward pass keeps for the backward pass.
 
     These are the inputs of each matrix, and for a language model its logits and their gradient.
     """
     number_bytes = 2 if hyperparameters.dtype == "bfloat16" else NUMBER_BYTES
     inputs = sum(min(sizes) for _, matrices in model.layers for sizes in matrices)
-    logits = 2 * NUMBER_BYTES * model.vocabulary if model.generates and hyperparameters.task == "causal-lm" else 0
+    logits = 2 * NUMBER_BYTES * model.vocab_size if model.is_decoder and hyperparameters.task == "causal-lm" else 0
     return number_bytes * inputs + logits
 
 
@@ -219,49 +227,53 @@ def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters) -> fl
 Estimate = Callable[[Hyperparameters], Needs]
 
 
-def require_disk(estimate: Estimate, hyperparameters: Hyperparameters, free: int) -> None:
+def require_disk(estimate: Estimate, hyperparameters: Hyperparameters, free_bytes: int) -> None:
     """Raises DiskFull, with both numbers and settings that would fit, if the disk is too small."""
     needs = estimate(hyperparameters)
-    if needs.disk <= free:
+    if needs.disk_bytes <= free_bytes:
         return
-    noun = "checkpoint" if needs.kept == 1 else "checkpoints"
+    noun = "checkpoint" if needs.kept_checkpoints == 1 else "checkpoints"
     raise DiskFull(
-        f"this fine-tune takes {as_size(needs.disk)} of the server's disk and {as_size(free)} are free: {needs.kept} "
-        f"{noun} of {as_size(needs.checkpoint)} and room for the next one or for the result of {as_size(needs.result)}",
-        _hint(estimate, hyperparameters, lambda needs: needs.disk, free),
+        f"this fine-tune takes {size_text(needs.disk_bytes)} of the server's disk and {size_text(free_bytes)} are "
+        f"free: {needs.kept_checkpoints} {noun} of {size_text(needs.checkpoint_bytes)} and room for the next one or "
+        f"for the result of {size_text(needs.result_bytes)}",
+        _hint(estimate, hyperparameters, lambda needs: needs.disk_bytes, free_bytes),
     )
 
 
-def require_memory(estimate: Estimate, hyperparameters: Hyperparameters, free: int | None) -> None:
-    """Raises MemoryShort, with both numbers and settings that would fit. `free` is None if it is not known."""
+def require_memory(estimate: Estimate, hyperparameters: Hyperparameters, free_bytes: int | None) -> None:
+    """Raises MemoryShort, with both numbers and settings that would fit. `free_bytes` is None if it is not known."""
     needs = estimate(hyperparameters)
-    if free is None or needs.memory <= free:
+    if free_bytes is None or needs.memory_bytes <= free_bytes:
         return
     raise MemoryShort(
-        f"this fine-tune takes {as_size(needs.memory)} of memory at least and the server has {as_size(free)}",
-        _hint(estimate, hyperparameters, lambda needs: needs.memory, free),
+        f"this fine-tune takes {size_text(needs.memory_bytes)} of memory at least and the server has "
+        f"{size_text(free_bytes)}",
+        _hint(estimate, hyperparameters, lambda needs: needs.memory_bytes, free_bytes),
     )
 
 
-def _hint(estimate: Estimate, hyperparameters: Hyperparameters, needed: Callable[[Needs], int], free: int) -> str:
-    shortfall = f"free {as_size(needed(estimate(hyperparameters)) - free)} there"
-    for changes, size in _savings(lambda changed: needed(estimate(changed)), hyperparameters):
-        if size <= free:
+def _hint(
+    estimate: Estimate, hyperparameters: Hyperparameters, needed_bytes: Callable[[Needs], int], free_bytes: int
+) -> str:
+    shortfall = f"free {size_text(needed_bytes(estimate(hyperparameters)) - free_bytes)} there"
+    for changes, size in _smaller_settings(lambda changed: needed_bytes(estimate(changed)), hyperparameters):
+        if size <= free_bytes:
             settings = ", ".join(f"{name} {_setting_text(value)}" for name, value in changes.items())
-            return f"{shortfall}, or take less: with {settings} it takes {as_size(size)}"
+            return f"{shortfall}, or take less: with {settings} it takes {size_text(size)}"
     return f"{shortfall}: it does not fit with smaller settings either"
 
 
-def _savings(
-    needed: Callable[[Hyperparameters], int], hyperparameters: Hyperparameters
+def _smaller_settings(
+    needed_bytes: Callable[[Hyperparameters], int], hyperparameters: Hyperparameters
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields more and more settings that need less, and what they need, without those that change nothing."""
     changes: dict[str, Any] = {}
-    current = needed(hyperparameters)
+    current = needed_bytes(hyperparameters)
     for step in SAVINGS:
-        lower = {name: value for name, value in step.items() if _is_less(name, value, hyperparameters)}
+        lower = {name: value for name, value in step.items() if _needs_less(name, value, hyperparameters)}
         try:
-            size = needed(hyperparameters.model_copy(update={**changes, **lower}))
+            size = needed_bytes(hyperparameters.model_copy(update={**changes, **lower}))
         except UsageError:  # no layer would be left to adapt
             continue
         if not lower or size >= current:
@@ -270,7 +282,7 @@ def _savings(
         yield changes, size
 
 
-def _is_less(name: str, value: Any, hyperparameters: Hyperparameters) -> bool:
+def _needs_less(name: str, value: Any, hyperparameters: Hyperparameters) -> bool:
     current: Any = hyperparameters.chosen_method if name == "method" else getattr(hyperparameters, name)
     return current != value and (not isinstance(value, int) or isinstance(value, bool) or current > value)
 
@@ -279,5 +291,6 @@ def _setting_text(value: Any) -> str:
     return "off" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def as_size(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+def size_text(byte_count: int) -> str:
+    """Returns a number of bytes in words, such as "1.5 GB" or "3.0 MB"."""
+    return f"{byte_count / 1e9:,.1f} GB" if byte_count >= 1e9 else f"{byte_count / 1e6:,.1f} MB"

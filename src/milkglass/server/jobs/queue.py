@@ -20,7 +20,7 @@ from milkglass import device
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.folder import (
-    TEMPORARY,
+    TEMPORARY_NAMES,
     drop_temporary,
     mend_events,
     step_of,
@@ -32,7 +32,14 @@ from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_dis
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.logs import place_of
 from milkglass.server.random_ids import new_id
-from milkglass.server.settings import NO_ROOM, DataDir, ServerSettings, bytes_on_disk, error_for_caller, is_nearly_full
+from milkglass.server.settings import (
+    NO_ROOM_MESSAGE,
+    HomeFolder,
+    ServerSettings,
+    bytes_on_disk,
+    error_for_caller,
+    is_nearly_full,
+)
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, require_used
 from milkglass.server.storage.registry import Registry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
@@ -48,7 +55,7 @@ class Jobs:
     """Queues jobs: checks, stores, starts, watches and ends them."""
 
     def __init__(
-        self, settings: ServerSettings, home: DataDir, store: Store, registry: Registry, uploads: Uploads
+        self, settings: ServerSettings, home: HomeFolder, store: Store, registry: Registry, uploads: Uploads
     ) -> None:
         self._settings, self._home, self._store = settings, home, store
         self._registry, self._uploads = registry, uploads
@@ -60,13 +67,26 @@ class Jobs:
     def create(
         self, model: str, training: str, validation: str | None, suffix: str | None, hyperparameters: Hyperparameters
     ) -> JobRecord:
-        """Queues a job. Raises NotFound, UsageError or IdOutOfRange if the data do not fit the model."""
+        """Queues a job.
+
+        Args:
+            model: the id of the model to fine-tune.
+            training: the id of the file of training rows.
+            validation: the id of the file of validation rows, or None.
+            suffix: ends the new model's name. None: nothing is added.
+            hyperparameters: as requested.
+
+        Raises:
+            NotFound: there is no such model or file.
+            UsageError, IdOutOfRange, TooLong: the data or the hyperparameters do not fit the model.
+            DiskFull, MemoryShort: this machine cannot run the job.
+        """
         if hyperparameters.early_stopping is not None and validation is None:
             raise UsageError(
                 "early_stopping needs rows to compare epochs by", "give a validation_file, or leave it out"
             )
         require_used(hyperparameters)
-        self._require(model, (training, validation), hyperparameters)
+        self._require_fitting_files(model, (training, validation), hyperparameters)
         hyperparameters = hyperparameters.for_layers(self._store.models.get(model).layers)
         self._require_room(model, training, hyperparameters)
         job = JobRecord(
@@ -87,7 +107,7 @@ class Jobs:
             (folder / "spec.json").write_text(spec.model_dump_json(indent=2), "utf-8")
             write_event(folder, "job queued")
             with self._store.references_lock:  # from here on neither the model nor a file can be deleted
-                self._require(model, (training, validation), hyperparameters)
+                self._require_fitting_files(model, (training, validation), hyperparameters)
                 self._store.jobs.add(job)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -95,7 +115,9 @@ class Jobs:
         self._wake.set()
         return job
 
-    def _require(self, model: str, files: tuple[str | None, ...], hyperparameters: Hyperparameters) -> None:
+    def _require_fitting_files(
+        self, model: str, files: tuple[str | None, ...], hyperparameters: Hyperparameters
+    ) -> None:
         base = self._store.models.get(model)
         for file_id in files:
             if file_id is None:
@@ -125,21 +147,23 @@ class Jobs:
             return needs_of(sizes, settings.for_layers(len(sizes.layers)), mean_length)
 
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]
-        temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY]
+        temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY_NAMES]
         require_disk(estimate, hyperparameters, self._home.free + bytes_on_disk(*temporary))
         require_memory(estimate, hyperparameters, total_memory)
 
     def resume(self, job_id: str) -> JobRecord:
-        """Queues a job again that a full disk ended.
+        """Queues a failed job again that has a checkpoint to resume from, such as one that a full disk ended.
 
         Raises:
-            Conflict: it has nothing to resume from; also NotFound and DiskFull.
+            NotFound: there is no such job, or its model or a file was deleted.
+            Conflict: it has nothing to resume from.
+            DiskFull, MemoryShort: this machine cannot run it now.
         """
         job = self._store.jobs.get(job_id)
         if not job.resumable:
             reason = f"it {job.state}" if job.has_ended else f"it is {job.state}"
             raise Conflict(f"the job has nothing to go on from: {reason}", "start a new job")
-        self._require(job.model, (job.training_file, job.validation_file), job.hyperparameters)
+        self._require_fitting_files(job.model, (job.training_file, job.validation_file), job.hyperparameters)
         self._require_room(job.model, job.training_file, job.hyperparameters, job_id)
         status_path = self.folder(job_id) / "status.json"
 
@@ -263,6 +287,7 @@ class Jobs:
         self._settle(job.id, worker)
 
     def _watch(self, job_id: str, worker: Worker) -> None:
+        """Waits until the worker has ended. Stops it with the server, and kills it if it does not obey `cancel`."""
         while not worker.wait(WATCH_SECONDS):
             if self._stopping.is_set():
                 worker.stop(self._settings.shutdown_grace)
@@ -288,12 +313,13 @@ class Jobs:
         except Conflict:
             return  # cancelled between being chosen and being started
         if job.state == "queued":
-            for emit in self.on_start:
-                emit(self._store.models.get(job.model), self._uploads.path(job.training_file))
+            for on_start in self.on_start:
+                on_start(self._store.models.get(job.model), self._uploads.path(job.training_file))
         worker.start()
         log.info("job %s: worker started", job.id)
 
     def _settle(self, job_id: str, worker: Worker) -> None:
+        """Ends the job of a worker that has ended, as its status says; without a status the job is started again."""
         path = self.folder(job_id) / "status.json"
         if path.is_file():
             try:
@@ -302,7 +328,7 @@ class Jobs:
                 error = "the worker ended without a readable status; worker.log may say more"
                 self._finish(job_id, Status(state="failed", error=error))
                 return
-            self._finish(job_id, status, reported=True)
+            self._finish(job_id, status, is_reported=True)
             return
         job = self._store.jobs.get(job_id)
         if job.has_ended or self._stopping.is_set():
@@ -323,8 +349,8 @@ class Jobs:
             )
             self._finish(job_id, Status(state="failed", error=error))
 
-    def _finish(self, job_id: str, status: Status, reported: bool = False) -> None:
-        """Ends a job. `reported`: the worker reported its end, so that only an error is reported again."""
+    def _finish(self, job_id: str, status: Status, is_reported: bool = False) -> None:
+        """Ends a job. `is_reported`: the worker reported its end, so that only an error is reported again."""
         job = self._store.jobs.get(job_id)
         if job.has_ended:
             return
@@ -344,7 +370,7 @@ class Jobs:
             shutil.rmtree(folder / "result", ignore_errors=True)
             drop_temporary(folder, status.resumable)  # before anything is written: the disk may be full
         mend_events(folder)
-        if status.error or not reported:
+        if status.error or not is_reported:
             level = "error" if status.state == "failed" else "info"
             write_event(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
         self._store.jobs.update(job_id, lambda j: _close(j, status))
@@ -368,7 +394,7 @@ def _end(job: JobRecord, state: str) -> None:
 def _disk_full_status(step: int) -> Status:
     """Returns the status of a job that a full disk ended. `step` is that of the checkpoint to resume from; 0: none."""
     if not step:
-        return Status(state="failed", error=NO_ROOM)
+        return Status(state="failed", error=NO_ROOM_MESSAGE)
     message = f"the server's disk is full; what was trained up to step {step} is kept there"
     return Status(state="failed", error=f"{message}: free some space, then resume the job", resumable=True)
 

@@ -32,10 +32,10 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from milkglass.errors import SaveFailed
 from milkglass.progress import TimeLeft
-from milkglass.server.jobs.folder import checkpoint_to_resume, checkpoints, usable_checkpoints, write_event
-from milkglass.server.jobs.needs import as_size
-from milkglass.server.settings import FULL_DISK, disk_full_error
-from milkglass.server.spec import COMPLETE, IGNORED, RESERVE, SHORT
+from milkglass.server.jobs.folder import all_checkpoints, checkpoint_to_resume, usable_checkpoints, write_event
+from milkglass.server.jobs.needs import size_text
+from milkglass.server.settings import FULL_DISK_ERRNOS, disk_full_error
+from milkglass.server.spec import COMPLETE_MARK, IGNORED_LABEL, RESERVE_FILE, WEIGHTS_ONLY_MARK
 
 TRAINED_FILE = "trained.safetensors"
 MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
@@ -45,10 +45,10 @@ DECIDING_METRIC = {"classification": "accuracy", "regression": "pearson", "causa
 
 
 class Reserve:
-    """Reserves room on the job's disk."""
+    """Reserves `size` bytes on the job's disk, as a file that is removed before they are needed."""
 
     def __init__(self, job: Path, size: int) -> None:
-        self._path, self._size = job / RESERVE, size
+        self._path, self._size = job / RESERVE_FILE, size
 
     def take(self) -> None:
         """Reserves the room. Raises DiskFull if the disk has too little."""
@@ -57,10 +57,10 @@ class Reserve:
                 os.posix_fallocate(file.fileno(), 0, self._size)
         except OSError as error:
             self.release()
-            if error.errno not in FULL_DISK:
+            if error.errno not in FULL_DISK_ERRNOS:
                 raise
             full = disk_full_error()
-            full.message += f": no {as_size(self._size)} are left for the next checkpoint"
+            full.message += f": no {size_text(self._size)} are left for the next checkpoint"
             raise full from None
 
     def release(self) -> None:
@@ -76,7 +76,7 @@ def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def restore(model: nn.Module, path: Path) -> None:
+def restore_trained_tensors(model: nn.Module, path: Path) -> None:
     """Loads what `trained_tensors` returned. Raises KeyError for a model that is trained in other parts."""
     tensors, targets = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in trained_tensors(model):
@@ -85,7 +85,11 @@ def restore(model: nn.Module, path: Path) -> None:
 
 @contextmanager
 def saving(noun: str) -> Iterator[None]:
-    """Raises SaveFailed for any error while something is written: torch and the system have many kinds."""
+    """Raises SaveFailed for any error inside the block: torch and the system have many kinds.
+
+    Args:
+        noun: what is written, such as "a checkpoint", for the message.
+    """
     try:
         yield
     except Exception as error:
@@ -121,7 +125,7 @@ def split_batch(batch: Mapping[str, torch.Tensor], token_limit: int) -> list[dic
 def label_count(batch: Mapping[str, torch.Tensor]) -> int:
     """Returns over how many labels a model takes the mean of its loss: rows, or the tokens that are predicted."""
     labels = batch["labels"]
-    return int((labels[:, 1:] != IGNORED).sum()) if labels.ndim > 1 else len(labels)
+    return int((labels[:, 1:] != IGNORED_LABEL).sum()) if labels.ndim > 1 else len(labels)
 
 
 class CheckpointTrainer(Trainer):
@@ -171,7 +175,7 @@ class CheckpointTrainer(Trainer):
         with saving("a checkpoint"):
             super()._save_checkpoint(model, trial)
             if self._failure is not None:
-                (Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}" / SHORT).touch()
+                (Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}" / WEIGHTS_ONLY_MARK).touch()
                 raise self._failure
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -186,7 +190,7 @@ class CheckpointTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         path = Path(resume_from_checkpoint) / TRAINED_FILE
         if path.is_file():
-            restore(self.model, path)
+            restore_trained_tensors(self.model, path)
         else:  # an earlier version's: the whole model
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -203,7 +207,7 @@ class CheckpointTrainer(Trainer):
     def _load_best_model(self) -> None:
         path = Path(str(self.state.best_model_checkpoint)) / TRAINED_FILE
         if path.is_file():
-            restore(self.model, path)
+            restore_trained_tensors(self.model, path)
         else:
             super()._load_best_model()
 
@@ -218,11 +222,13 @@ def newest_checkpoint(job: Path) -> Path | None:
 def drop_unfinished(job: Path) -> None:
     """Removes incomplete checkpoints and results, and weights without an optimiser beside a complete checkpoint."""
     newest = checkpoint_to_resume(job)
-    lacks_optimiser = newest is not None and not (newest / COMPLETE).is_file()
+    lacks_optimiser = newest is not None and not (newest / COMPLETE_MARK).is_file()
     usable = [
-        checkpoint for checkpoint in usable_checkpoints(job) if lacks_optimiser or (checkpoint / COMPLETE).is_file()
+        checkpoint
+        for checkpoint in usable_checkpoints(job)
+        if lacks_optimiser or (checkpoint / COMPLETE_MARK).is_file()
     ]
-    for folder in [job / "result.partial", *checkpoints(job)]:
+    for folder in [job / "result.partial", *all_checkpoints(job)]:
         if folder not in usable:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
 
@@ -230,8 +236,8 @@ def drop_unfinished(job: Path) -> None:
 def complete_checkpoint(job: Path, step: int, best: str | None) -> None:
     """Marks the checkpoint of this step as complete, and removes older ones but the best."""
     newest = job / "checkpoints" / f"checkpoint-{step}"
-    (newest / COMPLETE).touch()
-    for folder in checkpoints(job):
+    (newest / COMPLETE_MARK).touch()
+    for folder in all_checkpoints(job):
         if folder != newest and (best is None or folder.name != Path(best).name):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -256,7 +262,7 @@ def pearson_metric(prediction: EvalPrediction) -> dict[str, float]:
     return {"pearson": float(answers @ labels) / denominator if denominator > 0 else math.nan}
 
 
-MEASURES: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
+METRIC_FUNCTIONS: Mapping[str, Callable[[EvalPrediction], dict[str, Any]]] = {
     "classification": classification_metrics,
     "regression": pearson_metric,
 }

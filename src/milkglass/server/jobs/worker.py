@@ -18,7 +18,7 @@ from milkglass import device
 
 POLL_SECONDS = 0.1  # seconds between looks at whether a worker still runs
 MAX_LOG_BYTES = 1 << 20  # bytes of worker.log that are kept from one start to the next
-_SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id, so that the id is always known
+_SHELL_SCRIPT = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes its id, so that the id is always known
 
 
 def _worker_environment() -> dict[str, str]:
@@ -29,11 +29,11 @@ def _worker_environment() -> dict[str, str]:
     return {"OMP_WAIT_POLICY": "PASSIVE", **environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def _keep_end(path: Path, size: int) -> None:
-    """Cuts a file, which no one writes to, to its last `size` bytes."""
-    if path.stat().st_size > size:
+def _keep_end(path: Path, max_bytes: int) -> None:
+    """Cuts a file, which no one writes to, to its last `max_bytes` bytes."""
+    if path.stat().st_size > max_bytes:
         with path.open("r+b") as file:
-            file.seek(-size, os.SEEK_END)
+            file.seek(-max_bytes, os.SEEK_END)
             end = file.read()
             file.seek(0)
             file.write(end)
@@ -57,7 +57,7 @@ class Worker:
             _keep_end(self._folder / "worker.log", MAX_LOG_BYTES)
             (self._folder / "worker.pid").unlink(missing_ok=True)
             self._child = subprocess.Popen(
-                ["/bin/sh", "-c", _SHELL, "sh", *self._command, str(self._folder)],
+                ["/bin/sh", "-c", _SHELL_SCRIPT, "sh", *self._command, str(self._folder)],
                 cwd=self._folder,
                 env=_worker_environment(),
                 stdin=subprocess.DEVNULL,

@@ -30,7 +30,7 @@ from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.models.soundness import facts_of
 from milkglass.models.staging import assemble, fits, link_or_copy
 from milkglass.server.random_ids import new_id
-from milkglass.server.settings import DataDir
+from milkglass.server.settings import HomeFolder
 from milkglass.server.storage.store import ModelRecord, Store
 from milkglass.server.storage.uploads import NamedLocks, Uploads
 from milkglass.system import in_threads
@@ -51,7 +51,7 @@ class BaseModels:
             try:
                 base = Checkpoint.open(folder)
                 is_complete = all(name in base.tensors and fits(base.tensors[name], changed[name]) for name in changed)
-                if is_complete and self._store.digest(files_stamp(base), base.digest) == digest:
+                if is_complete and self._store.cached_digest(files_stamp(base), base.digest) == digest:
                     return base
             except ModelError:
                 continue  # a folder of something else, or a model that is being copied here: not this one
@@ -69,7 +69,7 @@ class BaseModels:
 
 
 def files_stamp(base: Checkpoint) -> str:
-    """Returns path, size and time of change of each weights file. A change that keeps all three is not seen."""
+    """Returns path, size and time of change of each weights file as JSON. A change that keeps all three is not seen."""
     return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
 
@@ -97,9 +97,9 @@ class Registration:
 
 
 class Registry:
-    """Adds, lists and deletes the models of one home."""
+    """Adds and deletes the models of one home, and finds their files."""
 
-    def __init__(self, home: DataDir, store: Store, uploads: Uploads, bases: BaseModels) -> None:
+    def __init__(self, home: HomeFolder, store: Store, uploads: Uploads, bases: BaseModels) -> None:
         self._home, self._store, self._uploads, self._bases = home, store, uploads, bases
         self._locks = NamedLocks()
         self.on_remove: list[Callable[[str], None]] = []  # called with the id of a model before it goes
@@ -121,7 +121,7 @@ class Registry:
         """
         with self._locks.hold(registration.id):
             existing = self._store.models.find(registration.id)
-            if existing and self._is_same(existing, registration):
+            if existing and self._matches(existing, registration):
                 return existing
             if existing:
                 raise Conflict("there is a model of this name already", "delete it first, or take a new name")
@@ -144,7 +144,7 @@ class Registry:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
-    def _is_same(self, model: ModelRecord, registration: Registration) -> bool:
+    def _matches(self, model: ModelRecord, registration: Registration) -> bool:
         """Returns whether a model has the requested weights and configs, which include the key's identifier."""
         digests, folder = self._file_digests(registration), self.folder(model.id)
         return (
@@ -212,7 +212,14 @@ class Registry:
     def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
         """Makes a job's result a model, and goes on if a kill interrupted an earlier call.
 
-        Raises CorruptCheckpoint if the result is no model.
+        Args:
+            model_id: the new model's name.
+            folder: the job's result, which is moved.
+            job: the job's id.
+            parent: the id of the model that was fine-tuned.
+
+        Raises:
+            CorruptCheckpoint: the result is no model.
         """
         with self._locks.hold(model_id):
             existing = self._store.models.find(model_id)
@@ -283,6 +290,7 @@ class Registry:
             return 0
 
     def files(self, model_id: str) -> Iterator[Path]:
+        """Yields a model's files in the order of their names. Raises NotFound if there is no such model."""
         self._store.models.get(model_id)
         yield from sorted(path for path in self.folder(model_id).iterdir() if path.is_file())
 

@@ -17,7 +17,7 @@ from milkglass.server.spec import Hyperparameters
 
 log = logging.getLogger("milkglass.server")
 Purpose = Literal["model", "fine-tune"]
-State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
 class Unreadable(ServerError):
@@ -97,7 +97,7 @@ class JobRecord(Record):
     validation_file: str | None
     suffix: str | None
     hyperparameters: Hyperparameters
-    state: State = "queued"
+    state: JobState = "queued"
     resumable: bool = False  # of a failed one: it can go on from its newest checkpoint
     started_at: float | None = None
     finished_at: float | None = None
@@ -219,7 +219,7 @@ class Store:
         with self.lock:
             return self._connection.execute(statement, values).fetchall()
 
-    def digest(self, stamp: str, compute: Callable[[], str]) -> str:
+    def cached_digest(self, stamp: str, compute: Callable[[], str]) -> str:
         """Returns the digest that is stored for `stamp`, which changes with the files, or computes it."""
         rows = self.execute("SELECT digest FROM digests WHERE stamp = ?", stamp)
         if rows:

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from milkglass.errors import BadUpload, CorruptCheckpoint
 from milkglass.models.safetensors_header import TensorRef, read_all
-from milkglass.server.spec import IGNORED, LABEL_TENSORS, NUMPY_DTYPES, ROWS_METADATA, ROWS_TENSORS
+from milkglass.server.spec import IGNORED_LABEL, LABEL_TENSORS, NUMPY_DTYPES, ROWS_METADATA, ROWS_TENSORS
 from milkglass.server.storage.store import TrainingFileInfo
 
-MAX_HEADER = 4096  # bytes; five tensors need about 400
+MAX_HEADER_BYTES = 4096  # bytes; five tensors need about 400
 MAX_ROW_IDS = 65_536  # ids of a row, which a worker cuts to spec.MAX_LENGTH or less
 MAX_IDS = 2**28  # ids of a file
-NUMBERS_PER_PART = 1 << 20  # numbers
-HINT = "write the file with this version of Milkglass; docs/formats.md describes rows/1"
+NUMBERS_PER_PART = 1 << 20  # numbers that are read at a time
+FORMAT_HINT = "write the file with this version of Milkglass; docs/formats.md describes rows/1"
 
 
 @final
@@ -49,16 +49,19 @@ class TrainingRows:
         for name, ref in tensors.items():
             if ref.dtype != (dtype := ROWS_TENSORS[name]) or len(ref.shape) != 1:
                 _refuse(f"{name} is {ref.dtype} of shape {list(ref.shape)}; {dtype} of one dimension is needed")
-        rows, ids = tensors["lengths"].shape[0], tensors["input_ids"].shape[0]
-        if not 1 <= rows <= ids <= MAX_IDS:
-            _refuse(f"the file holds {rows} rows of {ids} ids; a row has 1 at least, and a file {MAX_IDS} at most")
+        row_count, id_count = tensors["lengths"].shape[0], tensors["input_ids"].shape[0]
+        if not 1 <= row_count <= id_count <= MAX_IDS:
+            _refuse(
+                f"the file holds {row_count} rows of {id_count} ids; a row has 1 at least, and a file {MAX_IDS} at most"
+            )
         for name in tensors.keys() - {"lengths", "input_ids"}:
-            count, required = tensors[name].shape[0], rows if name in ("labels", "scores") else ids
+            count, required = tensors[name].shape[0], row_count if name in ("labels", "scores") else id_count
             if count != required:
-                _refuse(f"{name} holds {count} numbers; {required} are needed for {rows} rows of {ids} ids")
+                _refuse(f"{name} holds {count} numbers; {required} are needed for {row_count} rows of {id_count} ids")
         return cls(tensors, labels[0])
 
     def map_tensor(self, name: str) -> NDArray[Any]:
+        """Returns a tensor (n,), whose numbers are read from the file when they are used."""
         ref = self.tensors[name]
         return np.asarray(np.memmap(ref.file, NUMPY_DTYPES[ref.dtype], "r", ref.start, ref.shape))
 
@@ -78,15 +81,15 @@ class TrainingRows:
 def check(path: Path) -> TrainingFileInfo:
     """Reads a whole training file, and returns its facts. Raises BadUpload. No message names an id or a label."""
     rows = TrainingRows.open(path)
-    ids = rows.tensors["input_ids"].shape[0]
-    shortest, longest, id_count = math.inf, 0, 0
+    id_count = rows.tensors["input_ids"].shape[0]
+    shortest, longest, length_sum = math.inf, 0, 0
     for part in rows.read_parts("lengths"):
         shortest, longest = min(shortest, int(part.min())), max(longest, int(part.max()))
-        id_count += int(part.sum(dtype=np.int64))
+        length_sum += int(part.sum(dtype=np.int64))
     if shortest < 1 or longest > MAX_ROW_IDS:
         _refuse(f"a row has {shortest if shortest < 1 else longest} ids; 1 to {MAX_ROW_IDS} are taken")
-    if id_count != ids:
-        _refuse(f"the lengths add up to {id_count}; input_ids holds {ids} numbers")
+    if length_sum != id_count:
+        _refuse(f"the lengths add up to {length_sum}; input_ids holds {id_count} numbers")
     min_number, max_id = _extremes(rows, "input_ids")
     if min_number < 0:
         _refuse(f"input_ids holds a number outside 0 to {2**31 - 1}")
@@ -101,13 +104,13 @@ def check(path: Path) -> TrainingFileInfo:
             if not np.isfinite(part).all():
                 _refuse("scores holds a number that is not finite")
             continue
-        used_labels = part[part != IGNORED]
+        used_labels = part[part != IGNORED_LABEL]
         unlabelled |= len(used_labels) < len(part)
         if len(used_labels):
             extreme_labels += [int(used_labels.min()), int(used_labels.max())]
     return TrainingFileInfo(
         rows=rows.tensors["lengths"].shape[0],
-        tokens=ids,
+        tokens=id_count,
         longest=longest,
         max_id=max_id,
         nested_labels=rows.label == "token_labels",
@@ -126,12 +129,12 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
     if head[:4] == b"PAR1":
         raise parquet_error()
     size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-    if size > MAX_HEADER:
-        _refuse(f"the file's header claims {size} bytes; at most {MAX_HEADER} are read")
+    if size > MAX_HEADER_BYTES:
+        _refuse(f"the file's header claims {size} bytes; at most {MAX_HEADER_BYTES} are read")
     try:
         tensors, notes = read_all(path)
     except CorruptCheckpoint as error:
-        raise BadUpload(error.message.replace(path.name, "the file"), HINT) from error
+        raise BadUpload(error.message.replace(path.name, "the file"), FORMAT_HINT) from error
     if notes != ROWS_METADATA:
         _refuse(f"the file's metadata are not {ROWS_METADATA}, and others may say more than numbers do")
     return tensors
@@ -150,4 +153,4 @@ def _extremes(rows: TrainingRows, name: str) -> tuple[int, int]:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise BadUpload(message, HINT)
+    raise BadUpload(message, FORMAT_HINT)

@@ -24,7 +24,7 @@ from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, T
 from milkglass.models.safetensors_file import CHUNK_BYTES
 from milkglass.models.safetensors_header import PLAIN_NOTES, read_all
 from milkglass.server.random_ids import new_id
-from milkglass.server.settings import DataDir
+from milkglass.server.settings import HomeFolder
 from milkglass.server.storage import training_rows
 from milkglass.server.storage.store import FileRecord, Purpose, Store, UploadRecord
 
@@ -71,6 +71,7 @@ class IncomingChunk:
 
 @contextmanager
 def incoming_chunk(folder: Path) -> Iterator[IncomingChunk]:
+    """Yields an empty chunk, whose file in `folder` is gone when the block ends."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         yield IncomingChunk(file)
 
@@ -110,7 +111,7 @@ class Uploads:
     Uploads without a chunk for `max_idle` seconds are deleted; `max_unfinished` may be unfinished at a time.
     """
 
-    def __init__(self, home: DataDir, store: Store, max_bytes: int, max_idle: float, max_unfinished: int) -> None:
+    def __init__(self, home: HomeFolder, store: Store, max_bytes: int, max_idle: float, max_unfinished: int) -> None:
         self._home, self._store = home, store
         self._max_bytes, self._max_idle, self._max_unfinished = max_bytes, max_idle, max_unfinished
         self._locks = NamedLocks()
@@ -144,7 +145,10 @@ class Uploads:
         """Checks a chunk of announced `size` before it is read, and returns how many bytes the upload lacks.
 
         Raises:
-            BadUpload: the chunk is too long; also NotFound, WrongOffset and DiskFull.
+            NotFound: there is no such upload.
+            WrongOffset: the chunk does not begin where the upload ends.
+            BadUpload: the chunk is too long.
+            DiskFull: the disk has no room for it.
         """
         upload = self._store.uploads.get(upload_id)
         if offset != upload.received:
