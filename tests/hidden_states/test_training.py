@@ -12,17 +12,19 @@ import torch
 from milkglass.defences.catalogue import CONTROLS
 from milkglass.errors import UsageError
 from milkglass.hidden_states import cape, halves
+from milkglass.hidden_states import defence as defence_module
 from milkglass.hidden_states.cape import CAPE
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator, repulsion
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, padded_batch
+from milkglass.hidden_states.tokens import PaddedBatch, PublicTokenizer, TokenizedTexts, padded_batch
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
+from milkglass.noise import operators
 from milkglass.noise.root import NoiseRoot
-from milkglass.sequences import Sequences
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.observations import Activations
 from tests.hidden_states.kit import SECRET, split
@@ -92,6 +94,51 @@ def test_steps_and_epochs_are_bounded(bert: Checkpoint, tmp_path: Path, monkeypa
         steps.clear()
         split(DPForward(training=how), bert, tmp_path / name, corpus=task(16))
         assert len(steps) == expected
+
+
+def trained_tensors(defence: HiddenStateDefence, bert: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
+    texts = task(24)
+    client, server = split(defence, bert, folder, corpus=texts)
+    scores = client.receive(server.answer(client.send(texts.texts)))
+    return {**client.lower.state_dict(), "scores": torch.as_tensor(scores)}
+
+
+def test_a_step_in_parts_learns_what_a_whole_step_learns(
+    bert: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(encoded: TokenizedTexts, part: Ids, pad: int) -> PaddedBatch:
+        part_sizes.append(len(part))
+        return padded_batch(encoded, part, pad)
+
+    part_sizes = list[int]()
+    undisturbed = replace(CONTROLS["undisturbed"], training=HalvesTraining(1e-2, batch_size=8, epochs=3, max_length=32))
+    # Without dropout, whose masks depend on the parts, and without Adam, which makes rounding errors large
+    monkeypatch.setattr(
+        operators, "keep_mask", lambda stream, like, probability: torch.ones_like(like, dtype=torch.bool)
+    )
+    monkeypatch.setattr(torch.optim, "AdamW", lambda weights, lr, **others: torch.optim.SGD(weights, lr=lr))
+    monkeypatch.setattr(defence_module, "padded_batch", record)
+    whole = trained_tensors(undisturbed, bert, tmp_path / "whole")
+    assert part_sizes == [8] * 9
+    part_sizes.clear()
+    monkeypatch.setattr(defence_module, "MAX_STEP_TOKENS", 20)
+    in_parts = trained_tensors(undisturbed, bert, tmp_path / "parts")
+    assert sum(part_sizes) == 72
+    assert len(part_sizes) > 18
+    for name, tensor in whole.items():
+        assert torch.allclose(tensor, in_parts[name], atol=1e-5), name
+
+
+@pytest.mark.parametrize(("method", "is_split"), [(CAPE(), True), (TextObfuscator(), False), (TextMixer(), False)])
+def test_a_step_is_split_unless_its_texts_are_compared(method: HiddenStateDefence, is_split: bool) -> None:
+    lengths = np.array([1000, 30, 900, 1500, 2100, 20])
+    parts = defence_module.step_parts(method, np.array([5, 4, 2, 1, 0]), lengths)
+    assert sorted(np.concatenate(parts).tolist()) == [0, 1, 2, 4, 5]
+    if not is_split:
+        assert len(parts) == 1
+        return
+    assert all(len(part) == 1 or len(part) * lengths[part].max() <= defence_module.MAX_STEP_TOKENS for part in parts)
+    assert [part.tolist() for part in parts] == [[5, 1], [2, 0], [4]]
 
 
 def test_the_rate_rises_and_falls_as_the_servers(

@@ -125,6 +125,7 @@ class CAPE(HiddenStateDefence):
     paper: ClassVar[Paper] = papers.CAPE.but(
         "The adversary names words of the text, commonest ones left out: no private attribute is labelled here.",
         "The adversary's loss weighs words that are there and words that are not alike.",
+        "On a processor a step of many tokens is done in parts, and the words are weighed in each part.",
         "Least and greatest are those of one text; the public code takes a whole batch's.",
         "Noise is drawn for each text; the public code draws it once, when its graph is built.",
         "The mean leaves padding out; the public code counts it.",

@@ -29,7 +29,7 @@ from milkglass.hidden_states.client import KEPT, LOWER, EncoderClient
 from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.server import EncoderServer
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, padded_batch
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, length_groups, padded_batch
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
 from milkglass.noise.operators import drawing_from
@@ -39,6 +39,7 @@ from milkglass.threat.defence import Client, LabelledTexts, Server
 
 # Weights and dropout come from torch's own generator, which all threads share: one training at a time.
 SPLIT_LOCK = threading.Lock()
+MAX_STEP_TOKENS = 2048  # tokens that go through the halves at once in training, on a processor
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,22 @@ def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> No
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
+def step_parts(defence: Mechanism, text_indices: Ids, lengths: Ids) -> list[Ids]:
+    """Returns the texts of a step in parts of at most MAX_STEP_TOKENS, padding included, or of one text.
+
+    Their gradients are added, which takes less memory. There is one part, the whole step, on a GPU, and if the method
+    compares the texts of a step with each other.
+
+    Args:
+        text_indices: (b,) texts of the training data.
+        lengths: of all texts of the training data, in tokens.
+    """
+    own_lengths = lengths[text_indices]
+    if device.on_gpu() or not defence.loss_is_mean or len(own_lengths) * int(own_lengths.max()) <= MAX_STEP_TOKENS:
+        return [text_indices]
+    return [text_indices[group] for group in length_groups(own_lengths, MAX_STEP_TOKENS)]
+
+
 def train(
     defence: Mechanism, lower: Lower, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
     labels: Ids, root: NoiseRoot,
@@ -180,15 +197,15 @@ def train(
             for start in range(0, len(shuffled), settings.batch_size):
                 if steps_done == limit:
                     break
-                text_indices = shuffled[start : start + settings.batch_size]
-                batch = padded_batch(encoded, text_indices, lower.pad).move_to(device.current())
-                with torch.set_grad_enabled(defence.trains_lower):
-                    hidden = lower(batch)
-                batch_labels = device.tensor(labels[text_indices])
-                step = TrainingStep(batch.ids, batch.mask, hidden, batch_labels, np.asarray(text_indices), epoch)
-                loss = defence.loss(step, upper, auxiliary, root)
+                text_indices = np.asarray(shuffled[start : start + settings.batch_size])
                 optimiser.zero_grad(set_to_none=True)
-                loss.backward()
+                for part in step_parts(defence, text_indices, encoded.ids.lengths):
+                    batch = padded_batch(encoded, part, lower.pad).move_to(device.current())
+                    with torch.set_grad_enabled(defence.trains_lower):
+                        hidden = lower(batch)
+                    step = TrainingStep(batch.ids, batch.mask, hidden, device.tensor(labels[part]), part, epoch)
+                    loss = defence.loss(step, upper, auxiliary, root)
+                    (loss * (len(part) / len(text_indices))).backward()
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
                 optimiser.step()
                 rate.step()

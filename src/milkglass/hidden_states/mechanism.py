@@ -78,6 +78,8 @@ class Mechanism(Defence):
         training: how both halves are trained.
         later_parameters: parameters that were added later, with their value in folders that lack them.
         trains_lower: whether the client's half learns. If not, it is the public model's.
+        loss_is_mean: whether the loss of a step is a mean over its texts. Such a step may go through the halves in
+            parts.
     """
 
     layer: int | None = limited(0)
@@ -85,6 +87,7 @@ class Mechanism(Defence):
 
     later_parameters: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}
     trains_lower: ClassVar[bool] = True
+    loss_is_mean: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self)
