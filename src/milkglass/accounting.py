@@ -18,9 +18,18 @@ MAX_MEANINGFUL_EPSILON = 10.0  # an epsilon above this promises next to nothing
 
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Returns the smallest standard deviation that gives (epsilon, delta). Raises UsageError for an unfit value."""
-    _require(epsilon, "epsilon")
-    _require(sensitivity, "sensitivity")
+    """Returns the smallest standard deviation of Gaussian noise that gives (epsilon, delta)-DP.
+
+    Args:
+        epsilon: above 0.
+        delta: between 0 and 1.
+        sensitivity: D, the largest L2 distance between the outputs for two neighbouring inputs, above 0.
+
+    Raises:
+        UsageError: a value is outside its range.
+    """
+    _require_positive(epsilon, "epsilon")
+    _require_positive(sensitivity, "sensitivity")
     _require_delta(delta)
     from dp_accounting import get_sigma_gaussian
 
@@ -28,12 +37,21 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 def epsilon_of(sigma: float, delta: float, sensitivity: float, draw_count: int = 1) -> float:
-    """Returns the epsilon that several draws about one text spend together. Raises UsageError for a bad value.
+    """Returns the epsilon that several draws of Gaussian noise about one text spend together.
 
     k Gaussian mechanisms with sigma are one with sigma / sqrt(k).
+
+    Args:
+        sigma: the standard deviation of the noise, above 0.
+        delta: between 0 and 1.
+        sensitivity: D, the largest L2 distance between the outputs for two neighbouring inputs, above 0.
+        draw_count: k, at least 1.
+
+    Raises:
+        UsageError: a value is outside its range.
     """
-    _require(sigma, "sigma")
-    _require(sensitivity, "sensitivity")
+    _require_positive(sigma, "sigma")
+    _require_positive(sensitivity, "sensitivity")
     _require_delta(delta)
     if draw_count < 1:
         raise UsageError(f"{draw_count} draws, at least 1 is needed", "count from 1")
@@ -42,7 +60,7 @@ def epsilon_of(sigma: float, delta: float, sensitivity: float, draw_count: int =
     return float(get_epsilon_gaussian(sigma / sensitivity / math.sqrt(draw_count), delta))
 
 
-def _require(value: float, name: str) -> None:
+def _require_positive(value: float, name: str) -> None:
     if not (math.isfinite(value) and value > 0):
         raise UsageError(f"{name} is {value}, a finite number above 0 is needed", "8 is DP-Forward's epsilon")
 
@@ -53,12 +71,15 @@ def _require_delta(delta: float) -> None:
 
 
 def epsilon_warning(epsilon: float) -> str:
-    """Returns a warning to print after a large epsilon, or "". At 10 an event may be 22,000 times as likely."""
+    """Returns a clause to print after an epsilon above MAX_MEANINGFUL_EPSILON, and "" for a smaller one.
+
+    With epsilon 10, an outcome may be exp(10), about 22,000, times as likely for one input as for its neighbour.
+    """
     return ", which promises next to nothing" if epsilon > MAX_MEANINGFUL_EPSILON else ""
 
 
 def upward(epsilon: float) -> str:
-    """Returns the epsilon with four digits, rounded up, so that the printed guarantee holds."""
+    """Formats an epsilon with four significant digits, rounded up, so that the printed guarantee holds."""
     if not epsilon > 0 or math.isinf(epsilon):
         return f"{epsilon:g}"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)

@@ -22,8 +22,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from milkglass.errors import PluginError, UsageError
 from milkglass.parameters import with_values
 
-NONE = "none"  # is never suggested: a typing error must not switch a defence off
-FIRST_NAMES = {  # renamed classes: the present name and the first one
+NONE = "none"  # the name that is never suggested: a typing error must not switch a defence off
+FIRST_CLASS_NAMES = {  # of renamed classes: the first name by the present name
     "ClusterConditional": "Conditional",
     "GrowthSchedule": "Growth",
     "NoDefence": "Bare",
@@ -31,16 +31,16 @@ FIRST_NAMES = {  # renamed classes: the present name and the first one
 
 
 class HasName(Protocol):
-    """Has the name by which a catalogue finds it. Entries are frozen dataclasses."""
+    """Describes an entry: a frozen dataclass with the name by which a catalogue finds it."""
 
     @property
     def name(self) -> str: ...
 
 
-E = TypeVar("E", bound=HasName)
+Entry = TypeVar("Entry", bound=HasName)
 
 
-class Catalogue(Mapping[str, E], Generic[E]):
+class Catalogue(Mapping[str, Entry], Generic[Entry]):
     """Finds instances by name: built-in ones in their order, then those of installed packages by package and name.
 
     Entry points are loaded when the catalogue is first read, not when it is imported.
@@ -55,19 +55,19 @@ class Catalogue(Mapping[str, E], Generic[E]):
         ValueError: two built-in instances have one name.
     """
 
-    def __init__(self, what: str, *entries: E, group: str = "", kind: type[Any] = object) -> None:
+    def __init__(self, what: str, *entries: Entry, group: str = "", kind: type[Any] = object) -> None:
         self.what, self.group, self.kind = what, group, kind
         self.built_in = {entry.name: entry for entry in entries}
         if len(self.built_in) != len(entries):
             raise ValueError(f"two instances of the catalogue of {what}s have one name")
 
     @cached_property
-    def _entries(self) -> Mapping[str, E]:
+    def _entries(self) -> Mapping[str, Entry]:
         """Returns all entries by name. Raises PluginError if an installed one cannot be used."""
         entries = dict(self.built_in)
         points = entry_points(group=self.group)
         for point in sorted(points, key=lambda point: (point.dist.name if point.dist else "", point)):
-            entry: E = load_entry(point)
+            entry: Entry = load_entry(point)
             if not issubclass(type(entry), self.kind):
                 continue
             if entry.name in entries:
@@ -78,11 +78,11 @@ class Catalogue(Mapping[str, E], Generic[E]):
         return entries
 
     @property
-    def package_entries(self) -> Mapping[str, E]:
+    def package_entries(self) -> Mapping[str, Entry]:
         """Returns the entries of installed packages. Raises PluginError if one cannot be used."""
         return {name: entry for name, entry in self._entries.items() if name not in self.built_in}
 
-    def __getitem__(self, name: str) -> E:
+    def __getitem__(self, name: str) -> Entry:
         """Returns the entry of that name. Raises UsageError, which lists all names, if there is none."""
         if name not in self:
             close_names = difflib.get_close_matches(str(name), [entry for entry in self._entries if entry != NONE], n=1)
@@ -101,30 +101,36 @@ class Catalogue(Mapping[str, E], Generic[E]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def make(self, name: str, parameters: Mapping[str, Any]) -> E:
+    def make(self, name: str, parameters: Mapping[str, Any]) -> Entry:
         """Returns the entry of that name with these values in place of its own.
 
         Raises:
-            UsageError: the name is unknown, or the method does not have or refuses a parameter.
+            UsageError: the name is unknown, or the method lacks a parameter or refuses its value.
         """
-        method: E = with_values(self[name], parameters, name)
+        method: Entry = with_values(self[name], parameters, name)
         return method
 
 
-class JoinedCatalogues(Catalogue[E]):
-    """Joins several catalogues in their order. A name must be unique among all of them."""
+class JoinedCatalogues(Catalogue[Entry]):
+    """Joins several catalogues in their order. A name must be unique among all of them.
 
-    def __init__(self, what: str, *parts: Catalogue[E]) -> None:
+    Attributes:
+        parts: the catalogues that are joined.
+    """
+
+    def __init__(self, what: str, *parts: Catalogue[Entry]) -> None:
         super().__init__(what)
         self.parts = parts
 
     @cached_property
-    def _entries(self) -> Mapping[str, E]:
+    def _entries(self) -> Mapping[str, Entry]:
         """Returns the entries of all parts. Raises PluginError if two have one name."""
-        entries: dict[str, E] = {}
+        entries: dict[str, Entry] = {}
         for catalogue in self.parts:
-            if twice := sorted(entries.keys() & catalogue.keys()):
-                raise PluginError(f"two {self.what}s are named {twice[0]}", "uninstall the package that brings one")
+            if shared_names := sorted(entries.keys() & catalogue.keys()):
+                raise PluginError(
+                    f"two {self.what}s are named {shared_names[0]}", "uninstall the package that brings one"
+                )
             entries |= catalogue
         return entries
 
@@ -163,4 +169,4 @@ def signature(method: object) -> str:
 
     A renamed class keeps its first name here, so that folders of earlier versions are recognised.
     """
-    return re.sub(r"\w+(?=\()", lambda name: FIRST_NAMES.get(name[0], name[0]), repr(method))
+    return re.sub(r"\w+(?=\()", lambda name: FIRST_CLASS_NAMES.get(name[0], name[0]), repr(method))

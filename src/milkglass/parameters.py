@@ -31,27 +31,38 @@ NOUNS: Mapping[Any, str] = {
 @final
 @dataclass(frozen=True)
 class Limit:
-    """Limits a number to a range: from `low`, or above it if `open`, to `high`, and less than `below`."""
+    """Limits a number to a range.
+
+    Attributes:
+        low: the lower end.
+        excludes_low: whether a value must be above `low`; otherwise `low` itself is allowed.
+        high: the upper end, which is allowed.
+        below: a second upper end, which is not allowed.
+    """
 
     low: float
-    open: bool = False
+    excludes_low: bool = False
     high: float = math.inf
     below: float = math.inf
 
     def holds(self, value: float) -> bool:
         """Returns whether the value is in the range. A value that is not finite never is."""
-        above = value > self.low if self.open else value >= self.low  # nan is in no range
-        return above and value <= min(self.high, sys.float_info.max) and value < self.below
+        is_above_low = value > self.low if self.excludes_low else value >= self.low  # nan is in no range
+        return is_above_low and value <= min(self.high, sys.float_info.max) and value < self.below
 
     def require(self, value: float, name: str, hint: str) -> None:
-        """Raises UsageError if the value is outside the range."""
+        """Raises UsageError if the value is outside the range. `name` is the value's name for users, `hint` advice."""
         if not self.holds(value):
             raise UsageError(f"{name} is {value}, a finite number {self} is needed", hint)
 
     def __str__(self) -> str:
         if math.isfinite(self.high):
-            return f"above {self.low:g}, up to {self.high:g}" if self.open else f"from {self.low:g} to {self.high:g}"
-        low = f"above {self.low:g}" if self.open else f"of {self.low:g} or more"
+            return (
+                f"above {self.low:g}, up to {self.high:g}"
+                if self.excludes_low
+                else f"from {self.low:g} to {self.high:g}"
+            )
+        low = f"above {self.low:g}" if self.excludes_low else f"of {self.low:g} or more"
         return low + (f" and below {self.below:g}" if math.isfinite(self.below) else "")
 
 
@@ -67,7 +78,16 @@ def limited(
     below: float = math.inf,
     hint: str = "",
 ) -> Any:
-    """Returns a dataclass field of a number in a range: `least` or more, unless `above` is set."""
+    """Returns a dataclass field of a number in a range.
+
+    Args:
+        default: the field's default.
+        least: the smallest value that is allowed, unless `above` is set.
+        above: a value must be above this one. None: `least` decides.
+        most: the largest value that is allowed.
+        below: a value must be below this one.
+        hint: what a refusal advises. "": it names the default.
+    """
     limit = Limit(least if above is None else above, above is not None, most, below)
     return dataclasses.field(default=default, metadata={LIMIT: limit, HINT: hint})
 
@@ -78,6 +98,7 @@ class Parameter:
     """Describes a parameter of a method, and reads its values.
 
     Attributes:
+        name: the field's name.
         kind: the declared type of the field.
         default: `dataclasses.MISSING` if there is none.
         limit: the range of a number. None: any finite number.
@@ -96,8 +117,8 @@ class Parameter:
         return ", or ".join(self._noun(alternative) for alternative in _alternatives(self.kind))
 
     @property
-    def table(self) -> Any | None:
-        """Returns the dataclass whose parameters this one contains, or None."""
+    def nested_class(self) -> Any | None:
+        """Returns the dataclass that a table of parameters is read into, or None if the parameter is a plain value."""
         return next((kind for kind in _alternatives(self.kind) if dataclasses.is_dataclass(kind)), None)
 
     def read(self, word: str) -> Any:
@@ -115,20 +136,22 @@ class Parameter:
 
         Args:
             value: from Python, TOML or JSON. No string is read as a number, and true is not 1.
-            current: the instance whose values a table replaces.
+            current: the present value of the field. If it is an instance of `nested_class`, a table changes some of its
+                values.
+            method: the method's name, for messages.
 
         Raises:
             UsageError: the value is not of the field's type, or out of its range.
         """
-        if self.table is not None and isinstance(value, Mapping):
-            target = current if isinstance(current, self.table) else self.table
+        if self.nested_class is not None and isinstance(value, Mapping):
+            target = current if isinstance(current, self.nested_class) else self.nested_class
             return with_values(target, value, f"{method}.{self.name}" if method else self.name)
         for kind in _alternatives(self.kind):
             if self._accepts(value, kind):
                 origin = get_origin(kind)
                 return origin(value) if origin in (tuple, frozenset) else value
         place = f"{method}: {self.name}" if method else self.name
-        raise self._refusal(f"{place} is {repr(value) if isinstance(value, str) else _show(value)},")
+        raise self._refusal(f"{place} is {repr(value) if isinstance(value, str) else _value_in_words(value)},")
 
     def _accepts(self, value: Any, kind: Any) -> bool:
         """Returns whether a value is of a kind, and within the limits."""
@@ -154,7 +177,7 @@ class Parameter:
         return f"{noun} {self.limit}" if self.limit is not None and kind in (int, float) else noun
 
     def _refusal(self, start: str) -> UsageError:
-        default = "" if self.default is MISSING else f"{_show(self.default)} is the default"
+        default = "" if self.default is MISSING else f"{_value_in_words(self.default)} is the default"
         return UsageError(f"{start} {self.accepted_words} is needed", self.hint or default)
 
 
@@ -182,10 +205,12 @@ def require(method: Any) -> None:
 
 
 def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
-    """Returns a method with other values.
+    """Returns a method with other values of some parameters.
 
     Args:
         method: an instance, whose other fields stay, or a dataclass.
+        values: the values by parameter, as `Parameter.convert` takes them.
+        name: the method's name, for messages.
 
     Raises:
         UsageError: a parameter is unknown or missing, or its value is refused.
@@ -193,7 +218,7 @@ def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
     kind = method if isinstance(method, type) else type(method)
     parameters = parameters_of(kind)
     if unknown := [key for key in values if key not in parameters]:
-        raise _unknown(unknown[0], name, ", ".join(parameters))
+        raise _unknown_parameter(unknown[0], name, ", ".join(parameters))
     converted = {key: parameters[key].convert(value, getattr(method, key, None), name) for key, value in values.items()}
     if method is not kind:
         return dataclasses.replace(method, **converted)
@@ -207,6 +232,9 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
     """Returns values by parameter from words such as "epsilon=8" or "plus.k=10", for `with_values`.
 
     Args:
+        kind: the dataclass of the method.
+        words: the words, each `name=value`.
+        method: the method's name, for messages.
         without: parameters that are set in another way, and refused here.
 
     Raises:
@@ -220,12 +248,13 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
             raise UsageError(f"{word!r} sets nothing", "write name=value")
         outer, dot, inner = name.partition(".")
         if outer not in parameters_of(kind) or outer in without:
-            raise _unknown(outer, method, describe_parameters(kind, without))
+            raise _unknown_parameter(outer, method, describe_parameters(kind, without))
         parameter, earlier = parameters_of(kind)[outer], values.get(outer, {})
         if outer in values and not (dot and isinstance(earlier, dict) and inner not in earlier):
             raise UsageError(f"{name} is set twice", "set it once")
-        if dot and parameter.table is not None:
-            values[outer] = {**earlier, **read_words(parameter.table, [f"{inner}={value}"], f"{method}.{outer}")}
+        if dot and parameter.nested_class is not None:
+            inner_values = read_words(parameter.nested_class, [f"{inner}={value}"], f"{method}.{outer}")
+            values[outer] = {**earlier, **inner_values}
         else:
             values[outer] = parameter.read(value)
     return values
@@ -233,28 +262,35 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
 
 def describe_parameters(kind: type, without: Sequence[str] = ()) -> str:
     """Returns all parameters in words, such as "epsilon (a finite number above 0; 8.0), k (a whole number; 10)"."""
-    return ", ".join(_describe(parameter) for name, parameter in parameters_of(kind).items() if name not in without)
+    return ", ".join(
+        _parameter_in_words(parameter) for name, parameter in parameters_of(kind).items() if name not in without
+    )
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
-def _unknown(name: str, method: str, listed: str) -> UsageError:
+def _unknown_parameter(name: str, method: str, listed: str) -> UsageError:
+    """Returns the error for a parameter that the method lacks. `listed` are the parameters that it has, in words."""
     return UsageError(f"{method} has no parameter {name!r}", f"it has {listed}" if listed else "it has none")
 
 
-def _describe(parameter: Parameter) -> str:
+def _parameter_in_words(parameter: Parameter) -> str:
     """Returns a parameter in words, with its default."""
-    if parameter.table is not None:
-        return f"{parameter.name}.({describe_parameters(parameter.table)})"
-    default = "" if parameter.default is MISSING else f"; {_show(parameter.default)}"
+    if parameter.nested_class is not None:
+        return f"{parameter.name}.({describe_parameters(parameter.nested_class)})"
+    default = "" if parameter.default is MISSING else f"; {_value_in_words(parameter.default)}"
     return f"{parameter.name} ({parameter.accepted_words}{default})"
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """Returns the types that a union joins, or the type alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _value_of(word: str, kind: Any) -> Any:
-    """Returns the value of a word as this type, or None if it has none. A list has None for each part without one."""
+    """Returns the value that a word has as this type, or None if it has none.
+
+    Of a list, "+" separates the elements. An element without a value becomes None.
+    """
     if kind is bool:
         return {"true": True, "false": False}.get(word.lower())
     if get_origin(kind) in (tuple, frozenset):
@@ -267,6 +303,6 @@ def _value_of(word: str, kind: Any) -> Any:
     return word if kind is str or get_origin(kind) is Literal else None
 
 
-def _show(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     """Returns a value in words."""
     return "none" if value is None else "a table" if isinstance(value, Mapping) else str(value)

@@ -22,6 +22,9 @@ class Sequences:
     Attributes:
         ids: (ids,) the ids of all sequences, one sequence after the other.
         lengths: (sequences,) how many ids each sequence has.
+
+    Raises:
+        ValueError: an array has several dimensions, or the lengths do not add up to the number of ids.
     """
 
     ids: Ids
@@ -29,6 +32,7 @@ class Sequences:
 
     @classmethod
     def of(cls, sequences: Iterable[Iterable[int] | NDArray[np.integer]]) -> Sequences:
+        """Joins separate sequences of ids, in their order. An empty one stays as a sequence of length 0."""
         parts = [np.asarray(sequence, np.int64).reshape(-1) for sequence in sequences]
         lengths = np.array([len(part) for part in parts], np.int64)
         return cls(np.concatenate(parts) if parts else np.empty(0, np.int64), lengths)
@@ -53,7 +57,7 @@ class Sequences:
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def map_ids(self, table: Ids) -> Sequences:
-        """Returns the sequences with `table[id]` in place of each id."""
+        """Returns the sequences with `table[id]` in place of each id. `table` has an entry for every id that occurs."""
         return Sequences(table[self.ids], self.lengths)
 
     def keep(self, is_kept: NDArray[np.bool_]) -> Sequences:
@@ -73,27 +77,33 @@ class Sequences:
         return Sequences.of(sequence for sequence in self if sequence.tobytes() not in other_bytes)
 
     def counts(self, size: int) -> Ids:
-        """Returns (size,) how often each id occurs."""
+        """Returns (size,) how often each id from 0 to `size` - 1 occurs. No id may be larger."""
         return np.bincount(self.ids, minlength=size).astype(np.int64)
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yields lists of `size` items; the last one may be shorter."""
+    """Yields consecutive lists of `size` items, at least 1; the last one may be shorter."""
     iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns how many ids both sequences begin with."""
     length = min(len(first), len(second))
     differs = np.asarray(first[:length]) != np.asarray(second[:length])
     return int(differs.argmax()) if differs.any() else length
 
 
-def look_up(keys: Ids, values: NDArray[Number], expected: Ids) -> NDArray[Number]:
-    """Returns the value of each expected key, and 0 for one that is not among the sorted `keys`."""
+def look_up(keys: Ids, values: NDArray[Number], queries: Ids) -> NDArray[Number]:
+    """Returns the value of each queried key, in the shape of `queries`, and 0 for a key that is not listed.
+
+    Args:
+        keys: (m,) the keys, ascending and each once.
+        values: (m,) the value of each key.
+        queries: the keys whose values are looked up, of any shape.
+    """
     if not len(keys):
-        return np.zeros(expected.shape, values.dtype)
-    positions = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
-    return np.where(keys[positions] == expected, values[positions], values.dtype.type(0))
+        return np.zeros(queries.shape, values.dtype)
+    positions = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    return np.where(keys[positions] == queries, values[positions], values.dtype.type(0))

@@ -27,7 +27,7 @@ from milkglass.sequences import Sequences
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Transcript
-from milkglass.threat.training_step import SharedStep, Task, adapt, pad_texts
+from milkglass.threat.training_step import SharedStep, Task, add_lora_adapters, pad_texts
 from milkglass.threat.truth import Truth, score
 from tests.tiny import BERT, LLAMA, VOCAB
 
@@ -59,7 +59,7 @@ def step(name: str, task: Task = "classification", lora: int | None = None) -> S
             for parameter in module.parameters():
                 parameter += 0.05 * torch.randn_like(parameter)
         if lora is not None:
-            adapt(module, lora)
+            add_lora_adapters(module, lora)
     return SharedStep(module.eval(), task)
 
 
@@ -92,7 +92,7 @@ def shared(one: SharedStep, batches: Sequence[Sequence[Sequence[int]]], lengths:
     size = len(one.table)
     every = np.ones(size, np.bool_)
     sizes = np.array([len(texts) for texts in batches])
-    truth = Truth(np.arange(size), every, every, lambda ids: " ".join(map(str, ids)), sent, batches=sizes)
+    truth = Truth(np.arange(size), every, every, lambda ids: " ".join(map(str, ids)), sent, batch_sizes=sizes)
     known = Knowledge(step=one, labels=np.array(labels), lengths=sent.lengths if lengths else None)
     frozen = tuple(tuple(tuple(text) for text in texts) for texts in batches)
     return Shared(one, frozen, Transcript(tuple(seen), size), known, truth)

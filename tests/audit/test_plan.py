@@ -49,7 +49,12 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
     sent = len(it.truth.tokens.ids)
 
     def took(one: Cost, tokens: int) -> float:
-        return one.fixed + one.rows * n / 1e3 + one.table * n * n * d / 1e12 + one.tokens * tokens / 1e6
+        return (
+            one.fixed
+            + one.per_1000_rows * n / 1e3
+            + one.per_trillion_products * n * n * d / 1e12
+            + one.per_million_tokens * tokens / 1e6
+        )
 
     both = took(ClusterSolve.cost, sent) + took(KNN.cost, sent)
     assert plan.seconds == pytest.approx(2 * both)
@@ -65,7 +70,7 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
 def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The language model wants 150 s. What comes before it is said to take 100 s, and the chain gets 60 %."""
     monkeypatch.setattr("milkglass.audit.plan.slowness", lambda: 1.0)
-    monkeypatch.setattr(ClusterSolve, "cost", Cost(fixed=100.0, tokens=0.0))
+    monkeypatch.setattr(ClusterSolve, "cost", Cost(fixed=100.0, per_million_tokens=0.0))
     it, attacks = scene(setting), {one.name: one for one in (ClusterSolve(), LanguageModel(), SDA())}
     plan = estimate(it, attacks, budget=200)
     assert (plan.timed_attack_count, plan.open_ended_titles) == (1, ()), "100 s of 200 are left"

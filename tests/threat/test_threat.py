@@ -167,9 +167,9 @@ def test_whole_texts_are_given_to_true_ones_of_their_batch_once_each() -> None:
         inverse=np.arange(20),
         ordinary=np.arange(20) > 1,
         content=np.ones(20, bool),
-        read=lambda ids: " ".join(f"w{i}" for i in ids),
+        decode=lambda ids: " ".join(f"w{i}" for i in ids),
         sent=Sequences.of([[0, 5, 6, 7, 1], [0, 8, 9, 1], [0, 5, 6, 7, 1]]),
-        batches=np.array([2, 1]),
+        batch_sizes=np.array([2, 1]),
     )
     guess = Guess(texts=Sequences.of([[0, 9, 8, 1], [0, 5, 6, 7, 1], [2, 3]]))
     found = score(guess, truth, np.random.default_rng(0))
@@ -187,9 +187,9 @@ def test_a_good_guess_is_not_used_twice() -> None:
         inverse=np.arange(20),
         ordinary=np.ones(20, bool),
         content=np.ones(20, bool),
-        read=lambda ids: " ".join(f"w{i}" for i in ids),
+        decode=lambda ids: " ".join(f"w{i}" for i in ids),
         sent=Sequences.of([[5, 6, 7], [5, 6, 7]]),
-        batches=np.array([2]),
+        batch_sizes=np.array([2]),
     )
     found = score(Guess(texts=Sequences.of([[5, 6, 7], []])), truth, np.random.default_rng(0))
     assert found["token recall"].value == pytest.approx(0.5)

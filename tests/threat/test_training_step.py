@@ -86,7 +86,7 @@ def test_soft_targets_that_are_certain_are_hard_ones(home: Path) -> None:
 
 
 def test_adapters_alone_are_shared(home: Path) -> None:
-    step = SharedStep.open(home / "llama-untied", "classification", lora=4)
+    step = SharedStep.open(home / "llama-untied", "classification", lora_rank=4)
     assert step.table_name is None
     assert {one.split(".")[-1] for one in step.names if "lora" not in one} == {"weight"}
     assert all("lora_" in one or one == "score.weight" for one in step.names)
@@ -96,7 +96,7 @@ def test_adapters_alone_are_shared(home: Path) -> None:
 
 
 def test_adapters_of_transposed_layers(home: Path) -> None:
-    step = SharedStep.open(home / "gpt2", "next-token", lora=4)
+    step = SharedStep.open(home / "gpt2", "next-token", lora_rank=4)
     ids, mask, _ = given("next-token")
     shared = step.gradient(ids, mask, None)
     assert shared and all("lora_" in one for one in shared)

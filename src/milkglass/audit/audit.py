@@ -149,9 +149,9 @@ def read_examples(scene: Scene, finished: AuditRun, best: AttackResult | None, s
         token_range = slice(ends[index] - sent.lengths[index], ends[index])
         is_counted = scene.truth.ordinary[sent.ids[token_range]]
         true_ids, read_ids = sent.ids[token_range][is_counted], reading[token_range][is_counted]
-        pieces = joined_pieces(scene.truth.read, read_ids.tolist(), true_ids.tolist())
+        pieces = joined_pieces(scene.truth.decode, read_ids.tolist(), true_ids.tolist())
         ids = tuple(sent_ids[index].tolist()) if sent_ids else ()
-        examples.append(ReadExample(scene.truth.read(true_ids), pieces, ids))
+        examples.append(ReadExample(scene.truth.decode(true_ids), pieces, ids))
     return tuple(examples)
 
 

@@ -224,7 +224,7 @@ def run(
     from milkglass.sanitizers.files import guarantee_in_words
     from milkglass.threat.training_step import SharedStep
 
-    Limit(0, open=True).require(learning_rate, "--lr", "0.05 is the default")
+    Limit(0, excludes_low=True).require(learning_rate, "--lr", "0.05 is the default")
     for option, value in (("--rounds", rounds), ("--batch-size", batch_size), ("--minimum", minimum)):
         Limit(1).require(value, option, "leave it out for the default")
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)

@@ -52,7 +52,7 @@ class FederatedTraining:
     def __post_init__(self) -> None:
         if self.method not in ("fedsgd", "fedavg"):
             raise UsageError(f"the method is {self.method!r}", "fedsgd or fedavg")
-        Limit(0, open=True).require(self.lr, "the learning rate", "0.05 is the default")
+        Limit(0, excludes_low=True).require(self.lr, "the learning rate", "0.05 is the default")
         for name in ("rounds", "batch_size", "minimum", "most_texts"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{name} is {value}", "at least 1 is needed")

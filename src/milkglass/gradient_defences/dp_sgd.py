@@ -119,10 +119,10 @@ def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
     `rate` is the probability that each text joins each batch, independently (Poisson sampling); 1 is no sampling.
     Raises UsageError for a value outside its range.
     """
-    Limit(0, open=True).require(noise, "the noise multiplier", "1 is common")
-    Limit(0, open=True, below=1).require(delta, "delta", "1e-5 is common")
+    Limit(0, excludes_low=True).require(noise, "the noise multiplier", "1 is common")
+    Limit(0, excludes_low=True, below=1).require(delta, "delta", "1e-5 is common")
     Limit(1).require(steps, "the number of steps", "count from 1")
-    Limit(0, open=True, high=1).require(rate, "the sampling rate", "1 for none")
+    Limit(0, excludes_low=True, high=1).require(rate, "the sampling rate", "1 for none")
     if rate == 1:
         return epsilon_of(noise, delta, 1.0, steps)
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent

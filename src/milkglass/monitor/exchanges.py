@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from milkglass.proxy.observe import Ids, Received
-from milkglass.sequences import common_prefix
+from milkglass.sequences import common_prefix_length
 
 MAX_EXCHANGES_KEPT = 100
 MAX_EXCHANGES_COMPARED = 8  # a question is compared with so many exchanges before it
@@ -107,7 +107,7 @@ class ExchangeLog:
     def _repeated_count(self, prompt: list[int]) -> int:
         """Returns how many ids at its beginning a prompt shares with an exchange whose whole prompt it repeats."""
         newest = list(self.exchanges)[-MAX_EXCHANGES_COMPARED:]
-        counts = [(common_prefix(prompt, [*exchange.prompt, *exchange.answer]), exchange) for exchange in newest]
+        counts = [(common_prefix_length(prompt, [*exchange.prompt, *exchange.answer]), exchange) for exchange in newest]
         return max((count for count, exchange in counts if count >= len(exchange.prompt)), default=0)
 
     def _drop_oldest(self) -> None:

@@ -41,7 +41,7 @@ class Bands:
     classes: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        Limit(1, open=True).require(self.factor, "the factor of the bands", "2 joins counts of a factor of two")
+        Limit(1, excludes_low=True).require(self.factor, "the factor of the bands", "2 joins counts of a factor of two")
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.int64], factor: float) -> Bands:

@@ -24,34 +24,36 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 class Cost:
     """Estimates the CPU seconds of an attack that runs to its end and is graded.
 
-        fixed + rows n / 10^3 + table n^2 d / 10^12 + sent s / 10^6 + tokens t / 10^6
+        fixed + per_1000_rows n / 10^3 + per_trillion_products n^2 d / 10^12
+              + per_million_sent s / 10^6 + per_million_tokens t / 10^6
 
-    The seconds are those of one thread of the machine on which attacks were timed; audit/plan.py says how fast this
-    machine is. They are for a person who waits. A budget of work
-    (threat/budget.py) counts them, too, for an attack that reports no steps.
+    The seconds are those of one thread of the machine on which attacks were timed; audit/plan.py says how fast the
+    present machine is. They tell users how long an audit will take. A budget of work (threat/budget.py) counts them for
+    an attack that reports no steps.
 
     Attributes:
         fixed: the seconds in every case.
-        rows: the seconds for n = 1,000 rows of a table.
-        table: the seconds for n^2 d = 10^12, where each of n rows of d dimensions is compared with every other.
-        sent: the seconds for s = a million tokens that are sent.
-        tokens: the seconds for t = a million tokens, sent and public.
+        per_1000_rows: the seconds for n = 1,000 rows of a table.
+        per_trillion_products: the seconds for n^2 d = 10^12, the products of numbers if each of n rows of d dimensions
+            is compared with every other.
+        per_million_sent: the seconds for s = a million tokens that are sent.
+        per_million_tokens: the seconds for t = a million tokens, sent and public.
     """
 
     fixed: float = 0.5
-    rows: float = 0.0
-    table: float = 0.0
-    sent: float = 0.0
-    tokens: float = 15.0
+    per_1000_rows: float = 0.0
+    per_trillion_products: float = 0.0
+    per_million_sent: float = 0.0
+    per_million_tokens: float = 15.0
 
     def seconds(self, n: int, d: int, s: int, t: int) -> float:
         """Returns the seconds for a table of n rows of d dimensions, s tokens sent, and t tokens sent and public."""
-        of_tables = self.rows * n / 1e3 + self.table * n * n * d / 1e12
-        return self.fixed + of_tables + self.sent * s / 1e6 + self.tokens * t / 1e6
+        for_table = self.per_1000_rows * n / 1e3 + self.per_trillion_products * n * n * d / 1e12
+        return self.fixed + for_table + self.per_million_sent * s / 1e6 + self.per_million_tokens * t / 1e6
 
 
 class Attack(abc.ABC):
-    """Reads what it can of a transcript, and returns a guess. The base of all attacks.
+    """Guesses what was sent, from a transcript and declared knowledge. The base of all attacks.
 
     Subclasses are frozen dataclasses whose fields are their parameters, and implement `run`.
 
@@ -70,8 +72,9 @@ class Attack(abc.ABC):
         runs_first: whether an audit runs the attack before those that use up its budget: it undoes the scheme itself
             where it applies, or takes next to no time.
         of_outputs: whether the guess is about what was generated, not about what was sent.
-        finding: the title, raised_if, explanation and change of a finding that a report has if the attack reads 10 % of
-            the content tokens or more: Jinja templates that are filled with `scene` and `result`.
+        finding: the texts "title", "raised_if", "explanation" and "change" of a finding that a report has if the attack
+            reads 10 % of the content tokens or more: Jinja templates that are filled with `scene` and `result`. None:
+            the attack has no finding of its own.
     """
 
     name: ClassVar[str]
@@ -101,7 +104,9 @@ class Attack(abc.ABC):
     def __call__(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Returns the guess of `run`.
 
-        Raises UsageError if `why_not` gives a reason, and ValueError if the guess has not a row for each scrambled id.
+        Raises:
+            UsageError: the attack does not apply (`why_not`).
+            ValueError: the guess has a table with more or fewer rows than there are scrambled ids.
         """
         if reason := why_not(self, transcript, knowledge):
             raise UsageError(f"{self.name} does not apply: {reason}", "choose an attack for which why_not is None")
@@ -112,14 +117,14 @@ class Attack(abc.ABC):
 
 
 class Preprocessor(Attack):
-    """Undoes a part of the scheme first, so that any other attack can go on from there."""
+    """Undoes a part of the scheme, so that another attack can run on what is left of it."""
 
     @abc.abstractmethod
     def undo(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
-        """Returns the transcript as it would be without that part. Raises UsageError if it cannot be undone."""
+        """Returns the transcript as it would be without the part. Raises UsageError if it cannot be undone."""
 
 
-_MISSING: Mapping[str, str] = {
+_REASON_OF_MISSING_FIELD: Mapping[str, str] = {
     "public_model": "the attacker does not have the public model",
     "corpus": "the attacker has no public text",
     "labels": "the attacker does not know the labels",
@@ -145,7 +150,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
         return "the model on the server holds no table of embeddings"
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:
-            return _MISSING[name]
+            return _REASON_OF_MISSING_FIELD[name]
     if knowledge.corpus is not None and "corpus" in attack.assumes | attack.uses:
         ids = knowledge.corpus.ids
         size = knowledge.token_count(transcript.size)

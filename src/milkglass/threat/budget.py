@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from milkglass.errors import UsageError
 
-DEFAULT_BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
+DEFAULT_BUDGET = "15m"  # two to five times the time that all strong attacks take on some thousands of sentences
 
 
 class WorkClock:
@@ -33,7 +33,7 @@ class WorkClock:
         self.seconds = 0.0
 
     def __call__(self) -> float:
-        """Returns the seconds, as clocks do."""
+        """Returns the seconds of work so far, in place of a clock's time."""
         return self.seconds
 
 
@@ -46,7 +46,7 @@ class Budget:
     Attributes:
         seconds: how long the attack may take, from the moment at which the budget is made.
         progress: receives the share of the work that is done, from 0 to 1.
-        stopped: returns whether everything must end at once.
+        stopped: returns whether the attack must end at once.
         clock: returns seconds: by default those of the CPU, over all threads of this process. No attack runs in a child
             process. A `WorkClock` counts work.
     """
@@ -72,7 +72,12 @@ class Budget:
 
     @classmethod
     def of_work(cls, seconds: float, stopped: Callable[[], bool] = lambda: False) -> Budget:
-        """Returns a budget that counts work, so that it ends an attack at the same step in every run."""
+        """Returns a budget of so many seconds of work, which ends an attack at the same step in every run.
+
+        Args:
+            seconds: of one core of the machine on which attacks were timed.
+            stopped: returns whether the attack must end at once.
+        """
         return cls(seconds, stopped=stopped, clock=WorkClock())
 
     @property
@@ -86,7 +91,7 @@ class Budget:
             self.clock.seconds += seconds
 
     def left(self) -> float:
-        """Returns the seconds that are left: 0 once everything must end, and less than 0 after an overrun."""
+        """Returns the seconds that are left: 0 once `stopped` is true, and less than 0 after an overrun."""
         return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
 
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
@@ -95,7 +100,7 @@ class Budget:
 
 
 class OutOfTime(BaseException):
-    """An attack did not end by itself. No `except Exception` of an attack catches this error."""
+    """Ends an attack that did not end by itself. It is no Exception, so that no `except Exception` catches it."""
 
 
 REPEAT_SECONDS = 0.5  # the pause before OutOfTime is raised again in an attack that went on
@@ -105,8 +110,8 @@ REPEAT_SECONDS = 0.5  # the pause before OutOfTime is raised again in an attack 
 def time_limit(deadline: Budget | None) -> Iterator[None]:
     """Raises OutOfTime inside the block when the budget, which counts the clock's seconds, is spent.
 
-    Nothing is raised without a deadline, with one that is infinite, or outside of the process's main thread. A timer
-    that runs already, such as that of a test, goes on afterwards.
+    Nothing is raised if `deadline` is None or infinite, or outside of the process's main thread. A timer that runs
+    already, such as that of a test, goes on afterwards.
     """
     is_bounded = deadline is not None and deadline.seconds < float("inf")
     if deadline is None or not is_bounded or threading.current_thread() is not threading.main_thread():

@@ -36,7 +36,7 @@ class LabelledTexts:
     pairs: Sequence[str] | None = field(default=None, repr=False)
 
     def part(self, rows: slice) -> LabelledTexts:
-        """Returns some of the rows."""
+        """Returns the texts and labels of some rows."""
         return LabelledTexts(self.texts[rows], self.labels[rows], None if self.pairs is None else self.pairs[rows])
 
 
@@ -47,7 +47,12 @@ class Client(abc.ABC):
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         """Returns all that crosses the wire for these texts, as it crosses.
 
-        Raises CodecError for a text that cannot cross.
+        Args:
+            texts: the texts, or the first text of each pair.
+            pairs: the second text of each pair. None if texts are single.
+
+        Raises:
+            CodecError: a text cannot be sent.
         """
 
     def origin(self, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:
@@ -68,6 +73,9 @@ class Client(abc.ABC):
         """Returns this half with an attacker's own secret, or None if an attacker cannot run the defence.
 
         An attacker knows the defence and not its secret (Kerckhoffs).
+
+        Args:
+            seed: decides the attacker's secret.
         """
         return None
 
@@ -98,7 +106,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        """Returns logits, from which `Client.receive` makes (texts, classes).
+        """Returns the logits for what `Client.send` sent. `Client.receive` makes (texts, classes) of them.
 
         Raises UsageError if the model has no head for classes.
         """
@@ -128,7 +136,8 @@ class Defence(abc.ABC):
     def document(self) -> dict[str, Any]:
         """Returns all that decides the halves besides model, corpus and secret, as a JSON object.
 
-        It has the defence's name, each parameter, and the digests of files. Defences with equal documents are equal.
+        The object has the defence's name, each parameter, and the digests of files. Defences with equal documents are
+        equal.
         """
 
     @abc.abstractmethod
@@ -141,8 +150,15 @@ class Defence(abc.ABC):
     ) -> tuple[Client, Server]:
         """Returns the two halves, and writes the server's half to `folder`.
 
-        The same secret, 32 bytes, gives the same halves. The folder must not exist.
-        Raises UnsupportedModel if `refuses` gives a reason, and UsageError if the defence needs a corpus.
+        Args:
+            base: the model.
+            corpus: texts for a defence that is trained. None: there are none.
+            secret: 32 bytes. The same secret gives the same halves.
+            folder: must not exist.
+
+        Raises:
+            UnsupportedModel: `refuses` gives a reason.
+            UsageError: the defence needs a corpus.
         """
 
     @abc.abstractmethod

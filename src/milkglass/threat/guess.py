@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from milkglass.sequences import Ids, Sequences
 
-NO_BELIEF = -1  # stands for a public id where nothing is guessed
+NO_BELIEF = -1  # the entry where no public id is guessed
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Guess:
     def at(self, tokens: Sequences) -> Ids:
         """Returns (total, k) the guess for each token that was sent, from `running` or `table`.
 
-        Raises ValueError if `running` has not a row for each token.
+        Raises ValueError if `running` has more or fewer rows than there are tokens.
         """
         if self.running is not None:
             if len(self.running) != len(tokens.ids):

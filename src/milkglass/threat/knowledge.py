@@ -17,7 +17,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Activations, Records
 from milkglass.threat.training_step import SharedStep
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Recordings:
     lengths: Sequences | None = None
 
 
-def required(value: T | None) -> T:
+def required(value: Value | None) -> Value:
     """Returns a field of `Knowledge` that an attack assumes. Raises UsageError if the field is None."""
     if value is None:
         raise UsageError("the attack assumes what this attacker does not know", "ask why_not before an attack is run")
@@ -169,5 +169,5 @@ class Knowledge:
     recordings: Recordings | None = None
 
     def token_count(self, size: int) -> int:
-        """Returns n, the number of public ids, or `size` if the public model is not known."""
+        """Returns n, the number of public ids, or `size`, the number of scrambled ids, without the public model."""
         return size if self.public_model is None else self.public_model.vocab_size

@@ -20,7 +20,7 @@ from milkglass.sequences import Ids, Sequences
 
 
 class Observation(abc.ABC):  # noqa: B024 - a closed family: the six below
-    """Marks one kind of data that an attacker sees on the server or on the network."""
+    """Holds one kind of data that an attacker sees on the server or on the network. The base of all kinds."""
 
 
 @dataclass(frozen=True)

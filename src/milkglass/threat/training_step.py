@@ -6,8 +6,8 @@
 A client computes the gradient of its ids (`gradient`). An attacker who has the model computes that of invented texts,
 given as embeddings, and differentiates it again (`dummy_gradients`). Both use the same code.
 
-Attention is computed without fused kernels, which cannot be differentiated twice. fp32. A step runs where its model is;
-what it is given is moved there.
+All numbers are fp32. Attention is computed without fused kernels, which cannot be differentiated twice. A step runs on
+the device of its model; tensors that are given to it are moved there.
 """
 
 from __future__ import annotations
@@ -49,30 +49,35 @@ class SharedStep:
 
     @classmethod
     def open(
-        cls, folder: Path, task: Task = "classification", classes: int = 2, seed: int = 0, lora: int | None = None
+        cls,
+        folder: Path,
+        task: Task = "classification",
+        class_count: int = 2,
+        seed: int = 0,
+        lora_rank: int | None = None,
     ) -> SharedStep:
         """Returns a step with the model in a folder.
 
         Args:
             folder: the model's folder.
-            task: the loss.
-            classes: the number of classes. If the folder has no head for them, one is drawn.
-            seed: decides what is drawn.
-            lora: the rank of adapters of the queries and values, which alone are trained with the head of classes.
+            task: whether the loss is that of each text's class, or that of each next token.
+            class_count: the number of classes. If the folder has no head for them, one is drawn.
+            seed: decides the weights that are drawn: those of the head and of adapters.
+            lora_rank: the rank of adapters of the queries and values, which alone are trained with the head of classes.
                 None: all parameters are trained.
 
         Raises:
             UnsupportedModel: the family is unknown.
-            UsageError: the model has no such loss.
+            UsageError: the task is next-token, and the model is an encoder.
         """
         base = Checkpoint.open(folder)
         if task == "next-token" and family_of(base.config).kind == "encoder":
             raise UsageError("an encoder does not predict the next token", "give a decoder, or task classification")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = language_model(base, "eager") if task == "next-token" else classifier(base, classes, "eager")
-            if lora is not None:
-                adapt(module, lora)
+            module = language_model(base, "eager") if task == "next-token" else classifier(base, class_count, "eager")
+            if lora_rank is not None:
+                add_lora_adapters(module, lora_rank)
         return cls(device.move(module.eval()), task)
 
     def __post_init__(self) -> None:
@@ -123,8 +128,9 @@ class SharedStep:
         Args:
             embeds: (b, t, d) the input embeddings.
             mask: (b, t) 1 for a text's places, and 0 after them.
-            targets: for classification (b,) or, soft, (b, classes); for the next token the ids (b, t) of the texts or,
-                soft, (b, t, v). The target at i is predicted from the state at i - 1, and the first one is not.
+            targets: for classification the classes (b,), or a probability of each class (b, classes); for the next
+                token the ids (b, t) of the texts, or a probability of each id (b, t, v). The target at place i is
+                predicted from the state at i - 1, so that the first one is not predicted.
         """
         mask, targets = mask.to(self.device), targets.to(self.device)
         logits = self.logits(embeds, mask)
@@ -144,7 +150,7 @@ class SharedStep:
             mask: (b, t) 1 for a text's places, and 0 after them.
 
         Raises:
-            UnsupportedModel: it is not known where a decoder's head of classes is.
+            UnsupportedModel: the head of a decoder that classifies is not called `score`.
         """
         mask = mask.to(self.device)
         self.module.train(self.dropout)
@@ -192,11 +198,11 @@ class SharedStep:
         )
 
 
-def adapt(module: Any, rank: int) -> None:
+def add_lora_adapters(module: Any, rank: int) -> None:
     """Puts LoRA adapters of a rank into a model's queries and values (Hu et al. 2022), with alpha = 2 rank.
 
-    The model is changed in place. Only the adapters and a head of classes are trained. GHOST's tables also use a
-    dropout of a tenth on the adapters' inputs, and weights of 4 bits; neither is done here.
+    The model is changed in place. Only the adapters and a head of classes stay trainable. GHOST's experiments also use
+    a dropout of 0.1 on the adapters' inputs, and weights of 4 bits; neither is done here.
     """
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D

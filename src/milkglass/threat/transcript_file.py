@@ -35,7 +35,7 @@ from milkglass.threat.observations import Observation, Outputs, Tokens, Transcri
 
 INDEX = "transcript.jsonl"
 VERSION = 1
-MAX_SIZE = 2**31 - 1  # ids are 32 bits
+MAX_VOCAB_SIZE = 2**31 - 1  # ids are 32 bits
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -46,11 +46,12 @@ class Recorder:
 
     Args:
         folder: the transcript's folder.
-        count: how many observations it has.
+        observation_count: how many observations it has.
     """
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self._folder, self._count, self._lock = folder, count, threading.Lock()
+    def __init__(self, folder: Path, observation_count: int) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+        self._observation_count = observation_count
 
     @classmethod
     def open(cls, folder: Path, size: int, key_id: str | None = None) -> Recorder:
@@ -81,7 +82,7 @@ class Recorder:
         return cls(folder, 0)
 
     def add_tokens(self, ids: Sequences, purpose: str) -> None:
-        """Adds ids that the client sent, for "train" or "infer"."""
+        """Adds ids that the client sent. `purpose` is "train" or "infer"."""
         self._write_ids("tokens", ids, {"purpose": purpose})
 
     def add_outputs(self, ids: Sequences, prompts: Sequences) -> None:
@@ -90,9 +91,14 @@ class Recorder:
         self._write_ids("outputs", ids, {}, tensors)
 
     def add_weights(self, model_folder: Path, tuned: bool) -> None:
-        """Adds a checkpoint's config and tensor files, by hard links if the file system allows these."""
+        """Adds a checkpoint's config and tensor files, by hard links if the file system allows these.
+
+        Args:
+            model_folder: the checkpoint's folder.
+            tuned: whether the model was fine-tuned; otherwise it is as it was uploaded.
+        """
         with self._lock:
-            target = self._folder / f"weights-{self._count:05}"
+            target = self._folder / f"weights-{self._observation_count:05}"
             shutil.rmtree(target, ignore_errors=True)  # a killed process may have left it
             files.private_dir(target)
             tensor_files = Checkpoint.open(model_folder).files
@@ -109,7 +115,7 @@ class Recorder:
         """Writes ids, and more tensors if there are any, into a new file, and adds it to the index with `fields`."""
         tensors = {"ids": ids.ids.astype(np.int32), "lengths": ids.lengths.astype(np.int32), **(tensors or {})}
         with self._lock:
-            name = f"{kind}-{self._count:05}.safetensors"
+            name = f"{kind}-{self._observation_count:05}.safetensors"
             with files.atomic_path(self._folder / name) as path:
                 save_file(tensors, path)
             self._append_entry({"kind": kind, "file": name, **fields})
@@ -118,11 +124,11 @@ class Recorder:
         """Adds a line to the index."""
         with (self._folder / INDEX).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-        self._count += 1
+        self._observation_count += 1
 
 
 def load(folder: Path) -> Transcript:
-    """Reads a transcript. Raises UsageError if the folder has none, CorruptCheckpoint if it is damaged."""
+    """Reads the transcript in a folder. Raises UsageError if there is none, CorruptCheckpoint if it is damaged."""
     if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
     size, key_id, entries = _read_index(folder)
@@ -130,7 +136,7 @@ def load(folder: Path) -> Transcript:
 
 
 def digest(folder: Path) -> str:
-    """Returns SHA-256, in hex, over all files of a transcript that an attack reads."""
+    """Returns the SHA-256, in hex, of all files of a transcript that an attack reads."""
     sha256 = hashlib.sha256((folder / INDEX).read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("weights-*/*")]):
         with path.open("rb") as file:
@@ -209,8 +215,8 @@ def _read_index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
     if type(version := header.get("milkglass_transcript")) is not int or version != VERSION:
         raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
     size, key_id = header.get("size"), header.get("key_id")
-    if type(size) is not int or not 1 <= size <= MAX_SIZE:
-        raise CorruptCheckpoint(f"{INDEX} does not name a vocabulary of 1 to {MAX_SIZE} ids", "record it again")
+    if type(size) is not int or not 1 <= size <= MAX_VOCAB_SIZE:
+        raise CorruptCheckpoint(f"{INDEX} does not name a vocabulary of 1 to {MAX_VOCAB_SIZE} ids", "record it again")
     if "key_id" not in header or not (key_id is None or isinstance(key_id, str)):
         raise CorruptCheckpoint(f"{INDEX} names a key's identifier that is not a string", "record it again")
     return size, key_id, entries

@@ -19,7 +19,7 @@ from milkglass.metrics.recovery import Recovery
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF, Guess
 
-MIN_CHANCE = 1e-12  # the least chance that counts, so that a truth that is called impossible surprises by 40 bits
+MIN_CHANCE = 1e-12  # smaller chances count as this one, so that a token that is called impossible surprises by 40 bits
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Truth:
         inverse: (n',) the public id behind each scrambled id; one of several where an id stands for several tokens.
         ordinary: (n,) whether each public id is counted: false for special tokens and for rows without a token.
         content: (n,) whether each public id carries content (`content_tokens`).
-        read: turns public ids into text.
+        decode: turns public ids into text.
         sent: the scrambled ids of all texts that were sent.
         original: the public ids of the same texts. None if `inverse` gives them.
         origin: (total of original,) the place at which each token was sent, NO_BELIEF for one that was not. None if
             each token was sent in its own place.
-        batches: how many texts were behind each of the gradients. None if there was one behind each.
+        batch_sizes: (gradients,) how many texts were behind each gradient. None if there was one behind each.
         topics: (answers,) the topic of each answer, if only sizes and times are seen.
         token_lengths: the bytes of each token of each answer, if only sizes and times are seen.
     """
@@ -43,11 +43,11 @@ class Truth:
     inverse: Ids
     ordinary: NDArray[np.bool_]
     content: NDArray[np.bool_]
-    read: Callable[[Ids], str]
+    decode: Callable[[Ids], str]
     sent: Sequences
     original: Sequences | None = None
     origin: Ids | None = None
-    batches: Ids | None = None
+    batch_sizes: Ids | None = None
     topics: Ids | None = None
     token_lengths: Sequences | None = None
 
@@ -109,7 +109,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every
         ordinary id of the table once, sent or not. "hidden bits" is the mean of `Truth.surprise`. "bag" is precision,
         recall and F1 of sets of ids. Whole texts are assigned to the true texts of their batch so that the most tokens
-        are right. ROUGE and METEOR compare texts as `truth.read` gives them. "topics" is the share of answers whose
+        are right. ROUGE and METEOR compare texts as `truth.decode` gives them. "topics" is the share of answers whose
         topic is right, and "token lengths" the share of tokens whose length is right.
     """
     if guess.topics is not None:
@@ -120,9 +120,9 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         bags = tuple(bag[truth.ordinary[bag]] for bag in guess.bags)
         return Recovery(recovery.bags(bags, tokens.keep(counted), rng))
     if guess.texts is not None:
-        batches = np.ones(len(tokens), np.int64) if truth.batches is None else truth.batches
+        batch_sizes = np.ones(len(tokens), np.int64) if truth.batch_sizes is None else truth.batch_sizes
         guessed = guess.texts.keep(truth.ordinary[guess.texts.ids])
-        return Recovery(recovery.whole_texts(guessed, tokens.keep(counted), batches, truth.read, rng))
+        return Recovery(recovery.whole_texts(guessed, tokens.keep(counted), batch_sizes, truth.decode, rng))
     places = truth.readings(guess)
     measures: dict[str, Interval] = {}
     for name, mask in (("tokens", counted), ("content", counted & truth.content[tokens.ids])):
@@ -136,7 +136,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     best = places[:, 0]
     measures["exact texts"] = recovery.exact(best, tokens, counted, rng)
     guessed = Sequences(best, tokens.lengths).keep(counted & (best != NO_BELIEF))
-    measures |= recovery.texts(guessed, tokens.keep(counted), truth.read, rng)
+    measures |= recovery.texts(guessed, tokens.keep(counted), truth.decode, rng)
     return Recovery(measures)
 
 

@@ -36,7 +36,7 @@ class EDNN(NearestRows):
 
     name = "ednn"
     title = "Element-wise differential nearest neighbour"
-    cost = Cost(table=30)
+    cost = Cost(per_trillion_products=30)
     baseline = True
     paper = papers.EDNN
 

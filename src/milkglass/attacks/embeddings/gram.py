@@ -96,7 +96,7 @@ class Gram(NearestRows):
 
     name = "gram"
     title = "Matching by products of rows"
-    cost = Cost(table=30)
+    cost = Cost(per_trillion_products=30)
     paper = papers.PROCRUSTES.but(
         "The attack is ours; the rotation from pairs is the paper's.",
         "Pairs come from sorted products with the longest rows, and are trimmed.",

@@ -102,7 +102,7 @@ class KNN(NearestRows):
 
     name = "knn"
     title = "Nearest neighbour"
-    cost = Cost(table=30)
+    cost = Cost(per_trillion_products=30)
     baseline = True
     paper = papers.PRIVACY_BERT
 

@@ -33,7 +33,7 @@ class KNNPlus(NearestRows):
 
     name = "knn+"
     title = "The better of KNN and EDNN"
-    cost = Cost(2, table=35)
+    cost = Cost(2, per_trillion_products=35)
     baseline = True
     paper = papers.OBFUSLM.but("The better one is picked under the attacker's own key, not by the result.")
     assumes = frozenset({"public_model", "simulate"})

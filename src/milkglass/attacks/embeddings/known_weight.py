@@ -128,7 +128,7 @@ class KnownWeight(Preprocessor):
 
     name = "known-weight"
     title = "Known weights undo the layers' transformation"
-    cost = Cost(table=60)
+    cost = Cost(per_trillion_products=60)
     paper = papers.ours("Layers that the server knows give their transformation away")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

@@ -53,7 +53,7 @@ class MeanSolve(Solver):
 
     name = "mean-solve"
     title = "Means of clusters"
-    cost = Cost(rows=0.57)
+    cost = Cost(per_1000_rows=0.57)
     paper = papers.ours("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

@@ -166,7 +166,7 @@ class SortedRows(NearestRows):
 
     name = "sorted-rows"
     title = "Vocabulary matching by sorted rows"
-    cost = Cost(table=30)
+    cost = Cost(per_trillion_products=30)
     paper = papers.HIDDEN_NO_MORE.but(
         "They match sorted hidden states; we match the table and its products with weights, sorted."
     )

@@ -116,7 +116,7 @@ class MLC(LinearWords):
 
     name = "mlc"
     title = "Words in a text (multi-label)"
-    cost = Cost(2, tokens=420)
+    cost = Cost(2, per_million_tokens=420)
     baseline = True
     sees = frozenset({Weights, Tokens})
     assumes = frozenset({"public_model", "corpus", "simulate"})

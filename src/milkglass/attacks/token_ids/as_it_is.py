@@ -23,7 +23,7 @@ class AsItIs(Attack):
 
     name = "as-it-is"
     title = "What was sent, read as it is"
-    cost = Cost(0.1, tokens=1)
+    cost = Cost(0.1, per_million_tokens=1)
     runs_first = True
     paper = papers.ours("Each id is read as the public model's own")
     sees = frozenset({Tokens})

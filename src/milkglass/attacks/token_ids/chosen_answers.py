@@ -36,7 +36,7 @@ class ChosenAnswers(Attack):
     paper = ours("A server that writes its answers reads how their text is sent in the next prompt")
     sees = frozenset({Tokens, Outputs})
     assumes = frozenset({"answers"})
-    cost = Cost(tokens=1.0)
+    cost = Cost(per_million_tokens=1.0)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if any(outputs.prompts is None for outputs in transcript.all(Outputs)):

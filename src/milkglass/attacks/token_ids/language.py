@@ -74,7 +74,7 @@ class LanguageModel(Solver):
 
     name = "language-model"
     title = "Language model over the candidates"
-    cost = Cost(12, sent=2700, tokens=29)
+    cost = Cost(12, per_million_sent=2700, per_million_tokens=29)
     paper = papers.NEURAL_DECIPHERMENT.but(
         "The attack is ours; decipherment by a neural language model is the paper's.",
         "They score partial keys in a beam search; here evidence for single ids joins a mean field.",

@@ -195,8 +195,8 @@ class _ResultsByRound:
         """Yields the texts of each update and what was read of them, which is private."""
         for number, guess in self.guesses.items():
             truth = self.site.truth([self.site.batches[number]])
-            read = [truth.read(text) for text in _read_texts(guess, truth.sent)]
-            texts = [truth.read(text) for text in truth.tokens]
+            read = [truth.decode(text) for text in _read_texts(guess, truth.sent)]
+            texts = [truth.decode(text) for text in truth.tokens]
             yield {"attack": self.attack.name, "round": number, "texts": texts, "readings": read}
 
 

@@ -99,7 +99,7 @@ class AuditedSite:
         indices = np.concatenate(batches)
         sizes = np.array([len(batch) for batch in batches], np.int64)
         sent, original = self.texts.rows.ids.select(indices), self.texts.originals.select(indices)
-        return replace(self._all_texts_truth, sent=sent, original=original, batches=sizes)
+        return replace(self._all_texts_truth, sent=sent, original=original, batch_sizes=sizes)
 
     @cached_property
     def _all_texts_truth(self) -> Truth:

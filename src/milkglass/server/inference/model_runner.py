@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 import torch
 from torch.nn.functional import pad
 
-from milkglass.sequences import common_prefix
+from milkglass.sequences import common_prefix_length
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -188,7 +188,7 @@ class PrefixCache:
         """
         best_ids, length = None, MIN_PREFIX_IDS - 1
         for ids in self._rows:
-            shared_length = min(common_prefix(ids, prompt), len(prompt) - 1)
+            shared_length = min(common_prefix_length(ids, prompt), len(prompt) - 1)
             if shared_length > length:
                 best_ids, length = ids, shared_length
         if best_ids is None:

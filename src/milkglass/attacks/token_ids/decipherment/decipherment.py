@@ -101,7 +101,7 @@ class Decipherment(Solver):
 
     name = "decipherment"
     title = "Corpus decipherment"
-    cost = Cost(rows=0.11, tokens=29)
+    cost = Cost(per_1000_rows=0.11, per_million_tokens=29)
     paper = papers.SUBSTITUTION_CIPHERS.but(
         "The attack is ours; the idea of a jointly solved substitution is the paper's.",
         "The relaxation runs over token ids, inside candidate groups or over a growing set of frequent ids.",
