@@ -69,7 +69,7 @@ class Cipher(Defence):
         return None
 
     def split(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Any, Any]:
-        files.private_dir(folder)
+        files.make_private_dir(folder)
         return CipherClient(load_tokenizer(base.folder), len(Model.open(base.folder).table)), CipherServer(folder)
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Any, Any]:

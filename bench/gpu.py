@@ -44,7 +44,7 @@ from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.defences.obfuscated_tables import TableDefence
 from milkglass.demo.run import ServerProcess
-from milkglass.device import DEVICE
+from milkglass.device import DEVICE_VARIABLE
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest
 from milkglass.engines.upstream import Upstream
@@ -107,7 +107,7 @@ def attacks(asked: argparse.Namespace, figures: Figures) -> None:
 
 def attacked(name: str, device: str, texts: list[str]) -> tuple[float, float]:
     """Returns the seconds, by the clock, of an audit with one attack, and which share of the tokens it reads."""
-    os.environ[DEVICE] = device  # of this process, which has computed nothing yet
+    os.environ[DEVICE_VARIABLE] = device  # of this process, which has computed nothing yet
     attack = InvBert(epochs=1) if name == "invbert" else ATTACKS[name]
     base = Checkpoint.open(resolve("demo:minilm"))
     private, public = texts[:PRIVATE], texts[PRIVATE:]

@@ -119,7 +119,7 @@ def generated(folder: Path) -> list[dict[str, Any]]:
             question = len(TOPICS) * (len(found) % len(chats)) + number
             tokens = [tokenizer.decode([one]) for one in ids] or ["."]
             found.append({"topic": number, "question": question, "tokens": tokens})
-    files.private_dir(folder)
+    files.make_private_dir(folder)
     path.write_text(json.dumps(found), "utf-8")
     return found
 

@@ -178,7 +178,7 @@ class Bench:
     def enclave(self, inner: Enclave, settings: RnmSettings, clear: Timing) -> Timing:
         """As `generate --split` does it. clear: the same text's time in the clear."""
         enclave: Any = TimedEnclave(inner)
-        text = SplitText(enclave, self.server, self.info, settings, exact=True)
+        text = SplitText(enclave, self.server, self.info, settings, is_exact=True)
         began = time.perf_counter()
         sent = text.prompt(self.text, "", self.sampling)
         before = time.perf_counter() - began

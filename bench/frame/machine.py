@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from milkglass.system import cores
+from milkglass.system import core_count
 
 FAST = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512_f", "avx2")  # instructions that decide speed
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")  # what the work is done with
@@ -28,7 +28,7 @@ def described() -> dict[str, Any]:
     return {
         "machine": f"{platform.machine()}, {processor()}",
         "instructions": [name for name in FAST if capabilities().get(name)],
-        "cores": cores(),
+        "cores": core_count(),
         "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "waiting threads": os.environ.get("OMP_WAIT_POLICY", "the library's choice").lower(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},

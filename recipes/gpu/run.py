@@ -159,7 +159,9 @@ class FreeResources:
     @classmethod
     def here(cls) -> FreeResources:
         memory, free = system.memory_bytes(only_available=True), device.memory_bytes(only_free=True)
-        return cls(float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.cores())
+        return cls(
+            float("inf") if memory is None else memory / GB, None if free is None else free / GB, system.core_count()
+        )
 
     def holds(self, piece: Piece) -> bool:
         memory, on_device = _gigabytes(piece.needs)
@@ -317,14 +319,14 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
     _end_with_parent()
     path, quick, read = open_recipe(recipe)
     say = lambda line: print(line, flush=True)  # noqa: E731
-    cache = files.private_dir(out / "cache")
+    cache = files.make_private_dir(out / "cache")
     if cell != "-":
         assert isinstance(read, ComparisonRecipe)
         key = read.cell_keys[int(cell)]
-        with system.stoppable():
-            CellTrainer.of(read, data, [key]).train(key, RunFolder(data, out, system.cores(), say, cache))
+        with system.exit_on_sigterm():
+            CellTrainer.of(read, data, [key]).train(key, RunFolder(data, out, system.core_count(), say, cache))
         return
-    with system.stoppable():
+    with system.exit_on_sigterm():
         run, shared = out / "runs" / result_name(recipe), cache if read.cached else None
         result = reproduce(path, data, run, quick, at_once, say, shared)
     (out / "results").mkdir(exist_ok=True)
@@ -393,11 +395,11 @@ def main(arguments: Sequence[str]) -> int:
     commit = clean_commit()
     if not asked.data.is_dir():
         raise UsageError(f"there is no folder {asked.data}", "give the folder with the recipes' data")
-    out = files.private_dir(asked.out.absolute())
+    out = files.make_private_dir(asked.out.absolute())
     pieces = split_into_pieces(recipes_of_plan(asked.plan, asked.only), FreeResources.here())
     runner = Runner(pieces, asked.data.absolute(), out, asked.piece_minutes)
     print(f"{len(pieces)} pieces of commit {commit} on {device.current()}", flush=True)
-    with system.stoppable():
+    with system.exit_on_sigterm():
         return 0 if runner.run(time.monotonic() + 60 * asked.minutes) else 1
 
 

@@ -21,8 +21,8 @@ from milkglass.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-DEVICE = "MILKGLASS_DEVICE"  # environment variable
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # CUDA's own: which GPUs a process sees
+DEVICE_VARIABLE = "MILKGLASS_DEVICE"  # the environment variable by which the user chooses
+VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"  # CUDA's own environment variable: which GPUs a process sees
 DEVICE_NAME = re.compile(r"cpu|cuda(:\d+)?")
 Movable = TypeVar("Movable", bound="torch.Tensor | torch.nn.Module | None")
 
@@ -35,11 +35,13 @@ def current() -> torch.device:
     if name == "cpu" or (name is None and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UsageError(f"{DEVICE} is {name!r}, and PyTorch finds no GPU here", f"leave {DEVICE} out, or give cpu")
+        raise UsageError(
+            f"{DEVICE_VARIABLE} is {name!r}, and PyTorch finds no GPU here", f"leave {DEVICE_VARIABLE} out, or give cpu"
+        )
     device = torch.device(name or "cuda")
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise UsageError(
-            f"{DEVICE} is {name!r}, and there are {torch.cuda.device_count()} GPUs", "they are counted from 0"
+            f"{DEVICE_VARIABLE} is {name!r}, and there are {torch.cuda.device_count()} GPUs", "they are counted from 0"
         )
     # cuDNN's recurrent layers round fp32 to 10 bits otherwise, which products of matrices do not
     torch.backends.cudnn.allow_tf32 = False
@@ -48,18 +50,22 @@ def current() -> torch.device:
 
 def chosen_name() -> str | None:
     """Returns the user's choice, or None for the GPU if there is one. Raises UsageError for another name."""
-    chosen = os.environ.get(DEVICE, "")
+    chosen = os.environ.get(DEVICE_VARIABLE, "")
     if chosen and not DEVICE_NAME.fullmatch(chosen):
-        raise UsageError(f"{DEVICE} is {chosen!r}", "give cpu, cuda or cuda:N")
+        raise UsageError(f"{DEVICE_VARIABLE} is {chosen!r}", "give cpu, cuda or cuda:N")
     return chosen or None
 
 
 def on_gpu() -> bool:
+    """Returns whether the device is a GPU. Raises what `current` raises."""
     return current().type != "cpu"
 
 
 def move(movable: Movable) -> Movable:
-    """Returns a tensor, or a module in place, on the device. On the CPU nothing is copied."""
+    """Returns a tensor on the device, or moves a module there and returns it. None stays None.
+
+    On the CPU nothing is copied.
+    """
     if movable is None:
         return movable
     return movable.to(current())  # type: ignore[return-value]
@@ -103,6 +109,6 @@ def child_variables(environment: Mapping[str, str]) -> dict[str, str]:
     if name is None or ":" not in name:
         return {**environment}
     number = int(name.partition(":")[2])
-    visible_gpus = [gpu for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu]
+    visible_gpus = [gpu for gpu in environment.get(VISIBLE_GPUS_VARIABLE, "").split(",") if gpu]
     chosen_gpu = visible_gpus[number] if number < len(visible_gpus) else str(number)
-    return {**environment, DEVICE: "cuda", VISIBLE_GPUS: chosen_gpu}
+    return {**environment, DEVICE_VARIABLE: "cuda", VISIBLE_GPUS_VARIABLE: chosen_gpu}

@@ -34,10 +34,10 @@ class MilkglassError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
 
-def first_few(names: Sequence[str], most: int = 3) -> str:
-    """Returns at most so many names, and how many more there are: "a, b, c and 2 more"."""
-    more_names = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more_names}"
+def first_few(names: Sequence[str], max_names: int = 3) -> str:
+    """Returns the first `max_names` names, and how many more there are: "a, b, c and 2 more"."""
+    more_names = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return f"{', '.join(names[:max_names])}{more_names}"
 
 
 def missing_words(noun: str, names: list[str]) -> str:
@@ -72,6 +72,8 @@ class ModelError(MilkglassError):
 
 
 class ModelNotFound(ModelError):
+    """There is no model of this name or in this folder."""
+
     status = 404
 
 
@@ -97,11 +99,13 @@ class BadTable(ModelError):
 
 # --- the key ----------------------------------------------------------------------------------------------------------
 class KeyFileError(MilkglassError):
+    """A key file cannot be read, opened or written."""
+
     exit_code = 4
 
 
 class WrongPassphrase(KeyFileError):
-    pass
+    """The passphrase does not open the key file."""
 
 
 class WeakPassphrase(KeyFileError):
@@ -113,7 +117,7 @@ class DamagedKey(KeyFileError):
 
 
 class TruncatedKey(KeyFileError):
-    pass
+    """The key file is shorter than its header says."""
 
 
 class TamperedKey(KeyFileError):
@@ -121,11 +125,11 @@ class TamperedKey(KeyFileError):
 
 
 class UnknownKeyVersion(KeyFileError):
-    pass
+    """The key file has a format that this version of Milkglass does not know."""
 
 
 class KeyForOtherModel(KeyFileError):
-    pass
+    """The key, or the client's half of a split model, belongs to another model than the one that it is used with."""
 
 
 class CodecAlone(KeyFileError):
@@ -140,22 +144,23 @@ class KeyExists(KeyFileError):
 class CodecError(MilkglassError):
     """A text or its ids cannot be encoded or decoded.
 
-    Messages count texts from 1. A caller that read the texts from a file names the line instead (`naming`).
+    Messages count texts from 1. A caller that read the texts from a file names the line instead (`naming_texts`).
 
     Attributes:
-        place: the number of the text, from 0. None: the error is about no single text, or names its line.
-        fault: what is wrong with the text.
+        text_index: the number of the text, from 0. None: the error is about no single text, or names its line.
+        fault: what is wrong with the text, as the end of a sentence: "has no token".
     """
 
     exit_code = 5
 
-    def __init__(self, message: str, hint: str = "", place: int | None = None, fault: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", text_index: int | None = None, fault: str = "") -> None:
         super().__init__(message, hint)
-        self.place, self.fault = place, fault
+        self.text_index, self.fault = text_index, fault
 
     @classmethod
-    def of(cls, place: int, fault: str, hint: str = "", noun: str = "text") -> Self:
-        return cls(f"{noun} {place + 1} {fault}", hint, place, fault)
+    def of(cls, text_index: int, fault: str, hint: str = "", noun: str = "text") -> Self:
+        """Returns the error of one text, whose message calls it by `noun` and its number from 1."""
+        return cls(f"{noun} {text_index + 1} {fault}", hint, text_index, fault)
 
     def with_name(self, name: str) -> Self:
         """Returns the error with `name`, such as "line 7", in place of the text's number."""
@@ -163,8 +168,8 @@ class CodecError(MilkglassError):
 
 
 @contextmanager
-def naming(name: Callable[[int], str]) -> Iterator[None]:
-    """Reports a text that is refused inside the block by its name.
+def naming_texts(name: Callable[[int], str]) -> Iterator[None]:
+    """Replaces the number of a text in an error of the block by the text's name.
 
     Args:
         name: takes the text's number, from 0, and returns its name, such as "line 7".
@@ -172,25 +177,29 @@ def naming(name: Callable[[int], str]) -> Iterator[None]:
     try:
         yield
     except CodecError as error:
-        raise error if error.place is None else error.with_name(name(error.place)) from None
+        raise error if error.text_index is None else error.with_name(name(error.text_index)) from None
 
 
 class EmptyText(CodecError):
-    pass
+    """A text has no token."""
 
 
 class IdOutOfRange(CodecError):
-    pass
+    """An id, a label or a token type is beyond what the model has."""
 
 
 class TooLong(CodecError):
-    """A text has more tokens than fit. `tokens` is their number; None if they were not counted."""
+    """A text has more tokens than fit.
 
-    tokens: int | None = None
+    Attributes:
+        token_count: the tokens of the text. None: they were not counted.
+    """
+
+    token_count: int | None = None
 
 
 class NoChatTemplate(CodecError):
-    pass
+    """The model's tokenizer has no chat template, which a conversation needs."""
 
 
 class UnknownWord(CodecError):
@@ -231,7 +240,7 @@ class InvalidUpdate(FederatedError):
 
 
 class TooFewSites(FederatedError):
-    pass
+    """Fewer sites than a round needs sent a valid update."""
 
 
 class NotObfuscated(FederatedError):
@@ -258,7 +267,7 @@ class RejectedByServer(RemoteError):
 
 
 class Unreachable(RemoteError):
-    pass
+    """A server or engine could not be reached, was silent for too long, or broke its answer off."""
 
 
 class MisspeltAnswer(RemoteError):
@@ -272,43 +281,59 @@ class EngineBusy(RemoteError):
 
 
 class Unauthorized(RemoteError):
+    """The request has no bearer token, or a wrong one."""
+
     status = 401
 
 
 class JobFailed(RemoteError):
-    pass
+    """A training failed, was cancelled or stopped, or its time was over."""
 
 
 # --- the server's own -------------------------------------------------------------------------------------------------
 class ServerError(MilkglassError):
+    """The server refuses a request, or cannot do what it asks for."""
+
     exit_code = 7
 
 
 class BadUpload(ServerError):
-    pass
+    """An upload is damaged, is not the file that was announced, or holds what the server does not accept."""
 
 
 class NotFound(ServerError):
+    """There is no such model, file, upload, job or base model."""
+
     status = 404
 
 
 class Conflict(ServerError):
+    """The request contradicts the present state: a name is taken, or something is in use or not over."""
+
     status = 409
 
 
 class TooSlow(ServerError):
+    """The body of a request came too slowly."""
+
     status = 408
 
 
 class LengthRequired(ServerError):
+    """A request must state the length of its body."""
+
     status = 411
 
 
 class TooLarge(ServerError):
+    """A request, a prompt or a file exceeds a limit of the server."""
+
     status = 413
 
 
 class DiskFull(ServerError):
+    """The server's disk or its quota has no room for what is asked for."""
+
     status = 507
 
 
@@ -325,4 +350,6 @@ class SaveFailed(ServerError):
 
 
 class Busy(ServerError):
+    """The server has too much to do, or is stopping. The same request may succeed later."""
+
     status = 503

@@ -26,7 +26,7 @@ READ_BYTES = 1 << 20  # bytes of a file that are read at a time
 
 
 def require_writable(path: Path) -> None:
-    """Raises UsageError if nothing can be created under this name."""
+    """Raises UsageError if no file or folder can be created under this name."""
     parent = nearest_existing_parent(path)
     if not parent.is_dir():
         raise UsageError(f"{path} cannot be made: {parent} is a file", "give another place")
@@ -39,13 +39,13 @@ def nearest_existing_parent(path: Path) -> Path:
     return next(parent for parent in path.absolute().parents if parent.exists() or parent.is_symlink())
 
 
-def private_dir(folder: Path, restrict_existing: bool = False) -> Path:
+def make_private_dir(folder: Path, restrict_existing: bool = False) -> Path:
     """Creates a folder and its missing parents with mode 0700, and returns it.
 
     With `restrict_existing`, a folder that exists gets that mode, too.
     """
     if not folder.is_dir():
-        private_dir(folder.parent)
+        make_private_dir(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
     if restrict_existing:
         folder.chmod(0o700)
@@ -70,7 +70,7 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
     target = target.resolve() if target.is_symlink() else target
     if target.exists() and not target.is_file():
         raise UsageError(f"{target} is not a file", "give the name of a file")
-    partial = _beside(target)
+    partial = _temporary_path(target)
     try:
         os.close(os.open(partial, NEW_FILE_FLAGS, 0o600 if private else 0o666))
         yield partial
@@ -100,7 +100,7 @@ def atomic_write(
 
 
 def write(target: Path, content: str | bytes, replace: bool = True, private: bool = True) -> None:
-    """Writes a whole file. See `atomic_path` for the arguments and errors."""
+    """Writes a whole file, text in UTF-8. See `atomic_path` for the arguments and errors."""
     with atomic_path(target, replace, private) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -114,7 +114,7 @@ def require_new(path: Path) -> None:
 
 
 def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int | None = 2) -> None:
-    """Writes JSON with a final line break and the keys in the order of the mapping."""
+    """Writes JSON with a final line break and the keys in the order of the mapping. `indent` None: all on one line."""
     write(target, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
@@ -134,9 +134,9 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
         FileExistsError: the name is taken by a file or by a folder that is not empty.
     """
     _require_free(target)
-    partial = _beside(target)
+    partial = _temporary_path(target)
     if private:
-        private_dir(partial)
+        make_private_dir(partial)
     else:
         partial.mkdir(parents=True)
     try:
@@ -168,9 +168,12 @@ def rename_into_place(partial: Path, target: Path) -> None:
 
 
 def remove_dir(folder: Path, trash: Path) -> None:
-    """Removes a folder whose name must be free at once. Raises FileNotFoundError if there is no such folder.
+    """Removes a folder, whose name is free at once. Raises FileNotFoundError if there is no such folder.
 
-    Its content is deleted under the name `trash`, where the next start of the program deletes what a kill left.
+    Args:
+        folder: what is removed.
+        trash: the name that the folder gets while its content is deleted. The caller's next start must delete what a
+            kill left there.
     """
     folder.rename(trash)
     shutil.rmtree(trash)
@@ -196,11 +199,13 @@ def sync(path: Path) -> None:
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
-def _beside(target: Path) -> Path:
+def _temporary_path(target: Path) -> Path:
+    """Returns a random hidden name in the folder of `target`."""
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _require_free(target: Path) -> None:
+    """Raises FileExistsError if the name is taken by a file or by a folder that is not empty."""
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise FileExistsError(target)
 

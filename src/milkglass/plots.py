@@ -25,7 +25,7 @@ STYLE: dict[Any, Any] = {
 # Where a name may be put beside its point: offsets in points, the first that fits is taken
 NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))
 MARKER_PIXELS = 4  # half the width of a point, which no name covers
-Box = tuple[float, float, float, float]
+Box = tuple[float, float, float, float]  # left, right, bottom and top, in pixels
 
 
 def plot_style() -> Any:
@@ -34,10 +34,12 @@ def plot_style() -> Any:
 
 
 def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure, list[Any]]:
-    """Returns a figure and its axes side by side.
+    """Returns a figure and its axes, which stand side by side.
 
     Args:
-        width, height: of each, in pixels.
+        count: how many axes.
+        width: of each, in pixels.
+        height: of each, in pixels.
     """
     figure = Figure(figsize=(count * width / 72, height / 72), dpi=72, layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
@@ -49,6 +51,9 @@ def write_names(
     """Writes a name beside each point, at the first of several places where it covers no other name and no point.
 
     Args:
+        axes: matplotlib's axes, whose limits no longer change.
+        points: (x, y) in the axes' units.
+        names: one for each point.
         colours: the colour of each name, by which a name is found that stands apart from its point. None: INK.
     """
     axes.figure.draw_without_rendering()  # sets where the axes lie
@@ -57,28 +62,28 @@ def write_names(
     taken_boxes = [(x - MARKER_PIXELS, x + MARKER_PIXELS, y - MARKER_PIXELS, y + MARKER_PIXELS) for x, y in pixels]
     named_points = zip(points, pixels, names, colours or [INK] * len(names), strict=True)
     for point, (x, y), name, colour in sorted(named_points, key=lambda named_point: -named_point[0][1]):
-        boxes = [(dx, dy, _box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
+        boxes = [(dx, dy, _text_box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
         free_boxes = (
             (dx, dy, box)
             for dx, dy, box in boxes
             if box[0] >= axes_box.x0
             and box[1] <= axes_box.x1
-            and not any(_overlap(box, taken) for taken in taken_boxes)
+            and not any(_boxes_overlap(box, taken) for taken in taken_boxes)
         )
         dx, dy, box = next(free_boxes, boxes[0])
         taken_boxes.append(box)
-        side = "left" if dx > 0 else "right"
-        axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=side, color=colour, fontsize=12)
+        alignment = "left" if dx > 0 else "right"
+        axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12)
 
 
-def _box(x: float, y: float, dx: float, dy: float, words: str) -> Box:
-    """Returns about where a text of 12 points lies: left, right, bottom and top in pixels."""
+def _text_box(x: float, y: float, dx: float, dy: float, words: str) -> Box:
+    """Returns about where a text of 12 points lies that begins or ends (dx, dy) pixels from the point (x, y)."""
     width = 7.2 * len(words)
     left = x + dx if dx > 0 else x + dx - width
     return left, left + width, y + dy - 3, y + dy + 11
 
 
-def _overlap(box: Box, other: Box) -> bool:
+def _boxes_overlap(box: Box, other: Box) -> bool:
     return box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
 
 

@@ -25,7 +25,7 @@ def no_progress(amount: int) -> None:
 
 
 def no_stage(name: str, size: int) -> Progress:
-    """Starts a stage that nobody watches."""
+    """Returns a progress that ignores what it receives, for work that nobody watches."""
     return no_progress
 
 
@@ -33,7 +33,7 @@ def no_log(words: str) -> None:
     """Ignores the words."""
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Returns a finite length of time in words, such as "2 min 5 s"."""
     total = round(seconds)
     hours, minutes = divmod(total // 60, 60)
@@ -47,23 +47,29 @@ class TimeLeft:
     """
 
     def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begins without a measurement.
+
+        Args:
+            total: the amount of all the work, in any unit.
+            clock: returns the time in seconds.
+        """
         self.total, self._clock = total, clock
-        self._marks: deque[tuple[float, float]] = deque()
+        self._measurements: deque[tuple[float, float]] = deque()
 
     def estimate(self, work_done: float) -> float | None:
-        """Returns the seconds that the rest takes, given the amount done; None before a speed was measured."""
+        """Returns the seconds that the rest takes, given the amount done so far; None before a speed was measured."""
         now = self._clock()
-        if work_done > 0 and self._marks and self._marks[0][1] == 0:
-            self._marks.clear()
-        self._marks.append((now, work_done))
-        while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW_SECONDS:
-            self._marks.popleft()
-        start, amount = self._marks[0]
+        if work_done > 0 and self._measurements and self._measurements[0][1] == 0:
+            self._measurements.clear()
+        self._measurements.append((now, work_done))
+        while len(self._measurements) > 2 and self._measurements[1][0] < now - WINDOW_SECONDS:
+            self._measurements.popleft()
+        start, amount = self._measurements[0]
         return None if work_done <= amount else (self.total - work_done) * (now - start) / (work_done - amount)
 
 
 class Heartbeat:
-    """Says that work goes on whenever nothing was said for some seconds, from a thread of its own.
+    """Logs that work goes on whenever nothing was logged for `silence` seconds, from a thread of its own.
 
     Attributes:
         activity: what is being done, for the words; "" if nothing is known.
@@ -71,32 +77,36 @@ class Heartbeat:
 
     def __init__(self, log: Log, silence: float = SILENCE_SECONDS) -> None:
         self._log, self._silence, self.activity = log, silence, ""
-        self._started = self._last = time.monotonic()
-        self._ended = threading.Event()
+        self._started_at = self._last_words_at = time.monotonic()
+        self._end_event = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def note_words(self) -> None:
-        """Notes that something was said just now."""
-        self._last = time.monotonic()
+        """Notes that something was logged just now."""
+        self._last_words_at = time.monotonic()
 
     def _beat(self) -> None:
-        while not self._ended.wait(min(1.0, self._silence / 4)):
-            if time.monotonic() - self._last >= self._silence:
+        while not self._end_event.wait(min(1.0, self._silence / 4)):
+            if time.monotonic() - self._last_words_at >= self._silence:
                 self.note_words()
                 prefix = f"{self.activity}: " if self.activity else ""
-                self._log(f"{prefix}still at work, {duration(time.monotonic() - self._started)} after the start")
+                self._log(
+                    f"{prefix}still at work, {duration_text(time.monotonic() - self._started_at)} after the start"
+                )
 
     def begin(self) -> None:
+        """Starts the thread."""
         self._thread.start()
 
     def end(self) -> None:
-        self._ended.set()
+        """Stops the thread, and waits until it has ended."""
+        self._end_event.set()
         self._thread.join()
 
 
 @contextmanager
 def heartbeat(log: Log, silence: float = SILENCE_SECONDS) -> Iterator[Log]:
-    """Yields a log that says that work goes on if nothing was said for `silence` seconds."""
+    """Yields a log that passes words on to `log`. After `silence` seconds without any, `log` gets that work goes on."""
     beat = Heartbeat(log, silence)
 
     def noting_log(words: str) -> None:

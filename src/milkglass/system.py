@@ -18,11 +18,11 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 MAX_THREADS = 8  # the most threads of `in_threads`: more do not read faster
-PR_SET_DUMPABLE = 4
-ALLOW_DEBUGGER = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
+PR_SET_DUMPABLE = 4  # an operation of Linux's prctl
+ALLOW_DEBUGGER_VARIABLE = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
 
 
-def cores() -> int:
+def core_count() -> int:
     """Returns how many cores this process may use, at least 1."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -35,7 +35,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    pool = ThreadPoolExecutor(min(cores(), MAX_THREADS))
+    pool = ThreadPoolExecutor(min(core_count(), MAX_THREADS))
     try:
         yield from pool.map(work, items)
     finally:
@@ -79,9 +79,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def keep_private() -> None:
+def close_memory_unless_debugged() -> None:
     """Calls `close_memory` in a process with a key, a passphrase or text, unless its user allows a debugger."""
-    if os.environ.get(ALLOW_DEBUGGER) != "1":
+    if os.environ.get(ALLOW_DEBUGGER_VARIABLE) != "1":
         close_memory()
 
 
@@ -124,7 +124,7 @@ def close_memory() -> bool:
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Makes SIGTERM leave through every `with`, so that no child process outlives this one.
 
     Outside the main thread nothing changes.

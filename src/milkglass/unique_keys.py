@@ -14,9 +14,12 @@ class RepeatedKey(ValueError):
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the object, for `json.loads(..., object_pairs_hook=unique_keys)`. Raises RepeatedKey."""
-    table = dict(pairs)
-    if len(table) != len(pairs):
+    """Returns the object with these entries, for `json.loads(..., object_pairs_hook=unique_keys)`.
+
+    Raises RepeatedKey if a key occurs twice.
+    """
+    json_object = dict(pairs)
+    if len(json_object) != len(pairs):
         names = [name for name, _ in pairs]
         raise RepeatedKey(next(name for name in names if names.count(name) > 1))
-    return table
+    return json_object

@@ -24,7 +24,7 @@ def open_umask() -> object:
 
 
 def test_a_file_and_its_folders_are_their_owners(tmp_path: Path) -> None:
-    target = files.private_dir(tmp_path / "a" / "b") / "x.json"
+    target = files.make_private_dir(tmp_path / "a" / "b") / "x.json"
     files.write_json(target, {"b": 1, "a": "é"})
     assert target.read_text("utf-8") == '{\n  "b": 1,\n  "a": "é"\n}\n'
     assert (mode(target), mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o600, 0o700, 0o700)
@@ -32,7 +32,7 @@ def test_a_file_and_its_folders_are_their_owners(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
-    assert mode(files.private_dir(tmp_path / "open")) == 0o755
+    assert mode(files.make_private_dir(tmp_path / "open")) == 0o755
 
 
 def test_the_content_is_private_before_it_is_written(tmp_path: Path) -> None:

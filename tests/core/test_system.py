@@ -54,7 +54,7 @@ def test_the_command_is_that_main() -> None:
 NO_TEXT = {  # programs of the server, which has no text, no key and no passphrase; one that writes public data
     *("server/training.py", "demo/data/make.py"),
 }
-CLOSES = {"keep_private", "close_memory", "lock_down"}  # `lock_down` is the enclave's, which is more
+CLOSES = {"close_memory_unless_debugged", "close_memory", "lock_down"}  # `lock_down` is the enclave's, which is more
 
 
 def test_every_program_and_worker_that_holds_text_is_closed() -> None:

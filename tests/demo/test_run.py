@@ -15,7 +15,7 @@ from milkglass.demo import run
 from milkglass.demo.page import DemoResult, ModelRun, render
 from milkglass.demo.run import MARKER_FILE, read_rows, run_demo
 from milkglass.errors import UsageError
-from milkglass.system import cores
+from milkglass.system import core_count
 from tests import tiny
 
 HOSTILE = '<script>alert("1")</script>{{ 7 * 7 }}'
@@ -125,8 +125,8 @@ def test_the_page_escapes_texts_and_asks_nobody(tmp_path: Path) -> None:
 
 
 def test_an_audit_has_more_time_on_a_busy_machine() -> None:
-    assert run.audit_seconds(False, 0.0) == run.audit_seconds(False, float(cores())) == 40
-    assert run.audit_seconds(True, 2.0 * cores()) == 40 and run.audit_seconds(True, 99.0 * cores()) == 80
+    assert run.audit_seconds(False, 0.0) == run.audit_seconds(False, float(core_count())) == 40
+    assert run.audit_seconds(True, 2.0 * core_count()) == 40 and run.audit_seconds(True, 99.0 * core_count()) == 80
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def on(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert pretended.DONE[0], "nothing was computed on the device"
         return
     with monkeypatch.context() as patch:
-        patch.setenv(device.DEVICE, name)
+        patch.setenv(device.DEVICE_VARIABLE, name)
         if name == "cpu":
             yield
             return

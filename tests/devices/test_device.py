@@ -20,7 +20,7 @@ WITHOUT_A_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="one proces
 
 
 def test_the_processor_is_chosen_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.DEVICE, "cpu")
+    monkeypatch.setenv(device.DEVICE_VARIABLE, "cpu")
     assert device.current() == torch.device("cpu")
     assert not device.on_gpu()
     assert device.memory_bytes(only_free=True) is None
@@ -30,13 +30,13 @@ def test_the_processor_is_chosen_where_it_is_asked_for(monkeypatch: pytest.Monke
 
 
 def test_the_gpu_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(device.DEVICE)
+    monkeypatch.delenv(device.DEVICE_VARIABLE)
     assert device.current().type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "CPU", "cuda0", "mps"])
 def test_any_other_name_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.DEVICE, name)
+    monkeypatch.setenv(device.DEVICE_VARIABLE, name)
     with pytest.raises(UsageError, match=f"MILKGLASS_DEVICE is '{name}'") as caught:
         device.current()
     assert caught.value.hint == "give cpu, cuda or cuda:N"
@@ -44,14 +44,14 @@ def test_any_other_name_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_a_gpu_that_is_not_there_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.DEVICE, name)
+    monkeypatch.setenv(device.DEVICE_VARIABLE, name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="PyTorch finds no GPU here"):
         device.current()
 
 
 def test_a_number_beyond_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.DEVICE, "cuda:2")
+    monkeypatch.setenv(device.DEVICE_VARIABLE, "cuda:2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="there are 2 GPUs"):
@@ -61,25 +61,25 @@ def test_a_number_beyond_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("name", "seen", "expected"),
     [
-        ("cuda:1", None, {device.DEVICE: "cuda", device.VISIBLE_GPUS: "1"}),
-        ("cuda:1", "4,6", {device.DEVICE: "cuda", device.VISIBLE_GPUS: "6"}),
-        ("cuda", "4,6", {device.DEVICE: "cuda", device.VISIBLE_GPUS: "4,6"}),
-        ("cpu", None, {device.DEVICE: "cpu"}),
+        ("cuda:1", None, {device.DEVICE_VARIABLE: "cuda", device.VISIBLE_GPUS_VARIABLE: "1"}),
+        ("cuda:1", "4,6", {device.DEVICE_VARIABLE: "cuda", device.VISIBLE_GPUS_VARIABLE: "6"}),
+        ("cuda", "4,6", {device.DEVICE_VARIABLE: "cuda", device.VISIBLE_GPUS_VARIABLE: "4,6"}),
+        ("cpu", None, {device.DEVICE_VARIABLE: "cpu"}),
     ],
 )
 def test_a_child_sees_the_chosen_gpu_first(
     name: str, seen: str | None, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(device.DEVICE, name)
-    given = {device.DEVICE: name, **({} if seen is None else {device.VISIBLE_GPUS: seen})}
+    monkeypatch.setenv(device.DEVICE_VARIABLE, name)
+    given = {device.DEVICE_VARIABLE: name, **({} if seen is None else {device.VISIBLE_GPUS_VARIABLE: seen})}
     assert device.child_variables(given) == expected
 
 
 def test_a_worker_hears_of_the_device_and_of_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(device.DEVICE, "cpu")
+    monkeypatch.setenv(device.DEVICE_VARIABLE, "cpu")
     monkeypatch.setenv("MILKGLASS_PASSPHRASE", "secret")
     told = worker._worker_environment()
-    assert told[device.DEVICE] == "cpu"
+    assert told[device.DEVICE_VARIABLE] == "cpu"
     assert "MILKGLASS_PASSPHRASE" not in told
 
 

@@ -407,7 +407,7 @@ def test_a_federated_site(other: str, tmp_path: Path, monkeypatch: pytest.Monkey
     from milkglass.federated.site import FederatedTraining, Site, weights_of
 
     rows = PrivateRows(Sequences.of(TEXTS * 2), np.array([0, 1] * 2))
-    monkeypatch.setattr("milkglass.federated.site.load", lambda folder: _Rows(rows.ids, rows.labels))
+    monkeypatch.setattr("milkglass.federated.site.load_rows", lambda folder: _Rows(rows.ids, rows.labels))
     monkeypatch.setattr("milkglass.federated.site.secret_of", lambda folder: bytes(32))
     plan = FederatedTraining("fedavg", batch_size=2, lr=0.1)
 

@@ -13,7 +13,7 @@ from milkglass.enclave import folder as at_rest
 from milkglass.enclave import gramine, release
 from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED, make_software_quote
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.verification import COLLATERAL, QuoteVerifier
+from milkglass.enclave.verification import COLLATERAL_FILE, QuoteVerifier
 from milkglass.errors import EnclaveError
 from tests.attest.intel_forger import DATA, MEASUREMENT, NOW, Collateral, Quote, intel, platform, report
 from tests.cli.kit import call, document
@@ -47,7 +47,7 @@ def starter(folder: Path, kind: str) -> None:
 def enclave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[QuotedEnclave]:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     starter(tmp_path, ATTESTED_KIND)
-    (tmp_path / COLLATERAL).write_bytes(Collateral().content())
+    (tmp_path / COLLATERAL_FILE).write_bytes(Collateral().content())
     with QuotedEnclave(ATTESTED_KIND, tmp_path) as running:
         yield running
 
@@ -106,10 +106,10 @@ def test_a_quote_that_ends_at_another_root_than_intels_is_refused(enclave: Quote
 
 def test_an_enclave_whose_processor_was_revoked_or_that_has_no_collateral_stays_closed(enclave: QuotedEnclave) -> None:
     enclave.quoted = forged
-    (enclave.folder / COLLATERAL).write_bytes(Collateral(revoked=[platform().serial]).content())
+    (enclave.folder / COLLATERAL_FILE).write_bytes(Collateral(revoked=[platform().serial]).content())
     with pytest.raises(EnclaveError, match="revoked"):
         enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
-    (enclave.folder / COLLATERAL).unlink()
+    (enclave.folder / COLLATERAL_FILE).unlink()
     with pytest.raises(EnclaveError, match="collateral"):
         enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
     assert not enclave.is_attested
@@ -117,7 +117,7 @@ def test_an_enclave_whose_processor_was_revoked_or_that_has_no_collateral_stays_
 
 def test_what_the_hosts_policy_accepts_is_in_every_report(enclave: QuotedEnclave) -> None:
     enclave.quoted = forged
-    (enclave.folder / COLLATERAL).write_bytes(Collateral(levels=((5, "SWHardeningNeeded", ()),)).content())
+    (enclave.folder / COLLATERAL_FILE).write_bytes(Collateral(levels=((5, "SWHardeningNeeded", ()),)).content())
     with pytest.raises(EnclaveError, match="status SWHardeningNeeded"):
         enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
     (enclave.folder / "policy.toml").write_text('version = 1\n[sgx]\nstatus = ["SWHardeningNeeded"]\n')
@@ -159,7 +159,10 @@ def test_the_command_fetch_writes_what_intel_signs_beside_the_enclaves_own_quote
 
     monkeypatch.setattr(dcap_qvl, "get_collateral_from_pcs", intels)
     found = document(call("split", "enclave", "fetch", folder, "--json"))
-    assert found == {"files": [COLLATERAL]} and asked == [(tmp_path / "quote").read_bytes()]
+    assert found == {"files": [COLLATERAL_FILE]} and asked == [(tmp_path / "quote").read_bytes()]
     assert (
-        of(folder).for_measurement(MEASUREMENT.hex()).require(asked[0], DATA, (folder / COLLATERAL).read_bytes()).holds
+        of(folder)
+        .for_measurement(MEASUREMENT.hex())
+        .require(asked[0], DATA, (folder / COLLATERAL_FILE).read_bytes())
+        .holds
     )

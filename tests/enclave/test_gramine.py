@@ -66,7 +66,7 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prepared(folder: Path) -> Path:
     at_rest.prepare_folder(folder, KIND)
-    subprocess.run([folder / gramine.SCRIPT], check=True, timeout=60)
+    subprocess.run([folder / gramine.SCRIPT_FILE], check=True, timeout=60)
     return folder
 
 
@@ -118,15 +118,15 @@ def test_a_build_that_fails_leaves_the_folder_as_it_was_prepared(tmp_path: Path)
 def test_the_manifest_lets_nothing_else_in(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "enclave"
     at_rest.prepare_folder(folder, kind)
-    text = (folder / gramine.MANIFEST).read_text("utf-8")
+    text = (folder / gramine.MANIFEST_FILE).read_text("utf-8")
     assert str(tmp_path) not in text, "the client's folder decides nothing of the measurement"
     one = raw(kind)
     assert one["loader"]["argv"][-2:] == ["milkglass.enclave.program", kind]
     assert one["sgx"]["debug"] is False
     assert one["sgx"]["remote_attestation"] == ("dcap" if kind == "gramine-sgx" else "none")
     assert one["sgx"]["allowed_files"] == ["file:tokenizer/"], "only the tokenizer is not measured"
-    assert ("sgx-sign" in (folder / gramine.SCRIPT).read_text("utf-8")) == (kind == "gramine-sgx")
-    assert stat.S_IMODE((folder / gramine.SCRIPT).stat().st_mode) == 0o700
+    assert ("sgx-sign" in (folder / gramine.SCRIPT_FILE).read_text("utf-8")) == (kind == "gramine-sgx")
+    assert stat.S_IMODE((folder / gramine.SCRIPT_FILE).stat().st_mode) == 0o700
 
 
 def test_all_that_is_trusted_is_mounted_where_the_interpreter_looks_for_it() -> None:

@@ -104,7 +104,7 @@ def test_who_goes_away_gives_the_turn_back() -> None:
             waiter.cancel()
             await asyncio.gather(holder, waiter, return_exceptions=True)
             await asyncio.wait_for(pass_by(), 30)  # none was lost
-        assert not limit._under_way
+        assert not limit._running_by_request
 
     asyncio.run(run())
 

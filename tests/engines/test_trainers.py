@@ -20,7 +20,7 @@ from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
-from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, as_yaml, configuration
+from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, configuration, yaml_text
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
@@ -63,7 +63,7 @@ def encoded(made: Path, layout: str, name: str) -> Path:
 def rows_of(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
         with (path / "data-00000-of-00001.arrow").open("rb") as source, pa.ipc.open_stream(source) as reader:
-            return reader.read_all().to_pylist()
+            return reader.read_tensors_and_notes().to_pylist()
     if path.suffix == ".parquet":
         return pa.parquet.read_table(path).to_pylist()
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -95,7 +95,7 @@ def test_configurations_name_what_is_there(made: Path) -> None:
         settings = TrainerSettings(made / "exported", source, made / "tuned", max_length=64)
         settings.check(trainer)
         read = {name: json.loads(value) for name, value in (
-            line.split(": ", 1) for line in as_yaml(configuration(trainer, settings)).splitlines()
+            line.split(": ", 1) for line in yaml_text(configuration(trainer, settings)).splitlines()
         )}  # fmt: skip
         assert str(source) in json.dumps(read) and str(made / "exported") in read.values() and 64 in read.values()
     with pytest.raises(UsageError, match="scrambled has no tokenizer"):

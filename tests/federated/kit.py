@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from milkglass.federated.checks import GhostDemand
-from milkglass.federated.prepare import labels_of, prepare
-from milkglass.federated.run import InProcessSites, Sites, job_of, settings_of, train
+from milkglass.federated.prepare import labels_of, prepare_site
+from milkglass.federated.run import InProcessSites, Sites, job_digest, settings_of, train
 from milkglass.federated.site import FederatedTraining, Site, weights_of
 from milkglass.federated.state import FederatedRun
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
@@ -65,7 +65,7 @@ class World:
     ) -> FederatedRun:
         step = self.step()
         run = FederatedRun.open(
-            out, job_of(self.digest, sites, training, 2, 0), weights_of(step), settings_of(training, 2, 0)
+            out, job_digest(self.digest, sites, training, 2, 0), weights_of(step), settings_of(training, 2, 0)
         )
         return train(run, with_ or self.here(sites, step), step, training)
 
@@ -87,7 +87,7 @@ def world(root: Path) -> World:
     ghost = Ghost.open(model, SearchSettings(10, 0.5), SelectionSettings(), cache_folder=root / "kept")
     labels = labels_of(list(files.values()))
     for name, path in files.items():
-        prepare(path, root / "ready" / name, labels, model, ghost, seed=7)
+        prepare_site(path, root / "ready" / name, labels, model, ghost, seed=7)
     return World(model, root / "files", root / "ready", ghost)
 
 

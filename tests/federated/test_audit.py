@@ -23,7 +23,7 @@ from milkglass.audit.updates.replay import RecordedRun, SiteTexts
 from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, token_share, verdict
 from milkglass.audit.updates.scenes import AuditedSite, PublicSource
 from milkglass.errors import InvalidUpdate, UsageError
-from milkglass.federated.prepare import labels_of, prepare
+from milkglass.federated.prepare import labels_of, prepare_site
 from milkglass.federated.rounds import Tensors
 from milkglass.federated.run import InProcessSites, Replies, Sites
 from milkglass.federated.site import FederatedTraining
@@ -82,7 +82,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, searches: Path) -> Iterator[
         for kind in ("ghost", "plain"):
             for name, path in files.items():
                 place = root / kind / "sites" / name
-                prepare(path, place, labels, model, ghost if kind == "ghost" else None, seed=7)
+                prepare_site(path, place, labels, model, ghost if kind == "ghost" else None, seed=7)
         yield {kind: World(model, root / "files", root / kind / "sites", ghost) for kind in ("ghost", "plain")}
 
 

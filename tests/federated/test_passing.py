@@ -11,8 +11,8 @@ import pytest
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import ghost_stage
 from milkglass.federated.ghost_stage import TEXTS_PER_PART, parts_folder
-from milkglass.federated.prepare import prepare, require_match
-from milkglass.federated.rows import load, report_of
+from milkglass.federated.prepare import prepare_site, require_match
+from milkglass.federated.rows import load_rows, report_of
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import SelectionSettings
 from tests import tiny
@@ -42,7 +42,7 @@ def source(tmp_path: Path) -> Path:
 
 def interrupted(there: World, source: Path, site: Path, seed: int | None, ghost: Ghost | None = None) -> None:
     with pytest.raises(KeyboardInterrupt):
-        prepare(source, site, LABELS, there.model, ghost or there.ghost, seed, Interrupts(2))
+        prepare_site(source, site, LABELS, there.model, ghost or there.ghost, seed, Interrupts(2))
 
 
 def made_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -60,14 +60,14 @@ def test_it_goes_on_and_the_result_is_the_same(
         tmp_path / "x" / "site",
         replace(there.ghost, selection=SelectionSettings("random")),
     )
-    prepare(source, whole, LABELS, there.model, ghost, 7)
+    prepare_site(source, whole, LABELS, there.model, ghost, 7)
     interrupted(there, source, site, 7, ghost)
     assert not site.exists() and parts_folder(site).stat().st_mode & 0o777 == 0o700
     assert {one.stat().st_mode & 0o777 for one in parts_folder(site).iterdir()} == {0o600}
     counts = made_again(monkeypatch)
-    prepare(source, site, LABELS, there.model, ghost, 7)
+    prepare_site(source, site, LABELS, there.model, ghost, 7)
     assert counts == [1], "two parts were there"
-    assert load(site).digest() == load(whole).digest() and report_of(site) == report_of(whole)
+    assert load_rows(site).digest() == load_rows(whole).digest() and report_of(site) == report_of(whole)
     assert [one.name for one in site.parent.iterdir()] == ["site"]
 
 
@@ -77,7 +77,7 @@ def test_a_seed_that_was_drawn_is_kept_until_all_is_done(there: World, source: P
     site, ghost = tmp_path / "site", replace(there.ghost, selection=SelectionSettings("random"))
     interrupted(there, source, site, None, ghost)
     assert json.loads((parts_folder(site) / "job.json").read_text("utf-8"))["seed"] is not None
-    rows = prepare(source, site, LABELS, there.model, ghost, None)
+    rows = prepare_site(source, site, LABELS, there.model, ghost, None)
     assert len({one.tobytes() for one in rows.ids}) == 1, "one text has one shadow, whatever part it stands in"
     assert not parts_folder(site).exists()
 
@@ -86,18 +86,18 @@ def test_parts_of_another_job_and_damaged_ones_are_refused(there: World, source:
     site = tmp_path / "site"
     interrupted(there, source, site, 7)
     with pytest.raises(UsageError, match="unfinished run"):
-        prepare(source, site, LABELS, there.model, there.ghost, 8)
+        prepare_site(source, site, LABELS, there.model, there.ghost, 8)
     source.write_text(source.read_text("utf-8").replace('"text": "', '"text": "a ', 1), "utf-8")
     with pytest.raises(UsageError, match="unfinished run"):
-        prepare(source, site, LABELS, there.model, there.ghost, 7)
+        prepare_site(source, site, LABELS, there.model, there.ghost, 7)
     rows_file(source, ROWS, 0)
     part = sorted(parts_folder(site).glob("[0-9]*.json"))[0]
     for damaged in ('{"ids": [], "tally": {}}', "{"):
         part.write_text(damaged, "utf-8")
         with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.site\.parts"):
-            prepare(source, site, LABELS, there.model, there.ghost, 7)
+            prepare_site(source, site, LABELS, there.model, there.ghost, 7)
     part.unlink()
-    assert len(prepare(source, site, LABELS, there.model, there.ghost, 7)) == ROWS
+    assert len(prepare_site(source, site, LABELS, there.model, there.ghost, 7)) == ROWS
 
 
 def test_what_died_after_the_folder_had_its_name_goes(
@@ -106,17 +106,17 @@ def test_what_died_after_the_folder_had_its_name_goes(
     site = tmp_path / "site"
     with monkeypatch.context() as patched:
         patched.setattr(ghost_stage.FinishedParts, "remove", lambda self: None)
-        prepare(source, site, LABELS, there.model, there.ghost, None)
+        prepare_site(source, site, LABELS, there.model, there.ghost, None)
     assert parts_folder(site).is_dir()
     assert '"seed": null' in (parts_folder(site) / "job.json").read_text("utf-8")
     with pytest.raises(UsageError, match="site exists"):
-        prepare(source, site, LABELS, there.model, there.ghost, None)
+        prepare_site(source, site, LABELS, there.model, there.ghost, None)
     assert not parts_folder(site).exists()
 
 
 def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Path, tmp_path: Path) -> None:
-    prepare(source, tmp_path / "plain", LABELS, there.model, None, 7)
-    prepare(source, tmp_path / "ghost", LABELS, there.model, there.ghost, 7)
+    prepare_site(source, tmp_path / "plain", LABELS, there.model, None, 7)
+    prepare_site(source, tmp_path / "ghost", LABELS, there.model, there.ghost, 7)
     other = tiny.save("gpt2", tmp_path / "other")
     for name, way, not_it in (("plain", None, "states"), ("ghost", "states", None)):
         require_match(source, tmp_path / name, LABELS, way, there.model)
@@ -158,5 +158,5 @@ def test_a_run_has_one_seed_and_its_sites(tmp_path: Path) -> None:
 def test_plain_takes_up_no_shadows(there: World, source: Path, tmp_path: Path) -> None:
     interrupted(there, source, tmp_path / "site", 7)
     with pytest.raises(UsageError, match="unfinished preparation"):
-        prepare(source, tmp_path / "site", LABELS, there.model, None, 7)
+        prepare_site(source, tmp_path / "site", LABELS, there.model, None, 7)
     assert parts_folder(tmp_path / "site").is_dir()

@@ -9,25 +9,25 @@ import pytest
 import torch
 
 from milkglass.errors import InvalidUpdate, TooFewSites, UsageError
-from milkglass.federated.rounds import Update, check, mean, misfit, step_weights
+from milkglass.federated.rounds import Update, check_update, mean_update, misfit, step_weights
 
 WEIGHTS = {"w": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.ones(2)}
 
 
-def update(site: str, seed: int, texts: int) -> Update:
+def update(site: str, seed: int, text_count: int) -> Update:
     made = torch.Generator().manual_seed(seed)
-    return Update(site, {name: torch.randn(one.shape, generator=made) for name, one in WEIGHTS.items()}, texts)
+    return Update(site, {name: torch.randn(one.shape, generator=made) for name, one in WEIGHTS.items()}, text_count)
 
 
 def test_the_mean_is_weighted_by_texts_and_order_changes_nothing() -> None:
     one, two, three = update("a", 1, 3), update("b", 2, 5), update("c", 3, 2)
-    found = mean([one, two, three], WEIGHTS)
+    found = mean_update([one, two, three], WEIGHTS)
     for name in WEIGHTS:
         by_hand = (3 * one.tensors[name] + 5 * two.tensors[name] + 2 * three.tensors[name]) / 10
         assert torch.allclose(found[name], by_hand, atol=1e-6)
-        assert torch.equal(found[name], mean([three, one, two], WEIGHTS)[name])
+        assert torch.equal(found[name], mean_update([three, one, two], WEIGHTS)[name])
         assert torch.allclose(step_weights(WEIGHTS, found, 0.1)[name], WEIGHTS[name] - 0.1 * by_hand, atol=1e-6)
-    assert torch.equal(mean([one], WEIGHTS)["w"], one.tensors["w"])
+    assert torch.equal(mean_update([one], WEIGHTS)["w"], one.tensors["w"])
 
 
 def spoiled(name: str, tensor: torch.Tensor | None) -> Update:
@@ -53,15 +53,15 @@ def spoiled(name: str, tensor: torch.Tensor | None) -> Update:
 def test_an_update_that_does_not_fit_is_refused_by_site_and_tensor(
     name: str, tensor: torch.Tensor | None, fault: str
 ) -> None:
-    for refused in (lambda one: check(one, WEIGHTS), lambda one: mean([update("a", 1, 3), one], WEIGHTS)):
+    for refused in (lambda one: check_update(one, WEIGHTS), lambda one: mean_update([update("a", 1, 3), one], WEIGHTS)):
         with pytest.raises(InvalidUpdate, match=f"site north .*{re.escape(fault)}"):
             refused(spoiled(name, tensor))
 
 
 @pytest.mark.parametrize("texts", [0, -1, 2.5, True])
-def test_a_site_that_counts_wrongly_is_refused(texts: int) -> None:
-    with pytest.raises(InvalidUpdate, match=f"site a .*{texts} texts"):
-        check(replace(update("a", 1, 3), texts=texts), WEIGHTS)
+def test_a_site_that_counts_wrongly_is_refused(text_count: int) -> None:
+    with pytest.raises(InvalidUpdate, match=f"site a .*{text_count} texts"):
+        check_update(replace(update("a", 1, 3), text_count=text_count), WEIGHTS)
 
 
 def test_what_came_from_elsewhere_fits_or_is_told() -> None:
@@ -74,13 +74,13 @@ def test_finite_updates_that_add_up_to_more_than_fits() -> None:
     large = [replace(update(site, 1, 1), tensors={n: torch.full_like(w, 3e38) for n, w in WEIGHTS.items()})
              for site in "ab"]  # fmt: skip
     with pytest.raises(InvalidUpdate, match="w not finite"):
-        step_weights(WEIGHTS, mean(large, WEIGHTS), 100.0)
+        step_weights(WEIGHTS, mean_update(large, WEIGHTS), 100.0)
 
 
 def test_too_few_and_two_of_one_name() -> None:
     with pytest.raises(TooFewSites, match=r"\b1 sites\b.*\b2\b"):
-        mean([update("a", 1, 3)], WEIGHTS, 2)
+        mean_update([update("a", 1, 3)], WEIGHTS, 2)
     with pytest.raises(TooFewSites, match="0 sites"):
-        mean([], WEIGHTS)
+        mean_update([], WEIGHTS)
     with pytest.raises(UsageError, match="same site"):
-        mean([update("a", 1, 3), update("a", 2, 3)], WEIGHTS)
+        mean_update([update("a", 1, 3), update("a", 2, 3)], WEIGHTS)

@@ -25,11 +25,11 @@ from milkglass.errors import (
 )
 from milkglass.federated import checks
 from milkglass.federated.checks import GhostDemand, find_weaker_parameter
-from milkglass.federated.prepare import files_of, labels_of, prepare, require_name
+from milkglass.federated.prepare import labels_of, prepare_site, require_name, site_files
 from milkglass.federated.rounds import Tensors, Update
-from milkglass.federated.rows import load, report_of, save, secret_of, stamp_of
-from milkglass.federated.run import Replies, Sites, job_of
-from milkglass.federated.seeds import noise_of, order_of
+from milkglass.federated.rows import load_rows, report_of, save_rows, secret_of, stamp_of
+from milkglass.federated.run import Replies, Sites, job_digest
+from milkglass.federated.seeds import noise_stream, row_order
 from milkglass.federated.site import FederatedTraining, LocalResult, Site, weights_of
 from milkglass.federated.state import read_update
 from milkglass.gradient_defences.defence import GradientDefence
@@ -80,10 +80,10 @@ class Poisons(Through):
 def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
     for name in NAMES:
         folder = there.ready / name
-        rows, stamp = load(folder), stamp_of(folder)
+        rows, stamp = load_rows(folder), stamp_of(folder)
         assert stamp is not None and (stamp.rows, stamp.model) == (rows.digest(), there.digest)
         assert stamp.search == SearchSettings(10, 0.5).document() and stamp.selection == SelectionSettings().document()
-        assert stamp.holds(secret_of(folder)) and not stamp.holds(bytes(32))
+        assert stamp.is_sealed_with(secret_of(folder)) and not stamp.is_sealed_with(bytes(32))
         own = [json.loads(line) for line in (there.files / f"{name}.jsonl").read_text().splitlines()]
         assert rows.labels.tolist() == [("no", "yes").index(row["label"]) for row in own]
         bare = there.ghost.encode([row["text"] for row in own])
@@ -105,29 +105,29 @@ def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
 def test_without_a_seed_what_is_drawn_is_a_secret(there: World, tmp_path: Path) -> None:
     labels = {"no": 0, "yes": 1}
     for name in ("x", "y"):
-        prepare(there.files / "a.jsonl", tmp_path / name / "a", labels, there.model, None, None)
+        prepare_site(there.files / "a.jsonl", tmp_path / name / "a", labels, there.model, None, None)
     one, other = (tmp_path / name / "a" for name in ("x", "y"))
-    assert secret_of(one) != secret_of(other) and load(one).digest() == load(other).digest()
+    assert secret_of(one) != secret_of(other) and load_rows(one).digest() == load_rows(other).digest()
     assert stamp_of(one) is None and report_of(one) is None
     bare = there.ghost.encode([json.loads(line)["text"] for line in (there.files / "a.jsonl").read_text().splitlines()])
-    assert load(one).ids.ids.tolist() == bare.ids.tolist()
-    orders = {tuple(order_of(secret_of(folder), round, 20)) for folder in (one, other) for round in range(5)}
+    assert load_rows(one).ids.ids.tolist() == bare.ids.tolist()
+    orders = {tuple(row_order(secret_of(folder), round, 20)) for folder in (one, other) for round in range(5)}
     assert len(orders) == 10
 
 
 def test_files_that_are_no_sites(there: World, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder .*none"):
-        files_of(tmp_path / "none")
+        site_files(tmp_path / "none")
     rows_file(tmp_path / "a.jsonl", 2, 0)
     with pytest.raises(UsageError, match="1 sites"):
-        files_of(tmp_path)
+        site_files(tmp_path)
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
     with pytest.raises(UsageError, match=r"called a\b"):
-        files_of(tmp_path)
+        site_files(tmp_path)
     for wrong in ("", "../b", "b c", "-b", "b" * 41, "b\n"):
         with pytest.raises(UsageError, match="a site's name"):
             require_name(wrong)
-    assert [*files_of(there.files)] == [*NAMES]
+    assert [*site_files(there.files)] == [*NAMES]
 
 
 def test_a_row_that_cannot_be_prepared_is_named_by_its_line_alone(there: World, tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_a_row_that_cannot_be_prepared_is_named_by_its_line_alone(there: World, 
         source.write_text(json.dumps({"text": "the", "label": "no"}) + "\n" +
                           json.dumps({"text": f"{SECRET} " * 200, "label": "yes"}) + "\n")  # fmt: skip
         with pytest.raises(TooLong, match=r"line 2 of a\.jsonl") as found:
-            prepare(source, tmp_path / "out", {"no": 0, "yes": 1}, there.model, ghost, 0)
+            prepare_site(source, tmp_path / "out", {"no": 0, "yes": 1}, there.model, ghost, 0)
         assert SECRET not in str(found.value) and not (tmp_path / "out").exists()
     with pytest.raises(CodecError, match=r"line 2 of a\.jsonl .*label"):
-        prepare(source, tmp_path / "out", {"no": 0, "maybe": 1}, there.model, None, 0)
+        prepare_site(source, tmp_path / "out", {"no": 0, "maybe": 1}, there.model, None, 0)
     assert not [one for one in tmp_path.iterdir() if one.suffix == ".tmp"]
     source.write_text('{"text": "the", "label": "no"}\n')
     with pytest.raises(CodecError, match="1 label "):
@@ -151,7 +151,7 @@ def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path)
     """One round, each site's whole data: the weights are those of one step on all rows together."""
     sites = there.sites(tmp_path / "sites")
     run = there.run(tmp_path / "run", sites, FederatedTraining("fedsgd", 1, 0.1, 100))
-    every = [load(site.folder) for site in sites]
+    every = [load_rows(site.folder) for site in sites]
     ids, mask = pad_texts([one.tolist() for rows in every for one in rows.ids], pad=0)
     step = there.step()
     gradient = step.gradient(ids, mask, torch.from_numpy(np.concatenate([rows.labels for rows in every])))
@@ -166,10 +166,10 @@ def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path
     run = there.run(tmp_path / "run", sites, replace(AVG, rounds=1))
     arrived, texts = [], []
     for site in sites:
-        rows, step = load(site.folder), there.step()
+        rows, step = load_rows(site.folder), there.step()
         parameters = [one for one in step.module.parameters() if one.requires_grad]
         optimiser = torch.optim.SGD(parameters, lr=0.1)
-        order = order_of(secret_of(site.folder), 0, len(rows))
+        order = row_order(secret_of(site.folder), 0, len(rows))
         for at in range(0, len(rows), 3):
             ids, mask = pad_texts([one.tolist() for one in rows.ids.select(order[at : at + 3])], pad=0)
             optimiser.zero_grad()
@@ -191,8 +191,8 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
     updates = tmp_path / "run" / "updates"
     seen = [read_update(updates / f"round-{number}" / "b.json")[0] for number in (0, 1)]
     assert [(one.round, one.batch_size) for one in seen] == [(0, 3), (1, 3)]
-    rows, step = load(sites[1].folder), there.step()
-    order = order_of(secret_of(sites[1].folder), 0, len(rows))
+    rows, step = load_rows(sites[1].folder), there.step()
+    order = row_order(secret_of(sites[1].folder), 0, len(rows))
     ids, mask = pad_texts([one.tolist() for one in rows.ids.select(order[:3])], pad=0)
     own = step.gradient(ids, mask, torch.from_numpy(rows.labels[order[:3]]))
     assert equal(dict(seen[0].tensors), own)
@@ -229,18 +229,18 @@ def test_a_site_s_shield_is_in_front_of_all_that_it_sends(
 def test_whoever_asks_otherwise_meets_other_noise(there: World, tmp_path: Path) -> None:
     """Or a server could ask twice and subtract."""
     site = there.sites(tmp_path / "sites")[0]
-    weights, order = weights_of(there.step()), order_of(secret_of(site.folder), 0, 5)
+    weights, order = weights_of(there.step()), row_order(secret_of(site.folder), 0, 5)
     moved = {**weights, "classifier.bias": weights["classifier.bias"] + 1e-6}
     asked = [(0, weights, [3], 0.1, "s"), (1, weights, [3], 0.1, "s"), (0, moved, [3], 0.1, "s"),
              (0, weights, [3], 0.1, "t"), (0, weights, [2], 0.1, "s"), (0, weights, [3, 2], 0.1, "s"),
              (0, weights, [3, 2], 0.2, "s")]  # fmt: skip
 
     def drawn(*one: Any) -> bytes:
-        return noise_of(*one).bytes(16)
+        return noise_stream(*one).bytes(16)
 
     first = [drawn(secret_of(site.folder), *one) for one in asked]
     assert len({*first}) == len(asked) and first == [drawn(secret_of(site.folder), *one) for one in asked]
-    assert noise_of(secret_of(site.folder), 0, weights, [3], 0.1, "s").order(5).tolist() != order.tolist()
+    assert noise_stream(secret_of(site.folder), 0, weights, [3], 0.1, "s").order(5).tolist() != order.tolist()
     guarded = replace(site, shield=DPSGD())
     alike = [replace(SGD, batch_size=5), replace(SGD, batch_size=9, lr=0.7), replace(AVG, batch_size=5)]
     answers = [guarded.train(there.step(), 0, weights, one).update.tensors for one in alike]
@@ -255,7 +255,7 @@ def test_whoever_asks_otherwise_meets_other_noise(there: World, tmp_path: Path) 
 
 
 def _third(site: Site, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = load(site.folder)
+    rows = load_rows(site.folder)
     ids, mask = pad_texts([next(iter(rows.ids.select(np.array([number])))).tolist()], pad=0)
     return ids, mask, torch.from_numpy(rows.labels[[number]])
 
@@ -304,7 +304,7 @@ def test_a_death_between_the_weights_and_the_word_of_them_loses_nothing(
 
     def dying(path: Path, value: str) -> None:
         nonlocal calls
-        calls += path.name == state.FILE
+        calls += path.name == state.RUN_FILE
         if calls == 3:
             raise OSError("no space left")
         own(path, value)
@@ -403,7 +403,7 @@ def by_hand(there: World, sites: list[Site]) -> None:
     stamp = stamp_of(folder)
     assert stamp is not None
     plain(there, folder)
-    document = {"milkglass_stamp": 2, **asdict(replace(stamp, rows=load(folder).digest()))}
+    document = {"milkglass_stamp": 2, **asdict(replace(stamp, rows=load_rows(folder).digest()))}
     (folder / "stamp.json").write_text(json.dumps(document))
 
 
@@ -427,21 +427,21 @@ def loosened(there: World, sites: list[Site]) -> None:
 def impossible(there: World, sites: list[Site]) -> None:
     """Sealed with the site's own secret, so that only the ids tell."""
     folder, ghost = sites[1].folder, there.ghost
-    stamp, rows = stamp_of(folder), load(folder)
+    stamp, rows = stamp_of(folder), load_rows(folder)
     nobodys = sorted({*range(tiny.VOCAB)} - {*ghost.candidates.ids.tolist()})
     assert stamp is not None and nobodys, "every token is somebody's shadow: nothing is tested"
     rows.ids.ids[0] = nobodys[0]
     secret = secret_of(folder)
     shutil.rmtree(folder)
     folder.mkdir()
-    save(folder, rows, replace(stamp, rows=rows.digest()), secret)
+    save_rows(folder, rows, replace(stamp, rows=rows.digest()), secret)
 
 
 def plain(there: World, folder: Path) -> None:
     """Without GHOST, under the secret that was there."""
     secret = (folder / "draws.secret").read_bytes()
     shutil.rmtree(folder)
-    prepare(there.files / f"{folder.name}.jsonl", folder, {"no": 0, "yes": 1}, there.model, None, 0)
+    prepare_site(there.files / f"{folder.name}.jsonl", folder, {"no": 0, "yes": 1}, there.model, None, 0)
     (folder / "draws.secret").write_bytes(secret)
 
 
@@ -510,7 +510,7 @@ def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None
     sites = there.sites(tmp_path / "sites")
     lax = Ghost.open(there.model, SearchSettings(1, 1.0, False, False, False), SelectionSettings("nearest"))
     shutil.rmtree(sites[1].folder)
-    prepare(there.files / "b.jsonl", sites[1].folder, {"no": 0, "yes": 1}, there.model, lax, None)
+    prepare_site(there.files / "b.jsonl", sites[1].folder, {"no": 0, "yes": 1}, there.model, lax, None)
     with pytest.raises(NotObfuscated, match="site b .*k = 1 where 10"):
         there.run(tmp_path / "run", sites, SGD)
 
@@ -528,9 +528,9 @@ def test_the_state_of_a_run_is_closed_and_confirms_no_guess_of_rows(there: World
     for path in (tmp_path / "deep", out, *out.rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     job = json.loads((out / "run.json").read_text())["job"]
-    assert job == job_of(there.digest, sites, SGD, 2, 0)
+    assert job == job_digest(there.digest, sites, SGD, 2, 0)
     (sites[1].folder / "draws.secret").write_bytes(bytes(32))  # who guesses the rows has no such secret
-    assert job != job_of(there.digest, sites, SGD, 2, 0)
+    assert job != job_digest(there.digest, sites, SGD, 2, 0)
     (tmp_path / "open").mkdir(mode=0o755)
     there.run(tmp_path / "open", there.at(there.ready), replace(SGD, rounds=1))
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
@@ -546,7 +546,7 @@ def test_rows_of_another_vocabulary_are_told(there: World, tmp_path: Path) -> No
             site.train(step, 0, weights_of(step), SGD)
     path.write_bytes(b"nothing")
     with pytest.raises(CorruptCheckpoint, match=r"rows\.safetensors of"):
-        load(site.folder)
+        load_rows(site.folder)
 
 
 @pytest.mark.parametrize(

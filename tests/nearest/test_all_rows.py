@@ -94,7 +94,7 @@ def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("alike", [False, True])
 def test_lists_hold_no_square_matrix(monkeypatch: pytest.MonkeyPatch, alike: bool) -> None:
     """Nor where all rows are equal, so that every pair reaches every bound."""
-    monkeypatch.setattr(module, "cores", lambda: 2)  # each has tiles of its own
+    monkeypatch.setattr(module, "core_count", lambda: 2)  # each has tiles of its own
     n = 9000
     vectors = np.ones((n, 8), np.float32) if alike else grouped(n, 8)
     nearest(vectors[:100], 3)  # what is imported and kept at the first call is not what is measured
@@ -107,7 +107,7 @@ def test_lists_hold_no_square_matrix(monkeypatch: pytest.MonkeyPatch, alike: boo
 
 def test_few_tiles_wait_for_their_strip(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly they are taken: each may hold as many pairs as it has cells."""
-    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "core_count", lambda: 2)
     started: list[int] = []
 
     def work(left: int) -> Any:

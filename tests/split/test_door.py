@@ -126,7 +126,7 @@ def test_states_that_no_number_answers(served: TestClient) -> None:
 
 
 def test_too_many_at_a_time_are_sent_away(served: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apps, "MAX_WAITING", 0)
+    monkeypatch.setattr(apps, "MAX_WAITING_FRAMES", 0)
     answer = post(served, states())
     assert (answer.status_code, error(answer)["code"]) == (503, "busy")
     assert answer.headers["Retry-After"]
@@ -138,7 +138,7 @@ def test_bodies_that_stop_coming_take_nobodys_place(noisy: Made, tmp_path: Path)
     settings = ServerSettings(tmp_path, token=TOKEN)
     with listening(app, settings, Limits(head_seconds=60, window_seconds=60)) as (host, port), ExitStack() as stack:
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 60000\r\n\r\n0"
-        for _ in range(apps.MAX_WAITING + 4):
+        for _ in range(apps.MAX_WAITING_FRAMES + 4):
             stack.enter_context(socket.create_connection((host, port))).sendall(head.encode())
         with httpx2.Client(base_url=f"http://{host}:{port}", headers={"Authorization": f"Bearer {TOKEN}"}) as client:
             for _ in range(3):
@@ -159,10 +159,10 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
     ):
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         head += f"Content-Length: {len(frame)}\r\n\r\n"
-        many = [stack.enter_context(socket.create_connection((host, port))) for _ in range(apps.HELD_BODIES)]
+        many = [stack.enter_context(socket.create_connection((host, port))) for _ in range(apps.MAX_HELD_BODIES)]
         for one in many:
             one.sendall(head.encode() + frame[:part])
-        until(lambda: memory_of(app).used_bytes == apps.HELD_BODIES * part)
+        until(lambda: memory_of(app).used_bytes == apps.MAX_HELD_BODIES * part)
         with httpx2.Client(base_url=f"http://{host}:{port}", headers={"Authorization": f"Bearer {TOKEN}"}) as client:
             for _ in range(3):
                 for one in many:

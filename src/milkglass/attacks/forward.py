@@ -24,7 +24,7 @@ BATCH_TOKENS = 2048  # tokens of a batch, unless one sequence is longer
 
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     """Returns the transformer without a head, in fp32 and evaluation mode: all layers, or the first `layers`."""
-    built: PreTrainedModel = torch_model.body(model, layers=layers).eval()
+    built: PreTrainedModel = torch_model.body(model, layer_count=layers).eval()
     return device.move(built)
 
 

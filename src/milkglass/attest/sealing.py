@@ -101,7 +101,7 @@ class Vault:
         kem, curve = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
         public_key = kem.public_key().public_bytes_raw() + curve.public_key().public_bytes_raw()
         return cls(
-            files.private_dir(folder, restrict_existing=True),
+            files.make_private_dir(folder, restrict_existing=True),
             public_key,
             sender_token_digest,
             hpke.MLKEM768X25519PrivateKey(kem, curve),

@@ -167,7 +167,7 @@ def joined_pieces(read: Callable[[Ids], str], read_ids: list[int], true_ids: lis
 
 def write(result: Audit, out: Path) -> Path:
     """Writes audit.html, audit.json and the charts. They contain private text."""
-    files.private_dir(out)
+    files.make_private_dir(out)
     for name, svg in charts_svg(result).items():
         if svg:
             files.write(out / f"{name}.svg", svg)

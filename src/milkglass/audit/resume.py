@@ -52,7 +52,7 @@ class ResumeStore:
                     "give another --out, or remove that folder",
                 )
             return cls(folder)
-        files.private_dir(folder)
+        files.make_private_dir(folder)
         files.write(record, json.dumps({"digest": digest}) + "\n")
         return cls(folder)
 

@@ -309,7 +309,7 @@ def fetch(
     collateral = asyncio.run(fetch_files(HardwareEvidence.parse(recording.read_bytes()), product))
     if not collateral:
         raise AttestationError("kind", f"{recording} is evidence of software, for which no maker signs anything")
-    files.private_dir(out)
+    files.make_private_dir(out)
     for name, content in collateral.items():
         files.write(out / name, content)
     emit(as_json, {"files": sorted(collateral)}, lambda: f"{out}: {', '.join(sorted(collateral))}")

@@ -23,7 +23,7 @@ from milkglass.cli.ui.options import (
 )
 from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, percent, report_activity, table
 from milkglass.errors import UsageError
-from milkglass.progress import Stage, duration
+from milkglass.progress import Stage, duration_text
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def run_audit(
 def plan_text(time_estimate: TimeEstimate, budget: str) -> str:
     """Returns words that say how long the attacks will take, and for which ones the budget leaves too little time."""
     announcement = (
-        f"attacks, the strongest first: about {duration(time_estimate.seconds)} of processor time for "
+        f"attacks, the strongest first: about {duration_text(time_estimate.seconds)} of processor time for "
         f"{time_estimate.timed_attack_count} of them"
     )
     if time_estimate.open_ended_titles:

@@ -12,7 +12,7 @@ from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, n
 from milkglass.cli.ui.options import AsJson, open_original, option_of, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, note_resumption, table
 from milkglass.errors import UsageError
-from milkglass.progress import duration, heartbeat
+from milkglass.progress import duration_text, heartbeat
 
 # The work of the attacks on one way, as seconds of one core: a busy machine finds the same
 ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 90.0
@@ -111,7 +111,7 @@ def compare(
     from milkglass.server.jobs.needs import size_text
     from milkglass.server.settings import bytes_on_disk
     from milkglass.server.spec import hyperparameters_of
-    from milkglass.system import cores
+    from milkglass.system import core_count
     from milkglass.threat.budget import Budget
 
     if Path(model).is_file():
@@ -152,8 +152,8 @@ def compare(
             "compare": same_command(context, ways=None, keep=None, everything=False),
         }  # fmt: skip
         settings = ComparisonSettings(
-            model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, out / "cells", cores(), log,
-            commands, prepared.notes,
+            model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, out / "cells", core_count(),
+            log, commands, prepared.notes,
         )  # fmt: skip
         way_count_text = f"{len(selected_ways)} way{'' if len(selected_ways) == 1 else 's'}"
         train_count, held_out_count = len(rows.train.texts), len(rows.held_out.texts)
@@ -166,7 +166,7 @@ def compare(
             nonlocal finished_count
             finished_count += 1
             time_left_text = (
-                f"  [about {duration(seconds_left)} left]"
+                f"  [about {duration_text(seconds_left)} left]"
                 if seconds_left >= 1 and finished_count < len(selected_ways)
                 else ""
             )

@@ -29,7 +29,7 @@ from milkglass.cli.ui.options import (
 )
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, show_pieces
 from milkglass.errors import UsageError
-from milkglass.progress import duration
+from milkglass.progress import duration_text
 
 if TYPE_CHECKING:
     from milkglass.enclave.enclave import SanitizedPrompt
@@ -177,7 +177,7 @@ def verify(
             f"measurement: {enclave.measurement}",
             f"table: {table_info['rows']:,} rows of width {table_info['width']} of {folder_info.model}, opened",
             f"limit: {table_info['per_hour']:,} rows an hour, {table_info['burst']:,} at once; reading all of it takes "
-            f"at least {duration(3600 * table_info['hours'])}",
+            f"at least {duration_text(3600 * table_info['hours'])}",
             f"sensitive tokens: the rarest 20 % by {FREQUENCY_SOURCES[folder_info.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(lines))

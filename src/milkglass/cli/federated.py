@@ -16,7 +16,7 @@ from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, table
 from milkglass.errors import UsageError
 from milkglass.parameters import Limit
-from milkglass.progress import Stage, duration
+from milkglass.progress import Stage, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,8 +79,7 @@ def prepare(
 ) -> None:
     """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
     file = columns.read_texts(source)
-    from milkglass.federated.prepare import examples_of, require_free
-    from milkglass.federated.prepare import prepare as prepare_site
+    from milkglass.federated.prepare import examples_of, prepare_site, require_free
     from milkglass.federated.rows import REPORT_FILE, report_of
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.ghost.tally import weak_spots
@@ -124,7 +123,7 @@ def prepare_sites(
     Raises UsageError if the interrupted run had other settings, or the sites' files have changed.
     """
     from milkglass.federated.ghost_stage import begin, remove_finished
-    from milkglass.federated.prepare import prepare, require_match
+    from milkglass.federated.prepare import prepare_site, require_match
     from milkglass.rows.examples import summarise
 
     begin(out_folder, files, seed)
@@ -138,7 +137,9 @@ def prepare_sites(
         _announce_duration(ghost, list(unfinished_files.values()), as_json)
     for name, path in unfinished_files.items():
         with _note_site_resumption(out_folder / name, plain):
-            prepare(path, out_folder / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows))
+            prepare_site(
+                path, out_folder / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows)
+            )
 
 
 def _note_site_resumption(site: Path, plain: bool) -> AbstractContextManager[None]:
@@ -180,7 +181,7 @@ def _announce_duration(ghost: Ghost, sources: Sequence[Source], as_json: bool) -
     start_time = time.monotonic()
     ghost.sanitize(sample)
     seconds = (time.monotonic() - start_time) / len(sample) * len(texts)
-    note(f"{len(texts):,} texts pass through ghost, in about {duration(seconds)} here; {FASTER_HINT}")
+    note(f"{len(texts):,} texts pass through ghost, in about {duration_text(seconds)} here; {FASTER_HINT}")
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -212,9 +213,9 @@ def run(
     """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
     start_time = time.monotonic()
     from milkglass.federated.checks import GhostDemand
-    from milkglass.federated.prepare import files_of, labels_of
+    from milkglass.federated.prepare import labels_of, site_files
     from milkglass.federated.rows import report_of
-    from milkglass.federated.run import InProcessSites, job_of, settings_of, train
+    from milkglass.federated.run import InProcessSites, job_digest, settings_of, train
     from milkglass.federated.site import FederatedTraining, Site, weights_of
     from milkglass.federated.state import FederatedRun, require_run_or_new
     from milkglass.files import require_writable
@@ -231,7 +232,7 @@ def run(
     defence = gradient_defence_named(shield)
     require_run_or_new(out)
     require_writable(out)
-    paths = files_of(sites)
+    paths = site_files(sites)
     _require_site_files(paths, out)
     files = {name: columns.other_file(path) for name, path in paths.items()}
     labels = labels_of(list(files.values()))
@@ -246,7 +247,7 @@ def run(
         prepare_sites(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
         prepared_sites = [Site(name, out / "sites" / name, defence) for name in files]
-        job, weights = job_of(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
+        job, weights = job_digest(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
         settings = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
         state = FederatedRun.open(out, job, weights, settings)
         if state.done and not as_json:
@@ -258,7 +259,7 @@ def run(
             note(f"updates are kept as the server sees them: {total_bytes / 1e9:.1f} GB in {out}")
         progress = stage("train", rounds_left)
         in_process_sites = InProcessSites(
-            prepared_sites, step, None if plain else GhostDemand(folder, digest, way=selection)
+            prepared_sites, step, None if plain else GhostDemand(folder, digest, selection_method=selection)
         )
         with note_resumption(out, "finished rounds are"):
             state = train(state, in_process_sites, step, training, note, progress)
@@ -270,7 +271,8 @@ def run(
         "shield_spent": guarantee_in_words(defence.guarantee_after(len(state.done)), seed is not None),
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
         "missing": [list(record.missing) for record in state.done],
-        "update_lengths": [record.norm for record in state.done], "losses": [record.loss for record in state.done],
+        "update_lengths": [record.update_norm for record in state.done],
+        "losses": [record.loss for record in state.done],
         "weights": str(state.weights_file), "seconds": round(time.monotonic() - start_time, 2),
     }  # fmt: skip
     audit_command = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
@@ -287,7 +289,7 @@ def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: s
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
     for number, record in enumerate(state.done, start=1):
         loss = "unknown" if record.loss is None else f"{record.loss:.4f}"
-        rows.append((str(number), loss, f"{record.norm:.4g}", ", ".join(record.missing) or "none"))
+        rows.append((str(number), loss, f"{record.update_norm:.4g}", ", ".join(record.missing) or "none"))
     crossing = "nothing: the texts are unchanged (--plain)"
     if document["ghost"]:
         crossing = f"ghost, selection {document['selection']}"
@@ -298,7 +300,7 @@ def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: s
     return "\n".join(
         [
             f"{len(state.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
-            f"{duration(document['seconds'])}",
+            f"{duration_text(document['seconds'])}",
             table(rows),
             f"before the gradients: {crossing}; guarantee: none",
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),

@@ -33,7 +33,7 @@ from milkglass.cli.ui.terminal import bars, emit, note, note_after_interrupt
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, ModelError, UsageError
 from milkglass.files import partial_folder
-from milkglass.progress import duration
+from milkglass.progress import duration_text
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -68,7 +68,7 @@ def outcome_lines(unlocked: UnlockedKey, out: Path, promise: ClusterReport, seco
     """Returns lines that say what was scrambled into `out`, and what the key's scheme promises for it."""
     from milkglass.client.key.scheme import scheme_of
 
-    key, first_line = unlocked.key, f"scrambled into {out} in {duration(seconds)}"
+    key, first_line = unlocked.key, f"scrambled into {out} in {duration_text(seconds)}"
     if key.token_symbols is not None:
         return [first_line, *coarse.summary_lines(unlocked.path, key, promise), f"  {LIMITS_NOTE}"]
     if broken := scheme_of(key).broken:

@@ -14,7 +14,7 @@ from milkglass.cli.ui.columns import Delimiter
 from milkglass.cli.ui.options import AsJson, refuse_unused, require_file
 from milkglass.cli.ui.terminal import bars, emit, note, table, text_for_stdout
 from milkglass.errors import UsageError
-from milkglass.system import cores
+from milkglass.system import core_count
 
 if TYPE_CHECKING:
     from milkglass.rows.blocks import RowFormat
@@ -150,7 +150,7 @@ def sanitize_and_report(
     """
     from milkglass.sanitizers.files import method_document, report_path, sanitize_file
 
-    workers = workers or (cores() if source.stat().st_size > SMALL_FILE_BYTES else 1)
+    workers = workers or (core_count() if source.stat().st_size > SMALL_FILE_BYTES else 1)
     corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
     sanitizer = make_sanitizer(method, reader, corpus_shape, workers, as_json)
     if corpus_shape and (substitute_count := sanitizer.sanitizer.substitute_count) is not None:

@@ -118,12 +118,12 @@ def train_config(
     as_json: AsJson = False,
 ) -> None:
     """Write a configuration for a trainer that runs wherever the provider runs it. It names no text and no key."""
-    from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, as_yaml, configuration
+    from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, configuration, yaml_text
 
     settings = TrainerSettings(model, rows, tuned_folder, epochs, batch_size, learning_rate, max_length, cpu)
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
     settings.check(trainer)
     files.require_new(out)
-    files.write(out, as_yaml(configuration(trainer, settings)), private=False)
+    files.write(out, yaml_text(configuration(trainer, settings)), private=False)
     run_command = RUN_COMMANDS[trainer].format(config=out)
     emit(as_json, {"out": str(out), "trainer": trainer, "run": run_command}, f"wrote {out}\nnext: {run_command}")

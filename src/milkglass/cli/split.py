@@ -30,14 +30,14 @@ from milkglass.cli.ui.options import (
 from milkglass.cli.ui.terminal import bars, emit, note, print_classifications, report_activity
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
-from milkglass.progress import Stage, duration
+from milkglass.progress import Stage, duration_text
 from milkglass.rows.lines import refusals_naming_rows, second_texts
 
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
     from milkglass.enclave.verification import QuoteVerifier
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.split.client import AskServer
+    from milkglass.split.client import SendFrame
     from milkglass.split.spec import EncoderInfo
     from milkglass.split.train import Evaluation
     from milkglass.threat.defence import LabelledTexts
@@ -110,7 +110,7 @@ def classify(
 @contextmanager
 def _open_server_half(
     url: str | None, folder: Path | None, credentials: CredentialOptions
-) -> Iterator[tuple[EncoderInfo, AskServer]]:
+) -> Iterator[tuple[EncoderInfo, SendFrame]]:
     """Yields the server half's description, and the function that answers frames: over HTTP, or in this process.
 
     The server's half in `folder` is run in this process. None: the server at `url` has it.
@@ -278,7 +278,7 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
     return "\n".join(
         [
             f"split by {document['method']} and trained on {document['texts']:,} texts in {document['steps']:,} steps, "
-            f"{duration(document['seconds'])}",
+            f"{duration_text(document['seconds'])}",
             f"  yours: {client}; the server's: {server}",
             *_accuracy_lines(document["validation"]),
             f"guarantee: {document['guarantee'] or NO_GUARANTEE_NOTE}",

@@ -14,7 +14,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import step_count
 from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows, digest_of
 from milkglass.defences.obfuscated_tables import public_codec
-from milkglass.errors import CodecError, naming
+from milkglass.errors import CodecError, naming_texts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.nearest.products import has_fast_bf16
@@ -202,7 +202,7 @@ class _MeasuredRows:
         lengths, cut_indices, unanswered_indices = [0] * len(examples), set[int](), set[int]()
         for start in range(0, len(examples), ROWS_AT_A_TIME):
             part = examples[start : start + ROWS_AT_A_TIME]
-            with naming(lambda index, part=part: str(part[index].place(file))):  # type: ignore[misc]
+            with naming_texts(lambda index, part=part: str(part[index].place(file))):  # type: ignore[misc]
                 encoded = codec.encode_truncated(
                     [row.messages for row in part], max_length, [row.tools for row in part]
                 )

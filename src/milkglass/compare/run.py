@@ -33,7 +33,7 @@ from milkglass.experiments.runs import current_code, pack_answers, require_same_
 from milkglass.metrics.glue import pearson
 from milkglass.metrics.interval import Interval, resample
 from milkglass.metrics.text import mean_loss
-from milkglass.progress import Log, duration
+from milkglass.progress import Log, duration_text
 from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
@@ -110,7 +110,7 @@ def compare(
 
 
 def _work_note(limits: TimeLimits) -> str:
-    work = duration(limits.attack_work)
+    work = duration_text(limits.attack_work)
     return f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that this cut'
 
 
@@ -193,9 +193,9 @@ class _Run:
         empty_result = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
         cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if _is_attacked(way) else 0.0)
         if self.elapsed_seconds() + cost > self.limits.seconds and cost:
-            spent_time = f"{duration(self.elapsed_seconds())} of {duration(self.limits.seconds)} are spent"
+            spent_time = f"{duration_text(self.elapsed_seconds())} of {duration_text(self.limits.seconds)} are spent"
             return replace(
-                empty_result, reason=f"{spent_time}, and it takes about {duration(cost)}: give a longer --budget"
+                empty_result, reason=f"{spent_time}, and it takes about {duration_text(cost)}: give a longer --budget"
             ), None
         try:
             if reason := way.refuses_task(self.setting.rows.task) or way.refuses(self.setting):
@@ -210,7 +210,7 @@ class _Run:
             reading = self._attack(way, way_answer, seconds)
         except MilkglassError as error:
             if time.monotonic() > self.setting.deadline:
-                timeout = f"the {duration(self.limits.seconds)} ended before it was trained and asked"
+                timeout = f"the {duration_text(self.limits.seconds)} ended before it was trained and asked"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
             return replace(empty_result, state="failed", reason=error.message), None
         result = replace(
@@ -278,8 +278,8 @@ class _Run:
                            names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
         started = time.monotonic()
         work_limit = max(self.limits.attack_work, way.attack_work)
-        clock_limit = f", or {duration(seconds)} by the clock" if math.isfinite(seconds) else ""
-        self.log(f"{way.title}: attacked, with {duration(work_limit)} of one core's work at most{clock_limit}")
+        clock_limit = f", or {duration_text(seconds)} by the clock" if math.isfinite(seconds) else ""
+        self.log(f"{way.title}: attacked, with {duration_text(work_limit)} of one core's work at most{clock_limit}")
         budget = Budget.of_work(work_limit, lambda: time.monotonic() > started + seconds)
 
         largest_share = 0.0
@@ -308,7 +308,7 @@ class _Run:
         return self.out / "ways" / f"{way.name}.json"
 
     def _store(self, way: Way, result: WayResult, answers: NDArray[Any], elapsed: float, seconds: float) -> None:
-        files.private_dir(self.out / "ways")
+        files.make_private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
         limits_and_time = {**limits, "public": len(self.public), "clock": elapsed}
         document = {"about": limits_and_time, "result": nan_as_none(asdict(result)), "answers": pack_answers(answers)}

@@ -29,7 +29,7 @@ from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, Tr
 from milkglass.experiments.runs import unpack_answers
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.resolve import is_here, resolve
+from milkglass.models.resolve import is_available_offline, resolve
 from milkglass.progress import Log
 from milkglass.sequences import Sequences
 from milkglass.server.spec import Hyperparameters
@@ -240,7 +240,7 @@ class ModelWay(Way):
         return setting.base if self.suits(setting.base) else Checkpoint.open(resolve(self.model))
 
     def refuses(self, setting: ComparisonSettings) -> str | None:
-        if self.suits(setting.base) or is_here(self.model):
+        if self.suits(setting.base) or is_available_offline(self.model):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 

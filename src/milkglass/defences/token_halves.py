@@ -24,7 +24,7 @@ from milkglass.client.codec.encoded import Encoded
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json
-from milkglass.models.torch_model import ONE_LOAD
+from milkglass.models.torch_model import MODEL_LOAD_LOCK
 from milkglass.models.view import Model
 from milkglass.noise import root
 from milkglass.sequences import Ids, Sequences
@@ -134,7 +134,7 @@ def _load_classifier(folder: Path) -> Any:
     if not any(name.startswith(("classifier.", "score.")) for name in names):
         raise UsageError(f"{folder.name} has no classes yet", "train it on labelled texts first")
     try:
-        with ONE_LOAD:  # cells of a comparison are asked in threads
+        with MODEL_LOAD_LOCK:  # cells of a comparison are asked in threads
             model = AutoModelForSequenceClassification.from_pretrained(
                 str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False
             )

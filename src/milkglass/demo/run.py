@@ -29,7 +29,7 @@ from milkglass import files
 from milkglass.demo.page import COMPARISON, DemoResult, ModelRun, render
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
-from milkglass.system import cores, stoppable
+from milkglass.system import core_count, exit_on_sigterm
 
 READY = "listening on "  # the server prints this before its address
 START_SECONDS = 120.0  # the longest silence of a server that starts
@@ -209,7 +209,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     """
     start_time = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not learn the text.")
-    with stoppable(), _prepare_folder(out):
+    with exit_on_sigterm(), _prepare_folder(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
         with ServerProcess(out / "server", [_copy_base_model(out / "bases")], out / "server.log") as service:
             demo = Demo(out, quick, service.url)
@@ -267,7 +267,7 @@ def audit_seconds(quick: bool, load: float | None = None) -> float:
         quick: whether the demo is the quick one.
         load: the machine's load average. None: that of the last minute.
     """
-    slowdown = (os.getloadavg()[0] if load is None else load) / cores()
+    slowdown = (os.getloadavg()[0] if load is None else load) / core_count()
     return (20 if quick else 40) * min(MAX_SLOWDOWN, max(1.0, slowdown))
 
 
@@ -299,9 +299,9 @@ def _prepare_folder(out: Path) -> Iterator[None]:
         shutil.rmtree(out / name, ignore_errors=True)
     for name in ("server.log", "index.html", "result.json"):
         (out / name).unlink(missing_ok=True)
-    files.private_dir(out)
+    files.make_private_dir(out)
     (out / MARKER_FILE).touch()
-    files.private_dir(out / "client")
+    files.make_private_dir(out / "client")
     try:
         yield
     finally:

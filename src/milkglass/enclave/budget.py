@@ -57,8 +57,8 @@ class RowBudget:
 
     Attributes:
         policy: the bucket's size and rate.
-        level: the rows that may be charged, as of `since`.
-        since: the time of `level`, in seconds by `clock`.
+        level: the rows that may be charged, as of `level_time`.
+        level_time: the time of `level`, in seconds by `clock`.
         clock: returns seconds.
         charged_count: rows that may leave, and that are not part of `level`.
     """
@@ -66,11 +66,11 @@ class RowBudget:
     policy: RowPolicy
     level: float
     clock: Callable[[], float] = time.monotonic  # setting the date does not change it
-    since: float = field(init=False)
+    level_time: float = field(init=False)
     charged_count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.since = self.clock()
+        self.level_time = self.clock()
 
     def take(self, row_count: int) -> None:
         """Lets charged rows leave. Raises RowsNotCharged if fewer were charged, EnclaveError for more than a burst."""
@@ -90,18 +90,19 @@ class RowBudget:
     def charge(self, row_count: int) -> float:
         """Charges rows, and returns the level to be written before they leave. Raises EnclaveError beyond the limit."""
         now = self.clock()
-        elapsed = max(0.0, now - self.since)  # a clock that is set back fills nothing
+        elapsed = max(0.0, now - self.level_time)  # a clock that is set back fills nothing
         # Charged rows take room in the bucket until they leave
         free_room = max(0.0, self.policy.burst - self.charged_count)
         self.level = min(free_room, self.level + elapsed * self.policy.per_hour / 3600)
-        self.since = max(self.since, now)
-        available = self.level + self.charged_count
-        if row_count > available:
-            seconds = (row_count - available) * 3600 / self.policy.per_hour
+        self.level_time = max(self.level_time, now)
+        available_count = self.level + self.charged_count
+        if row_count > available_count:
+            seconds = (row_count - available_count) * 3600 / self.policy.per_hour
             raise EnclaveError(
-                f"{row_count} more rows of the table were asked for, and the provider's limit leaves {int(available)}",
+                f"{row_count} more rows of the table were asked for, and the provider's limit leaves "
+                f"{int(available_count)}",
                 f"try again in {seconds:.0f} s; the provider sets the rate ({self.policy.per_hour} rows an hour)",
             )
-        granted = int(min(self.level, max(row_count - self.charged_count, ROWS_AHEAD)))
-        self.level, self.charged_count = self.level - granted, self.charged_count + granted
+        granted_count = int(min(self.level, max(row_count - self.charged_count, ROWS_AHEAD)))
+        self.level, self.charged_count = self.level - granted_count, self.charged_count + granted_count
         return self.level

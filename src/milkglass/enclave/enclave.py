@@ -24,7 +24,7 @@ from milkglass.enclave import gramine, prompt, release
 from milkglass.enclave.attestation import ATTESTED_BY_QUOTE, ATTESTED_KIND, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import NAMESPACES_VARIABLE, read_message, write_message
-from milkglass.enclave.verification import COLLATERAL, QuoteVerifier
+from milkglass.enclave.verification import COLLATERAL_FILE, QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
@@ -32,7 +32,7 @@ from milkglass.rows.messages import Message
 
 PROGRAM_MODULE = "milkglass.enclave.program"
 SIGN_HINT = "run sign.sh of the enclave's folder with the installed Gramine"
-NAMESPACES = "user, network, processes and mounts of its own"
+NAMESPACES_WORDS = "user, network, processes and mounts of its own"
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     Attributes:
         kind: the enclave's kind, one of KINDS.
+        folder: the enclave's folder.
         measurement: the measurement of its code in hex, as the enclave states it; `attest` verifies it.
         verdict: the verdict on the last quote that proved the enclave since its start; None if there is none.
         protections: the protections that hold in its process, in words.
@@ -96,6 +97,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Requires a measurement and, for gramine-sgx, a new quote that proves it. Raises EnclaveError.
 
         Args:
+            measurement: the measurement, in hex, that the enclave must have.
             verifier: decides which quotes are accepted. None: the policy in the enclave's folder does.
         """
         if self.measurement != measurement:
@@ -118,7 +120,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     @property
     def collateral(self) -> bytes:
         """Returns Intel's collateral for this enclave's quotes, from the folder; empty if it has no such file."""
-        path = self.folder / COLLATERAL
+        path = self.folder / COLLATERAL_FILE
         return path.read_bytes() if self.kind == ATTESTED_KIND and path.is_file() else b""
 
     @property
@@ -159,7 +161,12 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
     def release(self, package: bytes, secret: bytes) -> dict[str, str]:
         """Gives the enclave the provider's encrypted package.
 
-        Returns the texts of the tokenizer's files by name, which the caller must check before `compute_lists`.
+        Args:
+            package: what the provider answered to `challenge`.
+            secret: the host's secret for kinds without SGX; empty for gramine-sgx.
+
+        Returns:
+            The texts of the tokenizer's files by name, which the caller must check before `compute_lists`.
         """
         self.table_info, _ = self._call("release", package, secret=secret.hex())
         files: dict[str, str] = self.table_info.pop("files")
@@ -175,6 +182,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         """Opens the sealed table, which can be done once.
 
         Args:
+            sealed: the sealed package, as `compute_lists` returned it.
             secret: the content of the host's file of the secret, for kinds without SGX.
             state: the newest sealed state.
             tokenizer: the folder of the tokenizer, as the enclave sees it.
@@ -297,4 +305,4 @@ def _command_and_environment(kind: str) -> tuple[list[str], dict[str, str]]:
         return command, environment
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/"]
     options += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/"]
-    return [bubblewrap, *options, "--", *command], environment | {NAMESPACES_VARIABLE: NAMESPACES}
+    return [bubblewrap, *options, "--", *command], environment | {NAMESPACES_VARIABLE: NAMESPACES_WORDS}

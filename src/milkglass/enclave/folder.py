@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-DESCRIPTION_FILE, VERSION = "enclave.json", 1
+DESCRIPTION_FILE, FORMAT_VERSION = "enclave.json", 1
 SEALED_FILE, SECRET_FILE, STATE_FILE, COUNTS_FILE = "sealed.bin", "seal.key", "state.bin", "counts.json"
 TOKENIZER_FOLDER = "tokenizer"
-CORPUS, WORDS = "corpus", "word list"  # values of `EnclaveDescription.counted`
+COUNTED_IN_CORPUS, COUNTED_IN_WORD_LIST = "corpus", "word list"  # values of `EnclaveDescription.counted`
 FetchPackage = Callable[[Enclave], bytes]  # returns the provider's package for this enclave
 
 
@@ -75,7 +75,7 @@ class EnclaveDescription:
             raise UsageError(f"{folder} holds no enclave", "milkglass split enclave build URL --out FOLDER")
         raw = read_json(folder / DESCRIPTION_FILE)
         try:
-            if raw.pop("milkglass_enclave") != VERSION:
+            if raw.pop("milkglass_enclave") != FORMAT_VERSION:
                 raise EnclaveError(f"{DESCRIPTION_FILE} is of another version", "build the enclave again")
             return cls(**raw)
         except (KeyError, TypeError):
@@ -95,7 +95,7 @@ def prepare_folder(folder: Path, kind: str) -> None:
     _require_new(folder)
     with files.new_dir(folder) as new_folder:
         gramine.write_manifest(kind, new_folder)
-    (folder / gramine.SCRIPT).chmod(0o700)
+    (folder / gramine.SCRIPT_FILE).chmod(0o700)
 
 
 def build_enclave(
@@ -137,9 +137,9 @@ def build_enclave(
             )
         description = EnclaveDescription(
             kind, enclave.measurement, model, str(enclave.table_info["table"]), k, int(enclave.table_info["rows"]),
-            WORDS if corpus is None else CORPUS,
+            COUNTED_IN_WORD_LIST if corpus is None else COUNTED_IN_CORPUS,
         )  # fmt: skip
-        files.private_dir(work_folder / TOKENIZER_FOLDER)
+        files.make_private_dir(work_folder / TOKENIZER_FOLDER)
         for name, text in tokenizer.items():
             files.write(work_folder / TOKENIZER_FOLDER / name, text)
         # The tokenizer is loaded, and so checked, before the lists, which take long
@@ -150,7 +150,7 @@ def build_enclave(
         files.write(work_folder / SECRET_FILE, secret)
         counts = token_counts_of(loaded_tokenizer, description.rows, corpus, stage)
         files.write(work_folder / COUNTS_FILE, json.dumps(counts.tolist()))
-        files.write_json(work_folder / DESCRIPTION_FILE, {"milkglass_enclave": VERSION, **asdict(description)})
+        files.write_json(work_folder / DESCRIPTION_FILE, {"milkglass_enclave": FORMAT_VERSION, **asdict(description)})
     return description, enclave
 
 

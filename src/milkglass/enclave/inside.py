@@ -29,7 +29,7 @@ from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.table import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
-TABLE, STATE = "table", "state"  # the names with which pieces are sealed
+TABLE_NAME, STATE_NAME = "table", "state"  # the names under which the table and the state are sealed
 
 
 @dataclass
@@ -37,6 +37,7 @@ class EnclaveHandler:
     """Answers the host's requests, and holds the enclave's secrets and its table.
 
     Attributes:
+        kind: the enclave's kind, one of KINDS (attestation.py).
         measurement: the measurement of its code, in hex.
         stage: reports the progress of long work to the host.
     """
@@ -46,7 +47,7 @@ class EnclaveHandler:
     stage: Stage = field(default=no_stage, repr=False)
     _private_key: X25519PrivateKey | None = field(default=None, repr=False)
     _nonce: bytes = field(default=b"", repr=False)
-    _key: bytes = field(default=b"", repr=False)
+    _sealing_key: bytes = field(default=b"", repr=False)
     _sealed_table: str = field(default="", repr=False)  # SHA-256, in hex, of the sealed table to which a state belongs
     _package: TablePackage | None = field(default=None, repr=False)  # None once its lists are computed
     _open_table: OpenTable | None = field(default=None, repr=False)
@@ -94,7 +95,7 @@ class EnclaveHandler:
             release.decrypt_package(content, self._private_key, self._nonce)
         )
         self._private_key = None
-        self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
+        self._sealing_key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         return {**self._describe(package), "files": package.files}, b""
 
     def _lists(self, content: bytes, k: int) -> Reply:
@@ -105,7 +106,7 @@ class EnclaveHandler:
         package, self._package = self._package, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
-        sealed = attestation.seal(self._key, TABLE, compute_lists(package, k, self.stage).to_bytes())
+        sealed = attestation.seal(self._sealing_key, TABLE_NAME, compute_lists(package, k, self.stage).to_bytes())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._seal(float(package.policy.burst), secrets.token_bytes(32))
         return {"state": state.hex()}, sealed
@@ -115,8 +116,8 @@ class EnclaveHandler:
         """Opens the sealed table. This works once, since a second opening could restore an older state."""
         if self._open_table is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
-        self._key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
-        package = TablePackage.from_bytes(attestation.unseal(self._key, TABLE, content))
+        self._sealing_key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
+        package = TablePackage.from_bytes(attestation.unseal(self._sealing_key, TABLE_NAME, content))
         if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer_digest:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
@@ -139,7 +140,7 @@ class EnclaveHandler:
 
         Raises EnclaveError for a state that was sealed for another enclave or another table.
         """
-        document = json.loads(attestation.unseal(self._key, STATE, bytes.fromhex(state)))
+        document = json.loads(attestation.unseal(self._sealing_key, STATE_NAME, bytes.fromhex(state)))
         if document["table"] != self._sealed_table:
             raise EnclaveError("the sealed state is another table's", "build the enclave again")
         return float(document["level"]), bytes.fromhex(document["root"])
@@ -151,7 +152,7 @@ class EnclaveHandler:
     def _seal(self, level: float, root: bytes) -> bytes:
         """Returns a sealed state with a budget's level and the secret of the draws."""
         document = {"level": level, "root": root.hex(), "table": self._sealed_table}
-        return attestation.seal(self._key, STATE, json.dumps(document).encode())
+        return attestation.seal(self._sealing_key, STATE_NAME, json.dumps(document).encode())
 
     @staticmethod
     def _describe(package: TablePackage) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
 from milkglass.sanitizers.sanitizer import SparingRule, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 
-K, P, SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
-EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
+DEFAULT_K, DEFAULT_P, DEFAULT_SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
+DEFAULT_EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class RnmSettings:
         share: the share of tokens that are sensitive.
     """
 
-    epsilon: float | None = EPSILON
-    p: float = P
-    share: float = SHARE
+    epsilon: float | None = DEFAULT_EPSILON
+    p: float = DEFAULT_P
+    share: float = DEFAULT_SHARE
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value out of its range."""
@@ -48,7 +48,7 @@ class RnmSettings:
         SHARE_LIMIT.require(self.share, "share", "0.2 is the paper's choice")
 
 
-def compute_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> TablePackage:
+def compute_lists(package: TablePackage, k: int = DEFAULT_K, stage: Stage = no_stage) -> TablePackage:
     """Returns the package with candidate lists: the k other ordinary rows of largest cosine for each ordinary row.
 
     The scores are those of CMIF's equation 3. `stage` reports the progress in rows.

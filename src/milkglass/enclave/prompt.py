@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from milkglass.client.codec.conversation import require_messages, require_text
 from milkglass.errors import CodecError, EmptyText, EnclaveError, TooLong
 from milkglass.models import chat_template
-from milkglass.models.pieces import TextPiece, reads_as, special_around, tokenize
+from milkglass.models.pieces import TextPiece, reads_as, special_ids_around, tokenize
 from milkglass.rows.messages import Message
 
-SPACES = "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"  # white space that no template strips alone
-ROLE = re.compile(r"[a-zA-Z_-]{1,32}")
+# White space that no template strips alone
+MARK_SPACES = "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009"
+ROLE_PATTERN = re.compile(r"[a-zA-Z_-]{1,32}")
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class PromptTokens:
         return ids
 
 
-def chat_tokens(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
-    """Returns the tokens of a conversation (`chat_pieces`), at most `limit`. Raises CodecError, EnclaveError."""
-    return prompt_tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), limit, adds_special=False)
+def chat_tokens(tokenizer: Any, messages: Sequence[Message], max_tokens: int, instruction: str = "") -> PromptTokens:
+    """Returns the tokens of a conversation (`chat_pieces`), at most `max_tokens`. Raises CodecError, EnclaveError."""
+    return prompt_tokens(tokenizer, chat_pieces(tokenizer, messages, instruction), max_tokens, adds_special=False)
 
 
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
@@ -91,7 +92,7 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     """
     require_messages(tokenizer, messages)
     if bad_role := next(
-        (number for number, message in enumerate(messages, 1) if not ROLE.fullmatch(message["role"])), 0
+        (number for number, message in enumerate(messages, 1) if not ROLE_PATTERN.fullmatch(message["role"])), 0
     ):
         raise CodecError(f"message {bad_role} has a role that is no word", "one of system, user, assistant, tool")
     layout, second_layout = (_Layout.of(tokenizer, messages, size) for size in (16, 21))
@@ -100,18 +101,21 @@ def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = 
     return _join_pieces(layout.pieces(messages, instruction))
 
 
-def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, adds_special: bool) -> PromptTokens:
+def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], max_tokens: int, adds_special: bool) -> PromptTokens:
     """Tokenizes a prompt, each piece separately.
 
     Args:
+        tokenizer: the provider's tokenizer.
+        pieces: the pieces, in order.
+        max_tokens: the most tokens of the prompt, special ones included.
         adds_special: whether the tokenizer's special tokens are put around the prompt.
 
     Raises:
         EmptyText: the prompt has no token.
-        TooLong: the prompt has more tokens than the limit.
+        TooLong: the prompt has more than `max_tokens`.
         EnclaveError: the tokens of the user's text read as another text.
     """
-    prefix, suffix = special_around(tokenizer) if adds_special else ([], [])
+    prefix, suffix = special_ids_around(tokenizer) if adds_special else ([], [])
     ids, is_private = list(prefix), [False] * len(prefix)
     for number, piece in enumerate(pieces):
         piece_ids, _ = tokenize(tokenizer, piece, is_first=not number)
@@ -122,20 +126,20 @@ def prompt_tokens(tokenizer: Any, pieces: Sequence[PromptPiece], limit: int, add
     if not len(ids) - len(prefix):
         raise EmptyText("the prompt has no token", "give some text")
     ids, is_private = ids + suffix, is_private + [False] * len(suffix)
-    if len(ids) > limit:
-        raise TooLong(f"the prompt has {len(ids)} tokens, at most {limit} fit", "shorten it")
+    if len(ids) > max_tokens:
+        raise TooLong(f"the prompt has {len(ids)} tokens, at most {max_tokens} fit", "shorten it")
     return PromptTokens(np.asarray(ids, np.int64), np.array(is_private, np.bool_))
 
 
 def to_json(pieces: Sequence[PromptPiece]) -> list[list[Any]]:
     """Returns the pieces as lists for JSON, which the enclave gets."""
-    return [[piece.text, piece.literal, piece.is_private] for piece in pieces]
+    return [[piece.text, piece.is_literal, piece.is_private] for piece in pieces]
 
 
 def from_json(raw: Sequence[Sequence[Any]]) -> list[PromptPiece]:
     """Reads the pieces that `to_json` wrote. Raises TypeError or ValueError for anything else."""
-    pieces = [PromptPiece(text, literal, is_private) for text, literal, is_private in raw]
-    if any((type(piece.text), type(piece.literal), type(piece.is_private)) != (str, bool, bool) for piece in pieces):
+    pieces = [PromptPiece(text, is_literal, is_private) for text, is_literal, is_private in raw]
+    if any((type(piece.text), type(piece.is_literal), type(piece.is_private)) != (str, bool, bool) for piece in pieces):
         raise TypeError("a piece is a text and two truth values")
     return pieces
 
@@ -146,12 +150,12 @@ class _MessagePlace:
     """Stands for a message in a layout.
 
     Attributes:
-        message: the message's index.
+        message_index: the message's place in the conversation, from 0.
         strips_before: whether the template strips white space before the message.
         strips_after: whether the template strips white space after the message.
     """
 
-    message: int
+    message_index: int
     strips_before: bool
     strips_after: bool
 
@@ -169,12 +173,12 @@ class _Layout:
         `size` is the number of random bytes in each half of a mark. Raises CodecError if a message is left out.
         """
         marks = {_Mark.draw(size): number for number, message in enumerate(messages) if message["content"]}
-        names = {number: str(mark) for mark, number in marks.items()}
-        marked = [
-            {**_role_and_content(message), "content": names.get(number, message["content"])}
+        mark_texts = {number: str(mark) for mark, number in marks.items()}
+        marked_messages = [
+            {**_role_and_content(message), "content": mark_texts.get(number, message["content"])}
             for number, message in enumerate(messages)
         ]
-        text = chat_template.render(tokenizer, marked, add_generation_prompt=True)
+        text = chat_template.render(tokenizer, marked_messages, add_generation_prompt=True)
         if absent := [number for mark, number in marks.items() if mark.core not in text]:
             raise _rewritten_error(f"leaves message {absent[0] + 1} out or rewrites it")
         return cls(tuple(_split(text, marks)))
@@ -185,7 +189,7 @@ class _Layout:
             if isinstance(part, str):
                 yield PromptPiece(part, False, False)
                 continue
-            message = messages[part.message]
+            message = messages[part.message_index]
             text = str(message["content"])
             text = text.lstrip() if part.strips_before else text
             text = text.rstrip() if part.strips_after else text
@@ -213,7 +217,7 @@ class _Mark:
     def draw(cls, size: int) -> _Mark:
         """Returns a random mark with `size` random bytes in each half of its core."""
         core = f'{secrets.token_hex(size)}"\n\\{secrets.token_hex(size)}'
-        before, after = ("".join(secrets.choice(SPACES) for _ in range(8)) for _ in range(2))
+        before, after = ("".join(secrets.choice(MARK_SPACES) for _ in range(8)) for _ in range(2))
         return cls(core, before, after)
 
     def __str__(self) -> str:
@@ -270,13 +274,13 @@ def _join_pieces(pieces: Sequence[PromptPiece] | Iterator[PromptPiece]) -> list[
         if (
             previous is not None
             and previous.text.endswith(" ")
-            and piece.literal
+            and piece.is_literal
             and piece.is_private >= previous.is_private
         ):
             nonempty_pieces.pop()
             if len(previous.text) > 1:
-                nonempty_pieces.append(PromptPiece(previous.text[:-1], previous.literal, previous.is_private))
-            piece = PromptPiece(" " + piece.text, piece.literal, piece.is_private)
+                nonempty_pieces.append(PromptPiece(previous.text[:-1], previous.is_literal, previous.is_private))
+            piece = PromptPiece(" " + piece.text, piece.is_literal, piece.is_private)
         nonempty_pieces.append(piece)
     return nonempty_pieces
 

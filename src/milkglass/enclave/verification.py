@@ -19,7 +19,7 @@ from milkglass.attest.claims import Verdict, proven_claim
 from milkglass.attest.policy import EnclavePolicy, SgxDemands, SgxImage, judge, read_policy
 from milkglass.errors import AttestationError, EnclaveError
 
-COLLATERAL, POLICY = "intel.json", "policy.toml"  # files of an enclave's folder
+COLLATERAL_FILE, POLICY_FILE = "intel.json", "policy.toml"  # files of an enclave's folder
 ANY_MACHINE = {"first-use": "--allow-measurement names enclaves, and no machine"}
 OWN_MACHINE = {"first-use": "this is the user's own machine"}
 FETCH_HINT = "`milkglass split enclave fetch ENCLAVE` gets it from Intel"
@@ -31,7 +31,8 @@ class QuoteVerifier:
 
     Attributes:
         policy: what is demanded of an enclave and its CPU.
-        root: a root certificate in DER in place of Intel's, for tests.
+        root: a root certificate in DER in place of Intel's, for tests. None: Intel's.
+        now: returns the time at which certificates and collateral must be valid.
     """
 
     policy: EnclavePolicy
@@ -50,7 +51,7 @@ class QuoteVerifier:
 
         It accepts the host's own machine without a pin. Raises UsageError for an invalid policy.
         """
-        path = folder / POLICY
+        path = folder / POLICY_FILE
         policy = read_policy(path, EnclavePolicy) if path.is_file() else EnclavePolicy(version=1)
         return cls(policy.model_copy(update={"accept": {**OWN_MACHINE, **policy.accept}}))
 
@@ -64,7 +65,8 @@ class QuoteVerifier:
         """Returns the verdict on a quote. Raises EnclaveError, with the reasons, if it does not verify or is refused.
 
         Args:
-            report_data: the 64 bytes that the enclave must have put into it.
+            quote: the quote of an enclave.
+            report_data: the 64 bytes that the enclave must have put into the quote.
             collateral: Intel's collateral as JSON; empty if there is none.
         """
         try:

@@ -30,34 +30,35 @@ class CallLimit:
 
     def __init__(self, max_calls: int, timeout: float) -> None:
         self.max_calls, self.timeout = max_calls, timeout
-        self._free, self._under_way = asyncio.Semaphore(max_calls), Counter[object]()
+        self._free_slots, self._running_by_request = asyncio.Semaphore(max_calls), Counter[object]()
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
         """Counts a call while the block runs. Raises EngineBusy if the limit was reached for too long."""
         request = REQUEST.get()
         await self._acquire(request)
-        self._under_way[request] += 1
+        self._running_by_request[request] += 1
         try:
             yield
         finally:
-            self._under_way[request] -= 1
-            if not self._under_way[request]:
-                del self._under_way[request]
-            self._free.release()
+            self._running_by_request[request] -= 1
+            if not self._running_by_request[request]:
+                del self._running_by_request[request]
+            self._free_slots.release()
 
     async def _acquire(self, request: object | None) -> None:
-        acquisition = asyncio.ensure_future(self._free.acquire())  # one for the whole wait, so that it keeps its place
+        # One for the whole wait, so that it keeps its place
+        acquisition = asyncio.ensure_future(self._free_slots.acquire())
         try:
             while not (await asyncio.wait({acquisition}, timeout=self.timeout))[0]:
-                if request is None or not self._under_way[request]:
+                if request is None or not self._running_by_request[request]:
                     raise EngineBusy(
                         f"all {self.max_calls} connections to the engine were in use for {self.timeout:g} s",
                         "try again later, or ask for fewer answers at a time",
                     )
         except BaseException:  # cancelled, too
             if not acquisition.cancel() and not acquisition.cancelled():
-                self._free.release()
+                self._free_slots.release()
             raise
 
 
@@ -65,7 +66,7 @@ class CallLimit:
 class StepTimeout:
     """Limits the time of each step of a long work, as `asyncio.timeout` does for one, with one timer for all of them.
 
-    A block `with timeout:` is a step. It raises TimeoutError once it has taken `seconds`. Close it at the end.
+    A block `with timeout:` is a step. It raises TimeoutError once it has taken `seconds`. Call `close` after the last.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -102,6 +103,7 @@ class StepTimeout:
             raise TimeoutError from error
 
     def close(self) -> None:
+        """Cancels the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

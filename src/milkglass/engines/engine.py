@@ -20,9 +20,9 @@ Finish = Literal["stop", "length"]
 NO_BIAS: Mapping[int, float] = {}
 MODEL_NAME = re.compile(r"[!-~]{1,200}")  # a model's name, without characters that steer a terminal
 REQUIRED_OPTIONS = frozenset({"prompt", "max_tokens", "temperature", "top_p", "stop_ids"})
-NAME_DIGITS = 7
-MAX_NAMES = 10**NAME_DIGITS  # tokens
-NAME_PATTERN = f"t[0-9]{{{NAME_DIGITS}}}"  # of opaque names
+NAME_DIGITS = 7  # digits of an opaque name
+MAX_NAMES = 10**NAME_DIGITS  # opaque names that there are
+NAME_PATTERN = f"t[0-9]{{{NAME_DIGITS}}}"  # a regular expression of opaque names
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class IdsRequest:
         stop_ids: scrambled ids that end the answer, besides the model's own end ids.
         top_k: draws from this many of the likeliest tokens; 0: all.
         min_p: leaves out tokens whose probability is below this share of the likeliest's.
-        seed: the seed of the draws.
+        seed: the seed of the draws. None: the engine's own.
         presence_penalty: is subtracted from the logit of each token in the answer.
         frequency_penalty: is subtracted from the logit of a token for each time that it is in the answer.
         repetition_penalty: divides the positive logits of tokens of prompt and answer, and multiplies the negative.

@@ -17,8 +17,8 @@ from milkglass.client.remote.responses import is_number, is_whole, rows
 from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
 from milkglass.errors import RejectedByServer, RemoteError, Unauthorized
 
-HINT = "is it an engine of the kind that was named?"
-MAX_ID = 1 << 31
+ENGINE_HINT = "is it an engine of the kind that was named?"
+MAX_ID = 1 << 31  # ids are below this
 MAX_EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
 ERROR_NAME = re.compile("[A-Za-z_]{1,40}")  # an engine's name of an error: without digits it names no id
 STATUS_HINTS = {
@@ -32,13 +32,17 @@ STATUS_HINTS = {
 }
 
 
-def _logprobs_of(choice: Mapping[str, Any], count: int, max_count: int) -> list[list[IdLogprob]]:
+def _parse_logprobs(choice: Mapping[str, Any], count: int, max_count: int) -> list[list[IdLogprob]]:
+    """Returns the log-probabilities of `count` tokens of a choice, each with the `max_count` likeliest.
+
+    Raises RemoteError if they are missing or not so many.
+    """
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not count and not content:
         return []
     if not isinstance(content, list) or len(content) != count or not all(isinstance(entry, dict) for entry in content):
-        raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+        raise RemoteError("the engine's log-probabilities do not fit its tokens", ENGINE_HINT)
     return drawn_and_best_logprobs(content, "token_id", max_count)
 
 
@@ -74,14 +78,15 @@ def refusal(status: int, error_name: Any) -> RemoteError:
     return error
 
 
-def ids_of(ids: Any) -> list[int]:
+def parse_ids(ids: Any) -> list[int]:
     """Returns token ids. Raises RemoteError for anything else than a list of ids below MAX_ID."""
     if not isinstance(ids, list) or not all(is_whole(token) and 0 <= token < MAX_ID for token in ids):
-        raise RemoteError("the engine's answer has no token ids, or some that cannot be", HINT)
+        raise RemoteError("the engine's answer has no token ids, or some that cannot be", ENGINE_HINT)
     return ids
 
 
-def finish_of(reason: Any) -> Finish | None:
+def parse_finish(reason: Any) -> Finish | None:
+    """Returns why an answer ended; None if it goes on. Raises RemoteError for any other reason."""
     if reason is None or reason in get_args(Finish):
         return reason
     raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
@@ -94,7 +99,7 @@ def drawn_and_best_logprobs(content: Sequence[Mapping[str, Any]], name: str, max
     """
 
     def entry_logprob(entry: Mapping[str, Any]) -> IdLogprob:
-        return logprob(entry.get(name), entry.get("logprob"))
+        return parse_logprob(entry.get(name), entry.get("logprob"))
 
     return [
         best_first(entry_logprob(entry), [entry_logprob(x) for x in rows(entry, "top_logprobs")], max_count)
@@ -102,9 +107,10 @@ def drawn_and_best_logprobs(content: Sequence[Mapping[str, Any]], name: str, max
     ]
 
 
-def logprob(token: Any, number: Any) -> IdLogprob:
+def parse_logprob(token: Any, number: Any) -> IdLogprob:
+    """Returns the log-probability `number` of a token id. Raises RemoteError unless both are valid numbers."""
     if not is_whole(token) or not 0 <= token < MAX_ID or not is_number(number):
-        raise RemoteError("the engine's log-probabilities are not numbers of tokens", HINT)
+        raise RemoteError("the engine's log-probabilities are not numbers of tokens", ENGINE_HINT)
     return IdLogprob(token, float(number))
 
 
@@ -144,10 +150,10 @@ class ChoiceEngine(EmbedsIds):
             if not choices:  # the event that counts tokens
                 return IdsChunk()
             if len(choices) > 1:
-                raise RemoteError("the engine sent more than the one answer that was asked for", HINT)
-            ids = ids_of(choices[0].get("token_ids"))
-            finish = finish_of(choices[0].get("finish_reason"))
-            logprobs = _logprobs_of(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
+                raise RemoteError("the engine sent more than the one answer that was asked for", ENGINE_HINT)
+            ids = parse_ids(choices[0].get("token_ids"))
+            finish = parse_finish(choices[0].get("finish_reason"))
+            logprobs = _parse_logprobs(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
             count = len(ids) - (finish == "stop" and bool(ids))
             return IdsChunk(ids[:count], logprobs[:count], finish)
 

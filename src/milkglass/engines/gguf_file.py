@@ -69,10 +69,11 @@ def layout_of(config: Config) -> GGUFLayout:
 
 
 def head_size(config: Config) -> int:
+    """Returns the dimensions of an attention head."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def rope(config: Config) -> Mapping[str, Any]:
+def rope_settings(config: Config) -> Mapping[str, Any]:
     """Returns `rope_theta`, `rope_type` and the rest, from either of the two formats of transformers."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return {"rope_theta": config.get("rope_theta", 10_000.0), "rope_type": settings.get("type", "default"), **settings}
@@ -83,7 +84,7 @@ def rope_factors(config: Config) -> torch.Tensor | None:
 
     See transformers, `_compute_llama3_parameters`. Raises UnsupportedModel for another kind of scaling.
     """
-    rotary = rope(config)
+    rotary = rope_settings(config)
     if rotary["rope_type"] == "default":
         return None
     if rotary["rope_type"] != "llama3":
@@ -92,8 +93,8 @@ def rope_factors(config: Config) -> torch.Tensor | None:
         )
     size, factor = head_size(config), float(rotary["factor"])
     low, high = float(rotary["low_freq_factor"]), float(rotary["high_freq_factor"])
-    waves = 2 * torch.pi * float(rotary["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    smooth = ((float(rotary["original_max_position_embeddings"]) / waves - low) / (high - low)).clamp(0, 1)
+    wavelengths = 2 * torch.pi * float(rotary["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    smooth = ((float(rotary["original_max_position_embeddings"]) / wavelengths - low) / (high - low)).clamp(0, 1)
     return (1 / ((1 - smooth) / factor + smooth)).float()
 
 
@@ -115,7 +116,7 @@ def _llama_values(config: Config) -> Values:
         "attention.value_length": size,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "rope.dimension_count": size,
-        "rope.freq_base": float(rope(config)["rope_theta"]),
+        "rope.freq_base": float(rope_settings(config)["rope_theta"]),
     }
 
 
@@ -168,7 +169,15 @@ LAYOUTS = {
 def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
     """Writes the scrambled model of `folder` as one file. All errors are raised before anything is written.
 
-    Raises UsageError if the folder may not leave, UnsupportedModel, and FileExistsError.
+    Args:
+        folder: a scrambled model.
+        target: the new file.
+        stage: reports the progress in bytes.
+
+    Raises:
+        UsageError: the folder may not leave this machine.
+        UnsupportedModel: llama.cpp has no such model, or the model has no or too many end ids, or too many tokens.
+        FileExistsError: the file exists.
     """
     from gguf import GGUFWriter, TokenType
 
@@ -194,9 +203,9 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
         for role, token in zip(END_ROLES, sorted(end_tokens), strict=False):
             writer.add_uint32(f"tokenizer.ggml.{role}_token_id", token)
         # Where a file names none, llama.cpp takes ids 0, 1 and 2 for unknown, first and last
-        ordinary = next(token for token in range(size) if token not in end_tokens)  # one that ends nothing
+        ordinary_id = next(token for token in range(size) if token not in end_tokens)  # one that ends nothing
         for role in ("unknown", "bos"):
-            writer.add_uint32(f"tokenizer.ggml.{role}_token_id", ordinary)
+            writer.add_uint32(f"tokenizer.ggml.{role}_token_id", ordinary_id)
         _write_tensors(writer, model, layout, names, factors, progress)
 
 

@@ -31,7 +31,7 @@ from milkglass.engines.engine import (
     name_of,
     opaque_name,
 )
-from milkglass.engines.events import HINT, drawn_and_best_logprobs, finish_of, ids_of, require_no_error
+from milkglass.engines.events import ENGINE_HINT, drawn_and_best_logprobs, parse_finish, parse_ids, require_no_error
 from milkglass.errors import RemoteError
 
 SEED_COUNT = (1 << 32) - 1  # the largest number of 32 bits draws a seed
@@ -103,14 +103,14 @@ class _LlamaCppAnswer:
         return self._chunk(certain)
 
     def _read_tokens(self, event: Mapping[str, Any]) -> list[tuple[int, list[IdLogprob]]]:
-        ids = ids_of(event.get("tokens"))
+        ids = parse_ids(event.get("tokens"))
         if event.get("content") not in ("", "".join(map(opaque_name, ids))):
             raise RemoteError("the engine's model has another vocabulary than opaque names", EXPORT_HINT)
         self._tokens_seen += len(ids)
         return list(zip(ids, self._logprobs(event, ids), strict=True))
 
     def _end(self, event: Mapping[str, Any]) -> IdsChunk:
-        finish = finish_of(FINISH_OF_STOP_TYPE.get(str(event.get("stop_type")), "unknown"))
+        finish = parse_finish(FINISH_OF_STOP_TYPE.get(str(event.get("stop_type")), "unknown"))
         if finish == "stop" and not self._pending:
             raise RemoteError("the engine's answer ended at no token", EXPORT_HINT)
         return self._chunk([] if finish == "stop" else self._pending, finish)
@@ -124,5 +124,5 @@ class _LlamaCppAnswer:
             return [[] for _ in ids]
         entries = rows(event, "completion_probabilities")
         if [entry.get("id") for entry in entries] != ids:
-            raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+            raise RemoteError("the engine's log-probabilities do not fit its tokens", ENGINE_HINT)
         return drawn_and_best_logprobs(entries, "id", self._request.logprobs)

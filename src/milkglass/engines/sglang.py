@@ -14,7 +14,15 @@ from typing import Any, ClassVar
 
 from milkglass.client.remote.responses import is_count
 from milkglass.engines.engine import Call, IdLogprob, IdsChunk, IdsRequest, Reader
-from milkglass.engines.events import HINT, EmbedsIds, best_first, finish_of, ids_of, logprob, require_no_error
+from milkglass.engines.events import (
+    ENGINE_HINT,
+    EmbedsIds,
+    best_first,
+    parse_finish,
+    parse_ids,
+    parse_logprob,
+    require_no_error,
+)
 from milkglass.errors import RemoteError
 
 
@@ -50,20 +58,20 @@ class _SGLangAnswer:
     """Reads the events of one answer, each with the new ids or with all ids so far."""
 
     def __init__(self, request: IdsRequest) -> None:
-        self._request, self._received = request, 0
+        self._request, self._received_count = request, 0
 
     def read(self, event: Mapping[str, Any]) -> IdsChunk:
         require_no_error(event)
-        ids, meta = ids_of(event.get("output_ids") or []), event.get("meta_info")
+        ids, meta = parse_ids(event.get("output_ids") or []), event.get("meta_info")
         if not isinstance(meta, Mapping) or not is_count(meta.get("completion_tokens")):
-            raise RemoteError("the engine's answer has no completion_tokens", HINT)
+            raise RemoteError("the engine's answer has no completion_tokens", ENGINE_HINT)
         total = meta["completion_tokens"]
-        new_count = total - self._received
+        new_count = total - self._received_count
         if new_count < 0 or len(ids) not in (new_count, total):
-            raise RemoteError("the engine's ids do not fit its count of tokens", HINT)
-        self._received = total
+            raise RemoteError("the engine's ids do not fit its count of tokens", ENGINE_HINT)
+        self._received_count = total
         reason = meta.get("finish_reason")
-        finish = finish_of(reason.get("type") if isinstance(reason, Mapping) else reason)
+        finish = parse_finish(reason.get("type") if isinstance(reason, Mapping) else reason)
         logprobs = self._logprobs(meta, new_count, total) if self._request.logprobs is not None else []
         id_count = new_count
         if finish == "stop" and new_count and isinstance(reason, Mapping) and reason.get("matched") == ids[-1]:
@@ -78,9 +86,9 @@ class _SGLangAnswer:
         drawn, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
         count = self._request.logprobs or 0
         if count and (not isinstance(best, list) or len(best) not in (new_count, total)):
-            raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+            raise RemoteError("the engine's log-probabilities do not fit its tokens", ENGINE_HINT)
         if not isinstance(drawn, list) or len(drawn) not in (new_count, total):
-            raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+            raise RemoteError("the engine's log-probabilities do not fit its tokens", ENGINE_HINT)
         rows = best[len(best) - new_count :] if count and isinstance(best, list) else [[]] * new_count
         return [
             best_first(_entry(entry), [_entry(x) for x in row] if isinstance(row, list) else [], count)
@@ -90,5 +98,5 @@ class _SGLangAnswer:
 
 def _entry(entry: Any) -> IdLogprob:
     if not isinstance(entry, list) or len(entry) < 2:
-        raise RemoteError("the engine's log-probabilities are not numbers of tokens", HINT)
-    return logprob(entry[1], entry[0])
+        raise RemoteError("the engine's log-probabilities are not numbers of tokens", ENGINE_HINT)
+    return parse_logprob(entry[1], entry[0])

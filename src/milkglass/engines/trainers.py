@@ -31,8 +31,12 @@ class TrainerSettings:
     Attributes:
         model: the folder that `milkglass export --for transformers` wrote.
         rows: the rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
+        out: the folder that gets the trained model.
+        epochs: how often each row is seen.
+        batch_size: rows of a step on each device.
+        learning_rate: the largest one.
         max_length: the most tokens of a row; longer ones are cut.
-        cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.
+        uses_cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.
     """
 
     model: Path
@@ -42,7 +46,7 @@ class TrainerSettings:
     batch_size: int = 8
     learning_rate: float = 1e-4
     max_length: int = 512
-    cpu: bool = False
+    uses_cpu: bool = False
 
     def check(self, trainer: str) -> None:
         """Raises UsageError for a model or rows that the trainer could not read."""
@@ -59,13 +63,13 @@ class TrainerSettings:
 
 
 def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
-    """Returns the fields of a trainer's YAML. Raises UsageError for an unknown trainer."""
+    """Returns the fields of a trainer's YAML. Raises UsageError if `trainer` is not a key of RUN_COMMANDS."""
     if trainer not in RUN_COMMANDS:
         raise UsageError(f"there is no trainer {trainer!r}", f"there are: {', '.join(RUN_COMMANDS)}")
     return {"trl": _trl, "axolotl": _axolotl, "llamafactory": _llamafactory}[trainer](settings)
 
 
-def as_yaml(document: Mapping[str, Any]) -> str:
+def yaml_text(document: Mapping[str, Any]) -> str:
     """Returns YAML with one field a line. JSON's values are YAML's."""
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in document.items())
 
@@ -86,7 +90,7 @@ def _trl(settings: TrainerSettings) -> dict[str, Any]:
         "adam_beta2": 0.95,
         "max_length": settings.max_length,
         "packing": False,
-        "use_cpu": settings.cpu,
+        "use_cpu": settings.uses_cpu,
         "bf16": False,
         "dtype": "float32",
         "logging_steps": 10,
@@ -130,7 +134,7 @@ def _llamafactory(settings: TrainerSettings) -> dict[str, Any]:
         "learning_rate": settings.learning_rate,
         "adam_beta2": 0.95,
         "cutoff_len": settings.max_length,
-        "use_cpu": settings.cpu,
+        "use_cpu": settings.uses_cpu,
         "logging_steps": 10,
         "save_strategy": "no",
         "report_to": "none",

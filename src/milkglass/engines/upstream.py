@@ -35,9 +35,9 @@ from milkglass.errors import RemoteError, Unreachable, UsageError
 
 MAX_EVENT_BYTES = 4 << 20  # bytes of one event
 MAX_COMMENT_BYTES = 256 << 10  # bytes of a whole answer that are no event: comments, and events without data
-EVENT_OVERHEAD = 128  # bytes of an event besides its data: names of fields, an id
+EVENT_OVERHEAD_BYTES = 128  # the most bytes of an event besides its data: names of fields, an id
 TIMEOUT_HINT = "try again; if it goes on like this, the engine is overloaded, or not to be trusted"
-DONE = "[DONE]"
+DONE_DATA = "[DONE]"  # the data of OpenAI's last event
 MAX_EVENTS_AFTER_END = 16  # events that may follow the end: the count of tokens, [DONE]
 LAST_EVENTS_SECONDS = 5.0  # seconds that these may take
 KEEP_ALIVE_SECONDS = 2.0  # seconds that an idle connection is kept: engines close theirs after 5
@@ -46,10 +46,10 @@ BREAK_OFF_MESSAGES = ("disconnected", "closed connection")  # in messages of htt
 
 @dataclass
 class Traffic:
-    """Counts the bytes of bodies that were sent and received, without headers."""
+    """Counts the bytes of bodies that were sent to an engine and received from it, without headers."""
 
-    sent: int = 0
-    received: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 @final
@@ -60,6 +60,13 @@ class AnswerEvents:
     """
 
     def __init__(self, answer: httpx2.Response, silence: float, traffic: Traffic) -> None:
+        """Takes a response whose body is unread.
+
+        Args:
+            answer: the response.
+            silence: the most seconds between two events that have data.
+            traffic: counts the received bytes.
+        """
         # Whatever it says: what is no event is not read, and a charset could name any of Python's codecs
         answer.headers["Content-Type"] = "text/event-stream; charset=utf-8"
         answer.stream = self._bytes = _BoundedBytes(answer.stream, traffic)
@@ -75,7 +82,7 @@ class AnswerEvents:
             with self.timeout:
                 while (event := await anext(self._events, None)) is not None:
                     if event.data:
-                        self._bytes.no_events -= len(event.data) + EVENT_OVERHEAD
+                        self._bytes.non_event_bytes -= len(event.data) + EVENT_OVERHEAD_BYTES
                         return str(event.data)
             return None
         except TimeoutError as error:
@@ -89,16 +96,16 @@ class AnswerEvents:
 
 
 class _BoundedBytes(httpx2.AsyncByteStream):
-    """Passes the bytes of an answer on. It limits `no_events`, the bytes that are no event."""
+    """Passes the bytes of an answer on. It limits `non_event_bytes`, the bytes that are no event."""
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
-        self._stream, self._traffic, self.no_events = stream, traffic, 0
+        self._stream, self._traffic, self.non_event_bytes = stream, traffic, 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._stream:
-            self.no_events += len(chunk)
-            self._traffic.received += len(chunk)
-            if self.no_events > MAX_EVENT_BYTES + MAX_COMMENT_BYTES:
+            self.non_event_bytes += len(chunk)
+            self._traffic.received_bytes += len(chunk)
+            if self.non_event_bytes > MAX_EVENT_BYTES + MAX_COMMENT_BYTES:
                 raise RemoteError(f"the answer has more than {MAX_COMMENT_BYTES} bytes of comments", HINT)
             yield chunk
 
@@ -163,11 +170,19 @@ class Upstream:
         timeouts: Timeouts | None = None,
         admission: Admission | None = None,
     ) -> None:
-        """Prepares a client. `authority` is a PEM file with the engine's certificate.
+        """Prepares a client.
 
-        With an `admission` nothing is sent on a connection that it does not admit.
+        Args:
+            engine: how requests are written and answers are read.
+            url: the engine's address.
+            token: the engine's bearer token. None: none is sent.
+            allow_http: whether the token may cross a network unencrypted.
+            authority: a PEM file with the engine's certificate or its authority. None: the system's authorities.
+            timeouts: how long to wait. None: the defaults.
+            admission: decides which connections anything is sent on. None: all of them.
 
-        Raises UsageError if the token would cross a network unencrypted.
+        Raises:
+            UsageError: the token would cross a network unencrypted.
         """
         self.engine, self.url, self.timeouts = engine, url.rstrip("/"), timeouts or Timeouts()
         self.traffic, self._calls = Traffic(), CallLimit(self.timeouts.connections, self.timeouts.begin)
@@ -189,6 +204,7 @@ class Upstream:
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def models(self) -> list[ServedModel]:
+        """Returns the models that the engine serves."""
         return self.engine.served_models(await self._fetch_json(self.engine.models))
 
     async def embed(self, model: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -217,7 +233,7 @@ class Upstream:
         ):
             while not bounds.ended:
                 event_data = await events.next()
-                if event_data is None or event_data.strip() == DONE:
+                if event_data is None or event_data.strip() == DONE_DATA:
                     raise Unreachable("the answer broke off before its end", "try again")
                 chunk = bounds.check(read(parse_object(event_data, "an event of the answer")))
                 if chunk.ids or chunk.finish:
@@ -237,10 +253,11 @@ class Upstream:
                 return
             if event_data is None:
                 return
-            if event_data.strip() != DONE:
+            if event_data.strip() != DONE_DATA:
                 bounds.check(read(parse_object(event_data, "an event of the answer")))
 
     async def close(self) -> None:
+        """Closes all connections."""
         await self._client.aclose()
 
     async def _fetch_json(self, call: Call) -> dict[str, Any]:
@@ -277,7 +294,7 @@ class Upstream:
     async def _send(self, call: Call) -> httpx2.Response:
         method = "GET" if call.body is None else "POST"
         request = self._client.build_request(method, call.path, json=call.body)
-        self.traffic.sent += len(request.content)
+        self.traffic.sent_bytes += len(request.content)
         attempt, admissions = 0, 0
         while True:
             try:
@@ -310,7 +327,7 @@ class Upstream:
         async with asyncio.timeout(self.timeouts.body):
             async with aclosing(answer.aiter_raw()) as chunks:
                 async for chunk in chunks:
-                    self.traffic.received += len(chunk)
+                    self.traffic.received_bytes += len(chunk)
                     body += chunk
                     if len(body) > limit:
                         break

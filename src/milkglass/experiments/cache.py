@@ -33,7 +33,7 @@ class ArtifactCache:
 
         It makes the file's folder, and records in the run folder which commits made the file.
         """
-        path = files.private_dir(self.folder / subfolder) / name
+        path = files.make_private_dir(self.folder / subfolder) / name
         self._record_used(commits_of_file(path))
         return path
 

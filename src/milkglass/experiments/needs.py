@@ -23,7 +23,7 @@ from typing import Any
 from milkglass import device, files, system
 from milkglass.errors import UsageError
 from milkglass.parameters import limited, require
-from milkglass.progress import Log, duration
+from milkglass.progress import Log, duration_text
 
 GB = 10**9
 USAGE_FILE = "used.json"
@@ -60,7 +60,7 @@ class RecipeNeeds:
             raise UsageError(
                 f"{name} needs at least {self.device:g} GB of the GPU's memory, and "
                 f"{free_gpu_memory / GB:.1f} GB are free there",
-                f"end what else runs on it, run it with --quick, or set {device.DEVICE} to cpu",
+                f"end what else runs on it, run it with --quick, or set {device.DEVICE_VARIABLE} to cpu",
             )
         if needs := self._needs_text(free_gpu_memory is not None):
             progress(f"{name} takes {needs}")
@@ -82,7 +82,7 @@ class RecipeNeeds:
             needs.append(f"{self.device:g} GB of the GPU's")
         minutes, machine = (self.device_minutes, "an H100") if on_gpu else (self.minutes, "two cores")
         if minutes is not None:
-            needs.append(f"about {duration(60 * minutes)} on {machine}")
+            needs.append(f"about {duration_text(60 * minutes)} on {machine}")
         return ", ".join(needs)
 
 

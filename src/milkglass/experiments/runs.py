@@ -30,12 +30,12 @@ from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import key_from
 from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.progress import Log, duration, no_log
+from milkglass.progress import Log, duration_text, no_log
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.jobs.folder import EVENTS_FILE, drop_temporary, read_events
 from milkglass.server.settings import WORKER_COMMAND
 from milkglass.server.spec import ATTACHED_ARGUMENT, Hyperparameters, JobSpec, Status
-from milkglass.system import cores, stoppable
+from milkglass.system import core_count, exit_on_sigterm
 
 SPLITS = ("train", "validation")
 USED_COMMITS_FILE = "taken.json"  # see `used_commits`
@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def threads(self) -> int:
-        return max(1, cores() // self.at_once)
+        return max(1, core_count() // self.at_once)
 
     def provenance(self) -> dict[str, Any]:
         """Returns the code that made this run (`provenance`)."""
@@ -133,11 +133,11 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: 
                 f"{out} holds a run of other settings, model or data: {', '.join(names)}",
                 "give a new folder with --out, or remove this one",
             )
-        files.private_dir(out, restrict_existing=True)
+        files.make_private_dir(out, restrict_existing=True)
         return
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder with --out")
-    files.private_dir(out, restrict_existing=True)  # an empty one that was there had a mode of its own
+    files.make_private_dir(out, restrict_existing=True)  # an empty one that was there had a mode of its own
     files.write(record, json.dumps(run_identity, indent=1) + "\n")
     record_start(out)
 
@@ -164,7 +164,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with stoppable(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
+        with exit_on_sigterm(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
             try:
                 follow(worker, job, progress, deadline)
             except BaseException:  # an interruption, too: the next run goes on from the steps that are saved now
@@ -229,7 +229,7 @@ def newest_metrics_text(job: Path, start: int = 0) -> str:
     for stored in reversed(read_events(job, start)):
         if stored.event.type == "metrics":
             seconds_left = stored.event.data.get("eta_seconds") or 0
-            time_left = f", about {duration(seconds_left)} left" if seconds_left >= 1 else ""
+            time_left = f", about {duration_text(seconds_left)} left" if seconds_left >= 1 else ""
             return stored.event.message + time_left
     return ""
 

@@ -1,9 +1,12 @@
 """Federated training: sites share gradients of one model and keep their texts, which pass through GHOST first.
 
-prepare(file, folder, labels, model, ghost, seed)                  a site's rows: ids of shadows, and GHOST's stamp
+prepare_site(source, folder, labels, model, ghost, seed)           a site's rows: ids of shadows, and GHOST's stamp
 train(run, InProcessSites(sites, step, demand), step, training)    the rounds, resumable; sites in this process
 
 rows.py           what a site trains on, with its stamp and its secret
+prepare.py        how a site's file becomes its rows
+ghost_stage.py    how texts pass through GHOST, resumable
+seeds.py          the order of rows, and the noise, from a site's secret
 site.py           what a site does in a round
 checks.py         what must hold before a site sends
 rounds.py         what is made of all updates

@@ -25,7 +25,7 @@ from milkglass.errors import InvalidUpdate, MissingExtra, NotObfuscated, TooFewS
 from milkglass.federated import checks
 from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
-from milkglass.federated.run import Replies, Sites, job_of, settings_of, train
+from milkglass.federated.run import Replies, Sites, job_digest, settings_of, train
 from milkglass.federated.site import FederatedTraining, LocalResult, weights_of
 from milkglass.federated.site_config import SiteConfig, Task, answer_to_fault
 from milkglass.federated.state import FederatedRun
@@ -34,9 +34,9 @@ from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.threat.training_step import SharedStep
 
-REFUSED_CODE = 1  # with which the mod refuses, and says why in words; Flower's own code for an unknown fault is 0
-WAIT_SECONDS = 120.0  # how long sites may take to connect; a round may take ROUND_FACTOR times as long
-ROUND_FACTOR = 10
+REFUSED_CODE = 1  # the code of an error with which the mod refuses; Flower's own code for an unknown fault is 0
+WAIT_SECONDS = 120.0  # how long sites may take to connect
+ROUND_FACTOR = 10  # a round may take so many times WAIT_SECONDS
 
 
 def _require_flower() -> None:
@@ -66,8 +66,8 @@ def client_app() -> Any:
         weights = message.content["weights"].to_torch_state_dict()
         result = node.site.train(step, task.round, weights, task.training)
         description = {
-            "site": result.update.site, "texts": result.update.texts, "steps": result.update.steps,
-            "rows": result.rows,
+            "site": result.update.site, "texts": result.update.text_count, "steps": result.update.step_count,
+            "rows": result.rows_digest,
         }  # fmt: skip
         content = {"update": ArrayRecord(dict(result.update.tensors)), "about": ConfigRecord(description)}
         return Message(RecordDict(content), reply_to=message)
@@ -138,7 +138,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
     folder, classes, seed = resolve(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
     types = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
     training = FederatedTraining(**{name: type_(config[name]) for name, type_ in types.items() if name in config})
-    if training.bound is None:
+    if training.max_texts is None:
         raise UsageError(
             "fedavg weighs a site by the texts that it says it has, and most_texts does not bound them",
             "give most_texts: what the largest site may have",
@@ -146,7 +146,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
     step = SharedStep.open(folder, "classification", classes, seed)  # never one that was trained
     digest = Checkpoint.open(folder).digest()
     sites = FlowerSites(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT_SECONDS)
-    job = job_of(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
+    job = job_digest(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
     settings = settings_of(training, classes, seed)
     run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), settings)
     return train(run, sites, step, training, note, lambda done: note("a round is done"))
@@ -158,15 +158,15 @@ class FlowerSites(Sites):
 
     Attributes:
         grid: Flower's, which reaches the nodes.
-        count: how many sites are waited for. After `wait` seconds, those that have come take part.
+        site_count: how many sites are waited for. After `wait_seconds`, those that have come take part.
         task: what each site receives about the model, which it must have itself.
-        wait: how many seconds sites may take to come. A round may take ROUND_FACTOR times as long.
+        wait_seconds: how long sites may take to come. A round may take ROUND_FACTOR times as long.
     """
 
     grid: Any
-    count: int
+    site_count: int
     task: Mapping[str, Any]
-    wait: float
+    wait_seconds: float
 
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
         """Asks as `Sites.ask` does. Raises NotObfuscated if a site's mod refused: such a site did not drop out."""
@@ -179,23 +179,23 @@ class FlowerSites(Sites):
             Message(RecordDict({"weights": arrays, "task": config}), node, MessageType.TRAIN, group_id=str(round))
             for node in nodes
         ]
-        replies = list(self.grid.send_and_receive(messages, timeout=ROUND_FACTOR * self.wait))
+        replies = list(self.grid.send_and_receive(messages, timeout=ROUND_FACTOR * self.wait_seconds))
         silent = {*nodes} - {reply.metadata.src_node_id for reply in replies}
         missing = {f"of node {node}": "it did not answer in time" for node in silent}
-        for number in range(self.count - len(nodes)):
-            missing[f"{number + 1} of {self.count} that were waited for"] = "it never came"
+        for number in range(self.site_count - len(nodes)):
+            missing[f"{number + 1} of {self.site_count} that were waited for"] = "it never came"
         updates = []
         for reply in replies:
             if reply.has_error():
                 missing[f"of node {reply.metadata.src_node_id}"] = _error_text(reply)
             else:
-                updates.append(_update(reply))
+                updates.append(_parse_update(reply))
         return Replies(updates, missing)
 
     def _connected_nodes(self) -> list[int]:
         """Waits for the sites, and returns the ids of those that came. Raises TooFewSites if none did."""
-        deadline = time.monotonic() + self.wait
-        while len(node_ids := sorted(self.grid.get_node_ids())) < self.count and time.monotonic() < deadline:
+        deadline = time.monotonic() + self.wait_seconds
+        while len(node_ids := sorted(self.grid.get_node_ids())) < self.site_count and time.monotonic() < deadline:
             time.sleep(0.5)
         if not node_ids:
             raise TooFewSites("no site is connected", "start flower-supernode at each site")
@@ -210,13 +210,13 @@ def _error_text(reply: Any) -> str:
     return message
 
 
-def _update(reply: Any) -> Update:
+def _parse_update(reply: Any) -> Update:
     """Returns the update of a reply, which is not trusted before `rounds.check`. Raises InvalidUpdate, UsageError."""
     try:
         about = reply.content["about"]
         tensors = {name: torch.from_numpy(array.numpy().copy()) for name, array in reply.content["update"].items()}
-        site, texts, steps = str(about["site"]), int(about["texts"]), int(about["steps"])
+        site, text_count, step_count = str(about["site"]), int(about["texts"]), int(about["steps"])
     except (KeyError, TypeError, ValueError):
         node = reply.metadata.src_node_id
         raise InvalidUpdate(f"node {node} sent something else than an update", "it must run Milkglass's app") from None
-    return Update(require_name(site), tensors, texts, steps)
+    return Update(require_name(site), tensors, text_count, step_count)

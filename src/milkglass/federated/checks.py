@@ -22,7 +22,7 @@ import numpy as np
 from milkglass.errors import CorruptCheckpoint, NotObfuscated
 from milkglass.federated.prepare import GHOST
 from milkglass.federated.rounds import Update
-from milkglass.federated.rows import load, secret_of, stamp_of
+from milkglass.federated.rows import load_rows, secret_of, stamp_of
 from milkglass.federated.site import LocalResult, Site
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -32,7 +32,7 @@ from milkglass.sanitizers.table import Mask
 
 _HINT = "prepare it with `milkglass federated prepare`, without --plain"
 _at_least: Callable[[Any, Any], bool] = lambda stamped, demanded: stamped >= demanded  # noqa: E731
-_AS_STRICT: Mapping[str, Callable[[Any, Any], bool]] = {
+_IS_AS_STRICT: Mapping[str, Callable[[Any, Any], bool]] = {
     "k": _at_least, "indirect": _at_least, "direct": _at_least, "lemma": _at_least,
     "overlap": lambda stamped, demanded: stamped <= demanded,
 }  # fmt: skip
@@ -47,21 +47,21 @@ class GhostDemand:
         folder: the model for which rows must be obfuscated.
         digest: the model's digest.
         search: GHOST's search; a stricter one passes too.
-        way: GHOST's selection. The number of beams and sweeps may differ: it changes how good a shadow is, not how far
-            it is from its text.
+        selection_method: GHOST's selection. The number of beams and sweeps may differ: it changes how good a shadow is,
+            not how far it is from its text.
     """
 
     folder: Path
     digest: str
     search: SearchSettings = SearchSettings()
-    way: SelectionMethod = "states"
+    selection_method: SelectionMethod = "states"
 
     @classmethod
     def of(
-        cls, folder: Path, search: SearchSettings = SearchSettings(), way: SelectionMethod = "states"
+        cls, folder: Path, search: SearchSettings = SearchSettings(), selection_method: SelectionMethod = "states"
     ) -> GhostDemand:
         """Returns the demand for the model in a folder. Raises what `Checkpoint.open` raises."""
-        return cls(folder, Checkpoint.open(folder).digest(), search, way)
+        return cls(folder, Checkpoint.open(folder).digest(), search, selection_method)
 
 
 def require_obfuscated(site: Site, demand: GhostDemand) -> str:
@@ -70,11 +70,11 @@ def require_obfuscated(site: Site, demand: GhostDemand) -> str:
     Raises NotObfuscated if they did not pass, CorruptCheckpoint if the folder is damaged, and OSError if the rows
     cannot be read.
     """
-    rows, stamp = load(site.folder), stamp_of(site.folder)
+    rows, stamp = load_rows(site.folder), stamp_of(site.folder)
     name = f"the rows of site {site.name}"
     if stamp is None or stamp.method != GHOST:
         raise NotObfuscated(f"{name} did not pass through ghost: nothing is sent", _HINT)
-    if not stamp.holds(secret_of(site.folder)):
+    if not stamp.is_sealed_with(secret_of(site.folder)):
         raise NotObfuscated(f"{name} have a stamp that is not this site's own: nothing is sent", _HINT)
     if stamp.model != demand.digest:
         raise NotObfuscated(f"{name} were obfuscated for another model: nothing is sent", _HINT)
@@ -90,20 +90,26 @@ def require_obfuscated(site: Site, demand: GhostDemand) -> str:
 
 def require_passed_rows(result: LocalResult, passed_digest: str) -> Update:
     """Returns the update of a result. Raises NotObfuscated if it was trained on other rows than those that passed."""
-    if result.rows != passed_digest:
+    if result.rows_digest != passed_digest:
         name = result.update.site
         raise NotObfuscated(f"site {name} trained on other rows than those that passed: nothing is sent", _HINT)
     return result.update
 
 
 def find_weaker_parameter(search: Mapping[str, Any], selection: Mapping[str, Any], demand: GhostDemand) -> str | None:
-    """Returns the first parameter that is weaker than what is demanded, or another, in words; None if all fit."""
+    """Returns, in words, the first parameter that is weaker than is demanded, or different; None if all fit.
+
+    Args:
+        search: the parameters of GHOST's search, as a stamp has them.
+        selection: the parameters of GHOST's selection, as a stamp has them.
+        demand: what is demanded.
+    """
     for name, requested in demand.search.document().items():
-        is_as_strict = _AS_STRICT.get(name, lambda stamped, demanded: bool(stamped == demanded))
+        is_as_strict = _IS_AS_STRICT.get(name, lambda stamped, demanded: bool(stamped == demanded))
         if name not in search or not is_as_strict(search[name], requested):
             return f"{name} = {search.get(name)!r} where {requested!r} is demanded"
-    if selection.get("way") != demand.way:
-        return f"selection = {selection.get('way')!r} where {demand.way!r} is demanded"
+    if selection.get("way") != demand.selection_method:
+        return f"selection = {selection.get('way')!r} where {demand.selection_method!r} is demanded"
     return None
 
 

@@ -22,8 +22,8 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
 
-RECORD_FILE = "begun.json"  # with what a run was begun, beside its sites
-TEXTS_PER_PART = 4  # most texts whose work an interruption loses
+RECORD_FILE = "begun.json"  # records the sites and the seed with which a run was begun
+TEXTS_PER_PART = 4  # the most texts whose work an interruption loses
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
     """
     path = sites / RECORD_FILE
     if not path.is_file():
-        files.private_dir(sites)
+        files.make_private_dir(sites)
         write(path, {"seed": seed, "sites": sorted(names)})
         return
     try:
@@ -99,14 +99,14 @@ def pass_through_ghost(
         CorruptCheckpoint: `.SITE.parts` is damaged.
     """
     ghost.encode(texts)
-    files.private_dir(site.parent)
+    files.make_private_dir(site.parent)
     finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TEXTS_PER_PART, list(texts)], seed))
-    drawn = finished_parts.begin(seed)
+    drawn_seed = finished_parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
     for index, start in enumerate(range(0, len(texts), TEXTS_PER_PART)):
         texts_of_part = texts[start : start + TEXTS_PER_PART]
-        finished_parts.make(index, ghost, drawn, partial(_make_part, texts=texts_of_part))
-        part_ids, part_tally = _read(finished_parts, index, len(texts_of_part))
+        finished_parts.make(index, ghost, drawn_seed, partial(_make_part, texts=texts_of_part))
+        part_ids, part_tally = _read_part(finished_parts, index, len(texts_of_part))
         ids += part_ids
         tally.add(part_tally)
         progress(len(texts_of_part))
@@ -123,9 +123,9 @@ def _make_part(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
     return {"ids": ids, "tally": asdict(tally)}
 
 
-def _read(finished_parts: FinishedParts, index: int, texts: int) -> tuple[list[Ids], GhostTally]:
+def _read_part(finished_parts: FinishedParts, index: int, text_count: int) -> tuple[list[Ids], GhostTally]:
     """Returns the ids and the tally of a finished part. Raises CorruptCheckpoint if it is damaged."""
     match finished_parts.get(index):
-        case {"ids": list(ids), "tally": entries} if len(ids) == texts and (tally := GhostTally.read(entries)):
+        case {"ids": list(ids), "tally": entries} if len(ids) == text_count and (tally := GhostTally.read(entries)):
             return [np.array(row, np.int64) for row in ids], tally
     raise finished_parts.damage_error(index)

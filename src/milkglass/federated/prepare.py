@@ -11,9 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from milkglass import files
-from milkglass.errors import CodecError, UsageError, naming
+from milkglass.errors import CodecError, UsageError, naming_texts
 from milkglass.federated.ghost_stage import pass_through_ghost, remove_finished, require_no_parts
-from milkglass.federated.rows import ROWS_FILE, SECRET_BYTES, SiteRows, Stamp, is_of_texts, load, save, stamp_of
+from milkglass.federated.rows import (
+    ROWS_FILE,
+    SECRET_BYTES,
+    SiteRows,
+    Stamp,
+    is_of_texts,
+    load_rows,
+    save_rows,
+    stamp_of,
+)
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.progress import Progress, no_progress
@@ -38,7 +47,7 @@ SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 NAME_RULE = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
 
 
-def files_of(folder: Path) -> dict[str, Path]:
+def site_files(folder: Path) -> dict[str, Path]:
     """Returns the sites' files in a folder by their names without endings. Raises UsageError for less than 2 sites."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", f"give a folder with a {SUFFIXES_SHOWN} file a site")
@@ -99,7 +108,7 @@ def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
     return examples
 
 
-def prepare(
+def prepare_site(
     source: Source, folder: Path, labels: Mapping[str, int], model: Path, ghost: Ghost | None, seed: int | None,
     progress: Progress = no_progress,
 ) -> SiteRows:  # fmt: skip
@@ -108,8 +117,13 @@ def prepare(
     If this is interrupted, what GHOST has done is kept (ghost_stage.py): the same call goes on.
 
     Args:
+        source: the site's file of labelled texts.
+        folder: the new folder, whose name is the site's.
+        labels: the number of each class, by its name.
+        model: the folder of the model, whose tokenizer is used without GHOST.
         ghost: what the texts pass through. None: they stay as they are, without a stamp and a report.
         seed: decides shadows, batches and noise. None: they are drawn from fresh secrets.
+        progress: receives the number of texts that are done.
 
     Raises:
         UsageError: the folder exists.
@@ -121,7 +135,7 @@ def prepare(
     texts = [example.text for example in examples]
     if ghost is None:
         require_no_parts(folder)
-    with naming(lambda place: str(examples[place].place(source))):
+    with naming_texts(lambda place: str(examples[place].place(source))):
         ghost_rows = None if ghost is None else pass_through_ghost(ghost, texts, folder, seed, progress)
         ids = original_ids(model, texts) if ghost_rows is None else Sequences.of(ghost_rows.ids)
     if ghost_rows is None:
@@ -135,7 +149,9 @@ def prepare(
     seed_secret = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)
     with files.new_dir(folder) as partial:
-        save(partial, rows, stamp, secrets.token_bytes(SECRET_BYTES) if seed is None else seed_secret, report, texts)
+        save_rows(
+            partial, rows, stamp, secrets.token_bytes(SECRET_BYTES) if seed is None else seed_secret, report, texts
+        )
     if ghost_rows is not None:
         ghost_rows.parts.remove()
     return rows
@@ -146,16 +162,23 @@ def require_match(
 ) -> None:
     """Raises UsageError if a site's folder was made from other texts or classes, or, with a stamp, for another model.
 
-    `selection` is GHOST's. None: the texts did not pass through it. A damaged folder raises what `load` raises.
+    A damaged folder raises what `load_rows` raises.
+
+    Args:
+        source: the site's file.
+        folder: the site's folder. If it has no rows, nothing is checked.
+        labels: the number of each class, by its name.
+        selection: GHOST's selection. None: the texts did not pass through it.
+        model: the folder of the model.
     """
     if not (folder / ROWS_FILE).is_file():
         return  # a site that dropped out, which is reported in its round
-    rows, stamp = load(folder), stamp_of(folder)
+    rows, stamp = load_rows(folder), stamp_of(folder)
     examples = examples_of(source, labels)
     is_same = [labels[str(example.label)] for example in examples] == rows.labels.tolist()
     is_same = is_same and (selection is None) == (stamp is None)
     if is_same and stamp is None:
-        with naming(lambda place: str(examples[place].place(source))):
+        with naming_texts(lambda place: str(examples[place].place(source))):
             own_ids = original_ids(model, [example.text for example in examples])
         is_same = np.array_equal(own_ids.lengths, rows.ids.lengths) and np.array_equal(own_ids.ids, rows.ids.ids)
     if not is_same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):

@@ -33,20 +33,20 @@ class Update:
     Attributes:
         site: the site's name.
         tensors: a gradient, or the sum of several, by parameter name.
-        texts: how many texts the site saw.
-        steps: how many steps the site took; 1 in FedSGD.
+        text_count: how many texts the site saw.
+        step_count: how many steps the site took; 1 in FedSGD.
     """
 
     site: str
     tensors: Tensors = field(repr=False)
-    texts: int
-    steps: int = 1
+    text_count: int
+    step_count: int = 1
 
 
-def check(update: Update, weights: Tensors) -> None:
+def check_update(update: Update, weights: Tensors) -> None:
     """Raises InvalidUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
-    if type(update.texts) is not int or update.texts < 1:
-        raise InvalidUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
+    if type(update.text_count) is not int or update.text_count < 1:
+        raise InvalidUpdate(f"site {update.site} says that it saw {update.text_count!r} texts", "it must be at least 1")
     if fault := misfit(update.tensors, weights):
         hint = "nothing of this round was used: mend the site or leave it out, and run it again"
         raise InvalidUpdate(f"site {update.site} sent {fault}", hint)
@@ -73,7 +73,7 @@ def misfit(tensors: Tensors, expected: Tensors) -> str | None:
     return None
 
 
-def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
+def mean_update(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
     """Returns the mean of all updates, weighted by their texts, after checking each. Their order does not matter.
 
     Raises InvalidUpdate for one that does not fit, TooFewSites below `minimum`, and UsageError for two of one site.
@@ -87,10 +87,10 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
             "bring a site back, or lower the minimum; then run it again, which goes on with this round",
         )
     for update in ordered:
-        check(update, weights)
-    texts = sum(update.texts for update in ordered)
+        check_update(update, weights)
+    text_count = sum(update.text_count for update in ordered)
     return {
-        name: torch.stack([update.tensors[name] * (update.texts / texts) for update in ordered]).sum(0)
+        name: torch.stack([update.tensors[name] * (update.text_count / text_count) for update in ordered]).sum(0)
         for name in weights
     }
 

@@ -87,19 +87,29 @@ class Stamp:
     seal: str = ""
 
     def with_seal(self, secret: bytes) -> Stamp:
+        """Returns the stamp with the seal of this secret."""
         entries = asdict(self) | {"seal": ""}
         return Stamp(**entries | {"seal": _keyed_digest(secret, "stamp", json.dumps(entries, sort_keys=True))})
 
-    def holds(self, secret: bytes) -> bool:
+    def is_sealed_with(self, secret: bytes) -> bool:
         """Returns whether the seal is of this secret, and of all that the stamp says."""
         return hmac.compare_digest(self.seal.encode(), self.with_seal(secret).seal.encode())
 
 
-def save(
+def save_rows(
     folder: Path, rows: SiteRows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Writes the rows into a new folder, with the stamp, which is sealed here, and GHOST's report."""
+    """Writes the rows and what belongs to them into a new folder.
+
+    Args:
+        folder: the site's folder, which exists and is empty.
+        rows: the rows.
+        stamp: of rows that passed through GHOST; it is sealed here. None: they did not pass.
+        secret: the site's secret.
+        report: what GHOST did, counted. None: there is no report.
+        texts: the texts from which the rows were made, in order, of which only a mark is kept.
+    """
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
     with files.atomic_path(folder / ROWS_FILE) as path:
         save_file({name: np.ascontiguousarray(array, np.int64) for name, array in arrays.items()}, path)
@@ -114,12 +124,15 @@ def save(
 
 
 def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
-    """Returns a mark that reveals nothing without the secret. Anyone with the secret can try texts."""
+    """Returns a mark of texts that reveals nothing without the secret. Anyone with the secret can try texts."""
     return _keyed_digest(secret, "texts", json.dumps(list(texts)))
 
 
 def is_of_texts(folder: Path, texts: Sequence[str]) -> bool:
-    """Returns whether the rows are of these texts, in this order. Raises CorruptCheckpoint."""
+    """Returns whether the rows of a folder were made from these texts, in this order.
+
+    Raises CorruptCheckpoint if the folder has no mark or no secret.
+    """
     if not (folder / TEXTS_MARK_FILE).is_file():
         raise CorruptCheckpoint(f"{folder.name} has no {TEXTS_MARK_FILE}", "prepare the site again")
     return hmac.compare_digest(
@@ -127,7 +140,7 @@ def is_of_texts(folder: Path, texts: Sequence[str]) -> bool:
     )
 
 
-def load(folder: Path) -> SiteRows:
+def load_rows(folder: Path) -> SiteRows:
     """Returns the rows of a folder. Raises CorruptCheckpoint, and OSError if the folder has no rows."""
     if not (folder / ROWS_FILE).is_file():
         raise FileNotFoundError(f"there is no {ROWS_FILE}")
@@ -142,7 +155,7 @@ def load(folder: Path) -> SiteRows:
 
 
 def stamp_of(folder: Path) -> Stamp | None:
-    """Returns the stamp, not yet checked (`Stamp.holds`), or None without one. Raises CorruptCheckpoint."""
+    """Returns the stamp, not yet checked (`Stamp.is_sealed_with`), or None without one. Raises CorruptCheckpoint."""
     if not (folder / STAMP_FILE).is_file():
         return None
     match read_json(folder / STAMP_FILE):
@@ -161,7 +174,7 @@ def report_of(folder: Path) -> dict[str, Any] | None:
 
 
 def secret_of(folder: Path) -> bytes:
-    """Returns the site's secret. Raises CorruptCheckpoint."""
+    """Returns the secret of a site's folder. Raises CorruptCheckpoint if it is missing or has another length."""
     secret = (folder / SECRET_FILE).read_bytes() if (folder / SECRET_FILE).is_file() else b""
     if len(secret) != SECRET_BYTES:
         raise CorruptCheckpoint(f"{SECRET_FILE} of {folder.name} is not {SECRET_BYTES} bytes", "prepare the site again")

@@ -12,10 +12,10 @@ from typing import Any
 from milkglass.catalogue import signature
 from milkglass.errors import InvalidUpdate
 from milkglass.federated import checks
-from milkglass.federated.rounds import Tensors, Update, check, l2_norm, mean, step_weights
-from milkglass.federated.rows import load, secret_of
+from milkglass.federated.rounds import Tensors, Update, check_update, l2_norm, mean_update, step_weights
+from milkglass.federated.rows import load_rows, secret_of
 from milkglass.federated.site import FederatedTraining, Site, load_weights
-from milkglass.federated.state import FederatedRun, FinishedRound, record
+from milkglass.federated.state import FederatedRun, FinishedRound, record_update
 from milkglass.progress import Log, Progress, no_log, no_progress
 from milkglass.sanitizers.ghost.selection import SelectionMethod
 from milkglass.threat.training_step import SharedStep
@@ -40,8 +40,8 @@ class Replies:
         """Returns the mean loss over the texts of all updates; None if a site does not report its loss."""
         if not self.updates or any(update.site not in self.losses for update in self.updates):
             return None
-        texts = sum(update.texts for update in self.updates)
-        return sum(self.losses[update.site] * update.texts for update in self.updates) / texts
+        text_count = sum(update.text_count for update in self.updates)
+        return sum(self.losses[update.site] * update.text_count for update in self.updates) / text_count
 
 
 class Sites(abc.ABC):
@@ -49,7 +49,13 @@ class Sites(abc.ABC):
 
     @abc.abstractmethod
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """Returns the replies of all sites to these weights. `round` counts from 0."""
+        """Returns the replies of all sites.
+
+        Args:
+            round: the round, from 0.
+            weights: the weights before the round, by name.
+            training: how the run trains.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,22 +95,30 @@ def train(
 
     An update is recorded once all updates of its round were checked.
 
+    Args:
+        run: the run, as far as it is done.
+        sites: answer with updates.
+        step: has the model.
+        training: how the run trains; its `rounds` are done in all.
+        note: receives a line about each site that drops out.
+        progress: receives a 1 for each round.
+
     Raises:
         InvalidUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call continues with this round.
     """
     weights: Tensors = run.weights()
     for round in range(len(run.done), training.rounds):
-        run.begin()
+        run.begin_round()
         replies = sites.ask(round, weights, training)
         for name, reason in replies.missing.items():
             note(f"round {round + 1}: site {name} dropped out: {reason}")
         for update in replies.updates:
-            check(update, weights)
+            check_update(update, weights)
             _require_counts(update, training)
-        change = mean(replies.updates, weights, training.minimum)
+        change = mean_update(replies.updates, weights, training.minimum)
         stepped_weights = step_weights(weights, change, training.lr)
         for update in replies.updates:
-            record(run.folder, update, round, training.method)
+            record_update(run.folder, update, round, training.method)
         finished_round = FinishedRound(tuple(sorted(replies.missing)), l2_norm(change), replies.loss)
         run, weights = run.finish_round(stepped_weights, finished_round), stepped_weights
         progress(1)
@@ -114,16 +128,17 @@ def train(
 
 def _require_counts(update: Update, training: FederatedTraining) -> None:
     """Raises InvalidUpdate if the texts or steps that a site claims are impossible."""
-    texts, bound = update.texts, training.bound
-    if bound is not None and texts > bound:
+    text_count, max_texts = update.text_count, training.max_texts
+    if max_texts is not None and text_count > max_texts:
         name = "batch_size" if training.method == "fedsgd" else "most_texts"
         raise InvalidUpdate(
-            f"site {update.site} says that it saw {texts:,} texts, at most {bound:,} are believed ({name})",
+            f"site {update.site} says that it saw {text_count:,} texts, at most {max_texts:,} are believed ({name})",
             "ask that site; if it has as many, raise the number and run it again",
         )
-    if update.steps != (steps := training.steps(texts)):
+    if update.step_count != (step_count := training.step_count(text_count)):
         raise InvalidUpdate(
-            f"site {update.site} says that it took {update.steps!r} steps for {texts:,} texts, which are {steps:,}",
+            f"site {update.site} says that it took {update.step_count!r} steps for {text_count:,} texts, which are "
+            f"{step_count:,}",
             "the site must run the same version of Milkglass",
         )
 
@@ -136,12 +151,12 @@ def settings_of(
     return {**training.deciding_fields(), "classes": classes, "seed": seed, **recorded_selection}
 
 
-def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
+def job_digest(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
     """Returns a digest that names a run by all that decides its weights, except the number of rounds.
 
     So a run can go on with more rounds. A site's rows enter by a mark under its own secret, since a server keeps the
     digest and could otherwise try rows.
     """
-    rows = {site.name: [load(site.folder).mark(secret_of(site.folder)), signature(site.shield)] for site in sites}
-    deciding = ["milkglass federated", model, rows, training.deciding_fields(), classes, seed]
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+    rows = {site.name: [load_rows(site.folder).mark(secret_of(site.folder)), signature(site.shield)] for site in sites}
+    deciding_entries = ["milkglass federated", model, rows, training.deciding_fields(), classes, seed]
+    return hashlib.sha256(json.dumps(deciding_entries, sort_keys=True).encode()).hexdigest()

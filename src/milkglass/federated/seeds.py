@@ -20,18 +20,29 @@ from milkglass.noise.stream import Stream, tensors_digest
 from milkglass.sequences import Ids
 
 
-def order_of(secret: bytes, round: int, count: int) -> Ids:
-    """Returns (count,) the rows' numbers in a round's order.
+def row_order(secret: bytes, round: int, row_count: int) -> Ids:
+    """Returns (row_count,) the rows' numbers in a round's order.
 
     Which rows are in a batch is not secret, and audits of recorded runs repeat this order, so it stays NumPy's.
     """
     number = int.from_bytes(_digest(secret, b"order", round, b""), "big")
-    return np.random.default_rng(number).permutation(count)
+    return np.random.default_rng(number).permutation(row_count)
 
 
-def noise_of(secret: bytes, round: int, weights: Tensors, batches: Sequence[int], lr: float, shield: str) -> Stream:
-    """Returns the stream of a round's noise, from the secret and the question: weights, batches, rate and shield."""
-    question = json.dumps([[*batches], lr if len(batches) > 1 else None, shield]).encode()
+def noise_stream(
+    secret: bytes, round: int, weights: Tensors, batch_sizes: Sequence[int], learning_rate: float, shield: str
+) -> Stream:
+    """Returns the stream of a round's noise, from the secret and the question.
+
+    Args:
+        secret: the site's secret.
+        round: the round, from 0.
+        weights: the weights that the server sent.
+        batch_sizes: the texts of each batch.
+        learning_rate: counts only if there are several batches.
+        shield: the name and the parameters of the gradient defence.
+    """
+    question = json.dumps([[*batch_sizes], learning_rate if len(batch_sizes) > 1 else None, shield]).encode()
     return Stream(_digest(secret, b"noise", round, question + tensors_digest(weights)))
 
 

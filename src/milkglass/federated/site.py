@@ -14,8 +14,8 @@ import torch
 
 from milkglass.errors import CorruptCheckpoint, RefusedTask, UsageError
 from milkglass.federated.rounds import Tensors, Update, misfit
-from milkglass.federated.rows import SiteRows, load, secret_of
-from milkglass.federated.seeds import noise_of, order_of
+from milkglass.federated.rows import SiteRows, load_rows, secret_of
+from milkglass.federated.seeds import noise_stream, row_order
 from milkglass.gradient_defences.catalogue import name_and_parameters
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
 from milkglass.parameters import Limit
@@ -66,13 +66,13 @@ class FederatedTraining:
         return {"method": self.method, "lr": self.lr, "batch_size": self.batch_size}
 
     @property
-    def bound(self) -> int | None:
+    def max_texts(self) -> int | None:
         """Returns the most texts that a site may say it saw in a round; None: any number."""
         return self.batch_size if self.method == "fedsgd" else self.most_texts
 
-    def steps(self, texts: int) -> int:
-        """Returns how many steps a site takes with this number of texts."""
-        return 1 if self.method == "fedsgd" else -(-texts // self.batch_size)
+    def step_count(self, text_count: int) -> int:
+        """Returns how many steps a site takes in a round with `text_count` texts."""
+        return 1 if self.method == "fedsgd" else -(-text_count // self.batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +81,12 @@ class LocalResult:
 
     Attributes:
         update: what may be sent.
-        rows: the digest of the rows that the site trained on.
+        rows_digest: the digest of the rows that the site trained on.
         loss: the loss of the first batch before the round, in nats.
     """
 
     update: Update
-    rows: str = field(repr=False)
+    rows_digest: str = field(repr=False)
     loss: float = field(repr=False)
 
 
@@ -105,41 +105,51 @@ class Site:
     shield: GradientDefence = NoDefence()
 
     def train(self, step: SharedStep, round: int, weights: Tensors, training: FederatedTraining) -> LocalResult:
-        """Returns the site's update for these weights, with a tensor for each of `step.names`.
+        """Returns the site's update for these weights, with a tensor for each parameter of the model.
 
-        Raises OSError for unreadable rows, CorruptCheckpoint for damaged ones, RefusedTask if the weights do not fit
-        the model.
+        Args:
+            step: computes gradients; its model gets the weights.
+            round: the round, from 0.
+            weights: the server's, by the parameter's name.
+            training: how the run trains.
+
+        Raises:
+            OSError: the rows cannot be read.
+            CorruptCheckpoint: the rows are damaged, or do not fit the model.
+            RefusedTask: the weights do not fit the model.
         """
-        rows, secret = load(self.folder), secret_of(self.folder)
+        rows, secret = load_rows(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
         if fault := misfit(weights, step.parameters):
             raise RefusedTask(f"the server sent {fault}", "the server must train the model that this site has")
         load_weights(step, weights)
-        order = order_of(secret, round, len(rows))
+        order = row_order(secret, round, len(rows))
         if training.method == "fedsgd":
             order = order[: training.batch_size]
         batches = [order[start : start + training.batch_size] for start in range(0, len(order), training.batch_size)]
         loss = _loss(step, rows, batches[0])
         sizes = [len(batch_rows) for batch_rows in batches]
-        stream = noise_of(secret, round, weights, sizes, training.lr, name_and_parameters(self.shield))
-        total: dict[str, torch.Tensor] = {}
+        stream = noise_stream(secret, round, weights, sizes, training.lr, name_and_parameters(self.shield))
+        update_sum: dict[str, torch.Tensor] = {}
         for index, batch_rows in enumerate(batches):
             if index:
-                load_weights(step, {name: weight - training.lr * total[name] for name, weight in weights.items()})
+                load_weights(step, {name: weight - training.lr * update_sum[name] for name, weight in weights.items()})
             gradient = share(step, *_batch(rows, batch_rows), self.shield, round, stream)
             tensors = _all_parameters({name: tensor.cpu() for name, tensor in gradient.tensors.items()}, weights)
-            total = {name: total[name] + tensor if total else tensor for name, tensor in tensors.items()}
-        return LocalResult(Update(self.name, total, len(order), len(batches)), rows.digest(), loss)
+            update_sum = {name: update_sum[name] + tensor if update_sum else tensor for name, tensor in tensors.items()}
+        return LocalResult(Update(self.name, update_sum, len(order), len(batches)), rows.digest(), loss)
 
 
-def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ids, mask = pad_texts(list(rows.ids.select(chosen)), pad=0)
-    return ids, mask, torch.from_numpy(rows.labels[chosen])
+def _batch(rows: SiteRows, row_numbers: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns ids (rows, tokens), the mask of the same shape, and the labels (rows,)."""
+    ids, mask = pad_texts(list(rows.ids.select(row_numbers)), pad=0)
+    return ids, mask, torch.from_numpy(rows.labels[row_numbers])
 
 
 @torch.no_grad()
-def _loss(step: SharedStep, rows: SiteRows, chosen: Ids) -> float:
-    ids, mask, labels = _batch(rows, chosen)
+def _loss(step: SharedStep, rows: SiteRows, row_numbers: Ids) -> float:
+    """Returns the mean loss of these rows in nats."""
+    ids, mask, labels = _batch(rows, row_numbers)
     return float(step.loss(step.embed(ids), mask, labels))
 
 
@@ -166,8 +176,10 @@ def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tenso
 
 def _require_fit(rows: SiteRows, step: SharedStep, name: str) -> None:
     """Raises CorruptCheckpoint if rows have ids or classes that the model lacks."""
-    size, classes = len(step.table), int(step.module.config.num_labels)
-    if rows.ids.ids.min() < 0 or rows.ids.ids.max() >= size:
-        raise CorruptCheckpoint(f"site {name} has ids outside a vocabulary of {size}", "prepare it for this model")
-    if rows.labels.min() < 0 or rows.labels.max() >= classes:
-        raise CorruptCheckpoint(f"site {name} has classes outside {classes}", "prepare it with all sites' labels")
+    vocab_size, class_count = len(step.table), int(step.module.config.num_labels)
+    if rows.ids.ids.min() < 0 or rows.ids.ids.max() >= vocab_size:
+        raise CorruptCheckpoint(
+            f"site {name} has ids outside a vocabulary of {vocab_size}", "prepare it for this model"
+        )
+    if rows.labels.min() < 0 or rows.labels.max() >= class_count:
+        raise CorruptCheckpoint(f"site {name} has classes outside {class_count}", "prepare it with all sites' labels")

@@ -26,7 +26,7 @@ from milkglass.models.resolve import resolve
 from milkglass.sanitizers.ghost.search import SearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSettings
 
-FAILED = "the site could not do this round; its own log says why"
+FAILED = "the site could not do this round; its own log says why"  # the answer to all faults but a FederatedError
 MAX_CLASSES = 10_000  # limits the head that a server can have a site make
 _NUMBER_LIMITS = {"round": 1 << 62, "seed": 1 << 62, "classes": MAX_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
 _LOG = logging.getLogger("milkglass.federated")
@@ -50,7 +50,7 @@ class SiteConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> SiteConfig:
-        """Returns the node of a configuration.
+        """Returns the site of a node's configuration, with its model and its demands.
 
         Raises UsageError for an entry that is missing, not known or not valid, and ModelNotFound.
         """

@@ -31,7 +31,7 @@ from milkglass.federated.rounds import Tensors, Update
 from milkglass.models.checkpoint import json_text, read_json
 from milkglass.threat.observations import Gradients
 
-FILE, VERSION = "run.json", 2  # 1 drew other batches and noise
+RUN_FILE, FORMAT_VERSION = "run.json", 2  # 1 drew other batches and noise
 LOST_HINT = "bring it back from a copy, or do the run again in a new folder: what was sent cannot be worked out"
 SAME_HINT = "give the same options to go on with it, or a new folder"
 
@@ -42,12 +42,12 @@ class FinishedRound:
 
     Attributes:
         missing: the names of the sites that dropped out.
-        norm: the L2 norm of the mean update.
+        update_norm: the L2 norm of the mean update.
         loss: the loss before the round, in nats, over the texts of the round. None: sites do not report it.
     """
 
     missing: tuple[str, ...]
-    norm: float
+    update_norm: float
     loss: float | None = None
 
 
@@ -74,13 +74,13 @@ class FederatedRun:
 
         Raises UsageError if the folder holds something else, or another job, and CorruptCheckpoint.
         """
-        if (folder / FILE).is_file():
+        if (folder / RUN_FILE).is_file():
             run = cls.read(folder)
             if run.job != job:
                 raise UsageError(f"{folder} is a run with {_differences(run.settings, settings or {})}", SAME_HINT)
             return run
         require_run_or_new(folder)
-        files.private_dir(folder, restrict_existing=True)  # an empty one that was there had a mode of its own
+        files.make_private_dir(folder, restrict_existing=True)  # an empty one that was there had a mode of its own
         run = cls(folder, job, settings=settings or {})
         run._write(weights)
         return run
@@ -89,7 +89,7 @@ class FederatedRun:
     def read(cls, folder: Path) -> FederatedRun:
         """Returns a run that was begun. Raises UsageError if there is none, and CorruptCheckpoint if it is damaged."""
         require_begun(folder)
-        job, settings, done = _read(folder)
+        job, settings, done = _read_run(folder)
         return cls(folder, job, done, settings)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -99,7 +99,7 @@ class FederatedRun:
         except (OSError, SafetensorError):
             raise CorruptCheckpoint(f"{self.weights_file.name} is damaged or gone", "begin a new run") from None
 
-    def begin(self) -> None:
+    def begin_round(self) -> None:
         """Removes what an interruption left of the next round."""
         shutil.rmtree(self.folder / "updates" / f"round-{len(self.done)}", ignore_errors=True)
         for partial in self.folder.glob(".*.tmp"):
@@ -114,78 +114,87 @@ class FederatedRun:
 
     @property
     def weights_file(self) -> Path:
+        """Returns the path of the weights after the last finished round."""
         return self.folder / f"weights-{len(self.done)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
         with files.atomic_path(self.weights_file) as path:
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
         rounds = [
-            {"missing": list(finished_round.missing), "length": finished_round.norm, "loss": finished_round.loss}
+            {"missing": list(finished_round.missing), "length": finished_round.update_norm, "loss": finished_round.loss}
             for finished_round in self.done
         ]
-        document = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": rounds}
-        files.write(self.folder / FILE, json_text(document))
+        document = {
+            "milkglass_federated": FORMAT_VERSION, "job": self.job, "settings": dict(self.settings), "rounds": rounds,
+        }  # fmt: skip
+        files.write(self.folder / RUN_FILE, json_text(document))
 
 
 def require_begun(folder: Path) -> None:
     """Raises UsageError if the folder holds no run that came to its first round. For use before long work."""
-    if (folder / FILE).is_file():
+    if (folder / RUN_FILE).is_file():
         return
     if (folder / "sites").is_dir():
         raise UsageError(
-            f"{folder} was stopped before its first round: it has no {FILE}",
+            f"{folder} was stopped before its first round: it has no {RUN_FILE}",
             "run the same `milkglass federated run` command again: it goes on",
         )
-    raise UsageError(f"{folder} is not a run: it has no {FILE}", "give a folder that `federated run` wrote")
+    raise UsageError(f"{folder} is not a run: it has no {RUN_FILE}", "give a folder that `federated run` wrote")
 
 
 def require_run_or_new(folder: Path) -> None:
     """Raises UsageError if the folder holds something else than a run. For use before long work."""
-    if (folder / FILE).is_file():
+    if (folder / RUN_FILE).is_file():
         return
     if folder.is_file():
         raise UsageError(f"{folder} is a file, not a folder", "give a new folder")
-    foreign = [entry.name for entry in folder.iterdir() if entry.name != "sites"] if folder.is_dir() else []
-    unfinished_prefixes = ("weights-0.", ".weights-0.", f".{FILE}.")  # of a run that died before its first state
-    if any(not name.startswith(unfinished_prefixes) for name in foreign):
+    foreign_names = [entry.name for entry in folder.iterdir() if entry.name != "sites"] if folder.is_dir() else []
+    unfinished_prefixes = ("weights-0.", ".weights-0.", f".{RUN_FILE}.")  # of a run that died before its first state
+    if any(not name.startswith(unfinished_prefixes) for name in foreign_names):
         raise UsageError(f"{folder} is not a run and is not empty", "give a new folder")
 
 
-def _differences(was: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+def _differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
     """Returns, in words, how a run's settings differ from those requested now."""
-    names = [name for name in sorted({*was, *requested}) if was.get(name) != requested.get(name)]
+    names = [name for name in sorted({*recorded, *requested}) if recorded.get(name) != requested.get(name)]
     if not names:
         return "another model, other sites' rows or another shield"
-    return ", ".join(f"{name} = {was.get(name)}, not {requested.get(name)}" for name in names)
+    return ", ".join(f"{name} = {recorded.get(name)}, not {requested.get(name)}" for name in names)
 
 
-def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ...]]:
+def _read_run(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ...]]:
     """Returns the job, the settings and the finished rounds of a run's folder. Raises CorruptCheckpoint."""
-    document = read_json(folder / FILE)
+    document = read_json(folder / RUN_FILE)
     match document:
         case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
             settings = document.get("settings", {})
             finished_rounds = tuple(_finished_round(document) for document in rounds)
             return job, settings if isinstance(settings, dict) else {}, finished_rounds
-    raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
+    raise CorruptCheckpoint(f"{RUN_FILE} of {folder} is not of version {FORMAT_VERSION}, or damaged", "begin a new run")
 
 
 def _finished_round(entry: Mapping[str, Any] | Any) -> FinishedRound:
     """Parses a finished round. Raises CorruptCheckpoint."""
     match entry:
-        case {"missing": list(missing), "length": float(norm), "loss": float() | None as loss}:
-            return FinishedRound(tuple(map(str, missing)), norm, loss)
-    raise CorruptCheckpoint(f"{FILE} describes a round that is not valid", "begin a new run")
+        case {"missing": list(missing), "length": float(update_norm), "loss": float() | None as loss}:
+            return FinishedRound(tuple(map(str, missing)), update_norm, loss)
+    raise CorruptCheckpoint(f"{RUN_FILE} describes a round that is not valid", "begin a new run")
 
 
 # --- updates ----------------------------------------------------------------------------------------------------------
-def record(folder: Path, update: Update, round: int, method: str) -> None:
+def record_update(folder: Path, update: Update, round: int, method: str) -> None:
     """Writes an update into a run's folder. The JSON appears last: with it the update is complete."""
     updates_folder = folder / "updates" / f"round-{round}"
-    files.private_dir(updates_folder)
+    files.make_private_dir(updates_folder)
     with files.atomic_path(updates_folder / f"{update.site}.safetensors") as path:
         save_file({name: tensor.contiguous() for name, tensor in update.tensors.items()}, path)
-    facts = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
+    facts = {
+        "site": update.site,
+        "round": round,
+        "method": method,
+        "texts": update.text_count,
+        "steps": update.step_count,
+    }
     files.write(updates_folder / f"{update.site}.json", json_text({"milkglass_update": 1, **facts}))
 
 

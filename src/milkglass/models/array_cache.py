@@ -39,9 +39,9 @@ class ArrayCache:
     """Keeps arrays of one kind on disk, by the digest of all that decides them.
 
     Attributes:
-        name: of its folder in Milkglass's cache.
+        name: the name of the kind, and of its folder in Milkglass's cache.
         dtypes: the NumPy dtype of each array, by name.
-        folder: another folder. None: that in the cache.
+        folder: where the files are, in place of that folder. None: there.
         is_reused: whether the last call found its arrays in the cache.
     """
 
@@ -55,7 +55,13 @@ class ArrayCache:
     ) -> Arrays:
         """Returns the arrays of this digest from the cache, or else makes and stores them.
 
-        Raises CorruptCheckpoint for a damaged file, or one whose arrays are not `is_valid`.
+        Args:
+            digest: of all that decides the arrays (`digest_of`).
+            make: computes the arrays, by name.
+            is_valid: returns whether arrays from the cache may be used.
+
+        Raises:
+            CorruptCheckpoint: the file in the cache is damaged, or its arrays are not `is_valid`.
         """
         folder = cache_folder() / self.name if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
@@ -65,7 +71,7 @@ class ArrayCache:
             return self._read(path, is_valid, stored_digest)
         computed = make()
         arrays = {name: np.ascontiguousarray(computed[name], dtype) for name, dtype in self.dtypes.items()}
-        files.private_dir(folder)
+        files.make_private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
             save_file(arrays, partial, {DIGEST_NOTE: content_digest(arrays)})
         return arrays

@@ -21,9 +21,10 @@ from typing import Any
 
 from milkglass.errors import CodecError
 
-RENDER_SECONDS = 20.0  # for one conversation. Published templates take milliseconds
-START_SECONDS = 120.0  # for the process to load its modules
-MAX_ANSWER = 1 << 28  # bytes of one answer
+RENDER_SECONDS = 20.0  # the longest time for one conversation. Published templates take milliseconds
+START_SECONDS = 120.0  # the longest time for the process to load its modules
+MAX_ANSWER_BYTES = 1 << 28  # of one answer
+# Variables of a template that are not its user's options
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
 
 
@@ -34,12 +35,17 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Renders a conversation in the tokenizer's chat template.
+    """Returns a conversation as text, rendered by the tokenizer's chat template.
 
-    `messages` are what the template sees. Fields that are None are left out, as published templates expect.
-    `options` are further variables of the template, such as `enable_thinking`.
+    Args:
+        tokenizer: a `Tokenizer` or one of transformers'.
+        messages: as the template reads them. Fields that are None are left out, as published templates expect.
+        add_generation_prompt: whether the text ends with the beginning of an answer.
+        tools: descriptions of the tools that the model may call.
+        options: further variables of the template, such as `enable_thinking`.
 
-    Raises CodecError if the template refuses the conversation, fails, or exceeds the limits. No error quotes a message.
+    Raises:
+        CodecError: the template refuses the conversation, fails, or exceeds the limits. No error quotes a message.
     """
     request = {
         "call": "render",
@@ -52,15 +58,18 @@ def render(
     return str(_WORKER.ask(request, f"this conversation of {len(messages)} messages")["text"])
 
 
-def variables(tokenizer: Any) -> frozenset[str]:
-    """Returns what the chat templates read besides messages and tools, special tokens included."""
+def template_variables(tokenizer: Any) -> frozenset[str]:
+    """Returns the variables that the chat templates read besides messages and tools, special tokens included.
+
+    Raises CodecError if a template cannot be read.
+    """
     chat_template = tokenizer.chat_template or ""
     templates = list(chat_template.values()) if isinstance(chat_template, Mapping) else [str(chat_template)]
-    return frozenset(name for template in templates for name in _variables(template))
+    return frozenset(name for template in templates for name in _template_variables(template))
 
 
 @lru_cache(maxsize=16)
-def _variables(template: str) -> frozenset[str]:
+def _template_variables(template: str) -> frozenset[str]:
     return frozenset(_WORKER.ask({"call": "names", "template": template}, "an empty conversation")["names"]) - {
         *RESERVED_VARIABLES
     }
@@ -106,6 +115,7 @@ class _Worker:
         )
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Returns the running process, after starting it if there is none."""
         if self._process is not None and self._owner_pid == os.getpid() and self._process.poll() is None:
             return self._process
         self.close()
@@ -142,7 +152,7 @@ class _Worker:
                         else:
                             chunks.append(os.read(process.stdout.fileno(), 1 << 20))
                             size += len(chunks[-1])
-                            if not chunks[-1] or size > MAX_ANSWER:
+                            if not chunks[-1] or size > MAX_ANSWER_BYTES:
                                 raise TimeoutError
             return dict(json.loads(b"".join(chunks)))
         except (OSError, ValueError):

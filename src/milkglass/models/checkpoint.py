@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 MIB = 1 << 20
-SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
-MAX_OTHER_BYTES = 256 * MIB  # of such a file; a tokenizer.json of 256,000 tokens has 35
-CONFIGS = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS)
-TEMPLATES = ("chat_template.jinja", "chat_template.json")
-MAX_BYTES = {
+SMALL_FILE_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model"})  # suffixes of files that are read whole
+MAX_OTHER_BYTES = 256 * MIB  # of such a file without a limit of its own; a tokenizer.json of 256,000 tokens has 35 MiB
+CONFIG_FILES = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS)
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+MAX_BYTES_BY_NAME = {
     INDEX: 64 * MIB,
-    **dict.fromkeys([*CONFIGS, *TEMPLATES, "adapter_config.json", "added_tokens.json"], 16 * MIB),
+    **dict.fromkeys([*CONFIG_FILES, *TEMPLATE_FILES, "adapter_config.json", "added_tokens.json"], 16 * MIB),
 }
 ADAPTER_CONFIG = "adapter_config.json"  # as peft writes it
 PROMPT_ADAPTERS = frozenset({"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "CPT"})
@@ -48,6 +48,7 @@ class Checkpoint:
     """Reads a Hugging Face model folder: its configs when it is opened, and each tensor when it is asked for.
 
     Attributes:
+        config: the object in config.json.
         generation_config: None if the folder has none.
         tensors: the place of each tensor, by its name.
     """
@@ -61,8 +62,10 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Opens a model folder.
 
-        Raises ModelNotFound for another folder, UnsafeWeights for pickled weights, CorruptCheckpoint for an unreadable
-        file.
+        Raises:
+            ModelNotFound: the folder has no model.
+            UnsafeWeights: the weights are pickled.
+            CorruptCheckpoint: a file cannot be read.
         """
         if folder.is_dir():
             require_readable(folder)
@@ -80,12 +83,14 @@ class Checkpoint:
     @property
     def dtype(self) -> torch.dtype:
         """Returns the dtype in which most of the weights, by size, are stored."""
-        from milkglass.models.safetensors_file import DTYPES
+        from milkglass.models.safetensors_file import TORCH_DTYPES
 
         sizes: dict[str, int] = {}
         for ref in self.tensors.values():
             sizes[ref.dtype] = sizes.get(ref.dtype, 0) + ref.bytes
-        return DTYPES[max((name for name in sizes if name in DTYPES), key=lambda name: sizes[name], default="F32")]
+        return TORCH_DTYPES[
+            max((name for name in sizes if name in TORCH_DTYPES), key=lambda name: sizes[name], default="F32")
+        ]
 
     @property
     def total_bytes(self) -> int:
@@ -94,13 +99,14 @@ class Checkpoint:
 
     @property
     def files(self) -> list[Path]:
+        """Returns the files of weights, sorted by name."""
         return sorted({ref.file for ref in self.tensors.values()})
 
     def read(self, name: str) -> torch.Tensor:
         """Returns a copy of a whole tensor in its own dtype."""
-        from milkglass.models.safetensors_file import read_whole
+        from milkglass.models.safetensors_file import read_tensor
 
-        return read_whole(self._readable_ref(name))
+        return read_tensor(self._readable_ref(name))
 
     def map_tensor(self, name: str) -> torch.Tensor:
         """Maps a whole tensor in its own dtype, for tables that may exceed the memory. It must not be written to."""
@@ -138,6 +144,7 @@ def _tensor_digest(ref: TensorRef) -> str:
 
 
 def _hint(folder: Path) -> str:
+    """Returns advice for a folder that is no model: the models in its subfolders, if there are any."""
     subfolders = sorted(path.parent.name for path in folder.glob("*/config.json"))
     examples = f"; these folders in it are some: {', '.join(subfolders[:3])}" if subfolders else ""
     return f"give the folder of a Hugging Face checkpoint{examples}"
@@ -146,8 +153,9 @@ def _hint(folder: Path) -> str:
 def require_no_adapter(folder: Path) -> None:
     """Refuses an adapter, which changes a model and is not one itself.
 
-    Raises ModelNotFound for an adapter's folder, and CorruptCheckpoint if it is unclear whether adapter or model is
-    meant.
+    Raises:
+        ModelNotFound: the folder is an adapter's.
+        CorruptCheckpoint: the folder has a model and an adapter, so that it is unclear which one is meant.
     """
     if not (folder / ADAPTER_CONFIG).is_file():
         return
@@ -200,17 +208,17 @@ def shard_names(folder: Path) -> list[str]:
 
 
 def require_readable(folder: Path) -> None:
-    """Raises CorruptCheckpoint for a config, tokenizer or template that is too large, or invalid as a config."""
+    """Raises CorruptCheckpoint if a config, tokenizer or template of a folder is too large, or a config is invalid."""
     for path in folder.iterdir():
-        if path.suffix in SMALL_FILES and path.is_file():
+        if path.suffix in SMALL_FILE_SUFFIXES and path.is_file():
             _require_size(path)
-    for name in CONFIGS:
+    for name in CONFIG_FILES:
         if (folder / name).is_file():
             read_model_json(folder / name)
 
 
 def _require_size(path: Path) -> None:
-    size, limit = path.stat().st_size, MAX_BYTES.get(path.name, MAX_OTHER_BYTES)
+    size, limit = path.stat().st_size, MAX_BYTES_BY_NAME.get(path.name, MAX_OTHER_BYTES)
     if size > limit:
         raise CorruptCheckpoint(
             f"{path.name} has {size:,} bytes, at most {limit:,} are read", "take the file that was saved with the model"
@@ -218,7 +226,10 @@ def _require_size(path: Path) -> None:
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON file of a model folder. Raises CorruptCheckpoint if it is too large, or a number is not finite."""
+    """Returns the object in a JSON file of a model folder.
+
+    Raises CorruptCheckpoint if the file is too large or no object, or has a number that is not finite.
+    """
     _require_size(path)
     return read_json(path, must_be_finite=True)
 
@@ -230,9 +241,15 @@ def _parse_finite(word: str) -> float:
 
 
 def read_json(path: Path, must_be_finite: bool = False) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises CorruptCheckpoint for other content, and FileNotFoundError.
+    """Returns the object in a JSON file.
 
-    With `must_be_finite`, NaN and infinities are refused too.
+    Args:
+        path: the file.
+        must_be_finite: whether NaN and infinities are refused.
+
+    Raises:
+        CorruptCheckpoint: the file has other content.
+        FileNotFoundError: there is no such file.
     """
     try:
         text = path.read_text("utf-8")
@@ -253,13 +270,13 @@ def read_json(path: Path, must_be_finite: bool = False) -> dict[str, Any]:
 
 
 def read_generation(folder: Path) -> dict[str, Any] | None:
-    """Returns a folder's generation_config.json, or None."""
+    """Returns the object in a folder's generation_config.json, or None if there is no such file."""
     path = folder / GENERATION_CONFIG
     return read_model_json(path) if path.is_file() else None
 
 
 def end_ids(folder: Path) -> frozenset[int]:
-    """Returns the ids that end an answer, from generation_config.json or else config.json."""
+    """Returns the ids that end an answer, from generation_config.json or else config.json; empty if neither has any."""
     for name in (GENERATION_CONFIG, CONFIG):
         if (folder / name).is_file():
             ids = read_model_json(folder / name).get("eos_token_id")
@@ -271,6 +288,7 @@ def end_ids(folder: Path) -> frozenset[int]:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes JSON as checkpoints have it (`json_text`)."""
     path.write_text(json_text(document), "utf-8")
 
 

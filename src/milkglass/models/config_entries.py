@@ -17,17 +17,20 @@ HINT = "take the config that was saved with these weights"
 FORBIDDEN_ENTRIES = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
 DEPTH_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of layers
 IMPLEMENTATION_ENTRIES = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
-LABELS = ("id2label", "label2id")
+LABEL_ENTRIES = ("id2label", "label2id")
 MAX_NUMBER = 2**40  # the largest integer in a config
 MAX_LABELS = 10_000
 MAX_DEPTH = 16  # levels of a config
 MAX_ENTRIES = 100_000  # entries of a config on all levels together
 ID_ENDINGS = ("_token_id", "_token_ids", "_token_index")  # pad_token_id, eos_token_id, decoder_start_token_id, ...
-ID_LISTS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
+ID_LIST_ENTRIES = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
 
 
 def check_configs(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> None:
-    """Raises ModelError for entries that run code, fetch something, or allocate memory that no file backs."""
+    """Raises ModelError for an entry that runs code, fetches something, or is larger than any model's.
+
+    `generation` is None if there is no generation config.
+    """
     _check_config(config, CONFIG)
     _check_config(generation or {}, GENERATION_CONFIG)
 
@@ -41,8 +44,8 @@ def _check_config(config: Mapping[str, Any], file: str) -> None:
             raise UnsupportedModel(f"{file} has {forbidden}, which is not accepted", f"take it out of {file}")
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise UnsupportedModel(f"a number in {file} is beyond {MAX_NUMBER}", HINT)
-        count = len(value) if key in LABELS and isinstance(value, Mapping | list) else value
-        if key in ("num_labels", *LABELS) and isinstance(count, int | float) and count > MAX_LABELS:
+        count = len(value) if key in LABEL_ENTRIES and isinstance(value, Mapping | list) else value
+        if key in ("num_labels", *LABEL_ENTRIES) and isinstance(count, int | float) and count > MAX_LABELS:
             raise UnsupportedModel(f"{file} has more than {MAX_LABELS} labels", "leave the labels out")
 
 
@@ -72,10 +75,21 @@ def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str
 def check_ids(config: Mapping[str, Any], vocab_size: int, file: str = CONFIG, allows_negative: bool = False) -> None:
     """Refuses special token ids that the model's table does not have: looking one up stops a GPU for the whole process.
 
-    Raises CorruptCheckpoint for such an id. With `allows_negative`, a negative number stands for none.
+    Args:
+        config: the entries of a config.
+        vocab_size: the rows of the table.
+        file: the config's name in messages.
+        allows_negative: whether a negative number is accepted, as it stands for no token.
+
+    Raises:
+        CorruptCheckpoint: an id is not in the table.
     """
     for key, value in entries(config, file):
-        if not (key.endswith(ID_ENDINGS) or key in ID_LISTS) or value is None or isinstance(value, Mapping | list):
+        if (
+            not (key.endswith(ID_ENDINGS) or key in ID_LIST_ENTRIES)
+            or value is None
+            or isinstance(value, Mapping | list)
+        ):
             continue
         if allows_negative and type(value) is int and value < 0:
             continue

@@ -17,30 +17,35 @@ class TextPiece:
     """Holds a part of a text, which is tokenized separately.
 
     Attributes:
-        literal: whether the text of a special token is text in this part. Otherwise it is that token.
+        is_literal: whether the text of a special token is text in this part. Otherwise it is that token.
         ids: the ids that stand for the part. None: the tokenizer decides.
     """
 
     text: str = field(repr=False)
-    literal: bool
+    is_literal: bool
     ids: tuple[int, ...] | None = field(default=None, repr=False, kw_only=True)
 
 
 def tokenize(tokenizer: Any, piece: TextPiece, is_first: bool) -> tuple[list[int], Offsets]:
     """Returns the ids of one piece without special tokens around it, and each token's (start, stop) in its text.
 
-    Unless the text begins with this piece (`is_first`), a tokenizer that writes a space before a text must not: then
-    the piece is tokenized behind a line feed, whose tokens are dropped.
+    A tokenizer may write a space before a text, which must not happen in the middle of one. A piece that is not the
+    first is therefore tokenized behind a line feed, whose tokens are dropped.
+
+    Args:
+        tokenizer: a `Tokenizer` or one of transformers'.
+        piece: the piece.
+        is_first: whether the text begins with this piece.
     """
     if piece.ids is not None:
         return list(piece.ids), [(0, len(piece.text))] * len(piece.ids)
     if is_first or not piece.text:
-        return _tokens(tokenizer, piece.text, piece.literal)
-    feed, _ = _tokens(tokenizer, "\n", piece.literal)
-    ids, offsets = _tokens(tokenizer, "\n" + piece.text, piece.literal)
-    if ids[: len(feed)] != feed:  # the line feed and the piece share a token
-        return _tokens(tokenizer, piece.text, piece.literal)
-    return ids[len(feed) :], [(max(0, start - 1), max(0, stop - 1)) for start, stop in offsets[len(feed) :]]
+        return _tokens(tokenizer, piece.text, piece.is_literal)
+    feed_ids, _ = _tokens(tokenizer, "\n", piece.is_literal)
+    ids, offsets = _tokens(tokenizer, "\n" + piece.text, piece.is_literal)
+    if ids[: len(feed_ids)] != feed_ids:  # the line feed and the piece share a token
+        return _tokens(tokenizer, piece.text, piece.is_literal)
+    return ids[len(feed_ids) :], [(max(0, start - 1), max(0, stop - 1)) for start, stop in offsets[len(feed_ids) :]]
 
 
 def tokenize_all(tokenizer: Any, pieces: Sequence[TextPiece]) -> tuple[list[int], Offsets]:
@@ -54,7 +59,7 @@ def tokenize_all(tokenizer: Any, pieces: Sequence[TextPiece]) -> tuple[list[int]
     return ids, offsets
 
 
-def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def special_ids_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Returns the special tokens that the tokenizer puts before and after a text."""
     without_special, _ = _tokens(tokenizer, "a", True)
     with_special = tokenizer("a", add_special_tokens=True, truncation=False)["input_ids"]
@@ -65,11 +70,11 @@ def special_around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def reads_as(tokenizer: Any, normalize: Callable[[str], str] | None, ids: Sequence[int], text: str) -> bool:
-    """Returns whether the tokens of a text read as `normalize` of it, except for white space.
+    """Returns whether the tokens of a text are read as the text after `normalize`, except for white space.
 
-    An added token may be found in the text before it is normalized, and reads as it was written. What is read may
-    therefore also be equal after `normalize`: otherwise a tokenizer's author could choose words that make a text
-    refused.
+    `normalize` is the tokenizer's own change of a text, or None if it makes none. An added token may be found in the
+    text before it is normalized, and reads as it was written. What is read may therefore also be equal after
+    `normalize`: otherwise a tokenizer's author could choose words that make a text refused.
     """
     decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     normalize = normalize or str
@@ -81,9 +86,9 @@ def _letters(text: str) -> str:
     return "".join(text.replace("▁", " ").split())
 
 
-def _tokens(tokenizer: Any, text: str, literal: bool) -> tuple[list[int], Offsets]:
+def _tokens(tokenizer: Any, text: str, is_literal: bool) -> tuple[list[int], Offsets]:
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
-        split_special_tokens=literal,
+        split_special_tokens=is_literal,
     )  # fmt: skip
     return list(batch["input_ids"]), [(int(start), int(stop)) for start, stop in batch["offset_mapping"]]

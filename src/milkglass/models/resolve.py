@@ -41,11 +41,11 @@ from milkglass.files import new_dir, sha256, write_json
 from milkglass.models.file_names import CONFIG, TOKENIZER_CONFIG
 
 HUB_PREFIX = "hf:"
-HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
-COMMIT = re.compile(r"[0-9a-f]{40}")
-SNAPSHOTS = "snapshots"
+HUB_ID_PATTERN = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
+COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
+SNAPSHOTS_FOLDER = "snapshots"
 SUMS_FILE = ".sha256.json"  # has the SHA-256 of each file of a cached model
-HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+HUB_FILE_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ EMBEDDED = {
     ref: EmbeddedModel(ref, **{**entry, "wheels": tuple(entry.get("wheels", ()))})
     for ref, entry in tomllib.loads(Path(__file__).with_name("embedded.toml").read_text("utf-8")).items()
 }
-# Versions of the libraries with which a conversion writes the bytes of `Embedded.converted_files`
+# Versions of the libraries with which a conversion writes the bytes of `EmbeddedModel.converted_files`
 CONVERTER_VERSIONS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safetensors": "0.8.0", "gguf": "0.19.0"}
 VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # by which users choose what is shown
 
@@ -136,25 +136,25 @@ def resolve(ref: str, uses_weights: bool = True) -> Path:
     if ref.startswith("demo:"):
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
-        return _snapshot(folder.resolve())
+        return _snapshot_folder(folder.resolve())
     if ref.startswith(HUB_PREFIX):
         return _from_hub(ref)
-    if HUB_ID.fullmatch(ref):
+    if HUB_ID_PATTERN.fullmatch(ref):
         return _from_hub_cache(ref)
     raise ModelNotFound(
         f"there is no model folder {ref!r}", f"give a folder, a hub id (hf:owner/name), or one of {', '.join(EMBEDDED)}"
     )
 
 
-def _snapshot(folder: Path) -> Path:
+def _snapshot_folder(folder: Path) -> Path:
     """Returns the model in a folder of the hub's cache (models--owner--name, one folder a commit), or the folder.
 
     Raises ModelNotFound if the folder has no commit of the model, or several.
     """
-    folder_of_model = folder.parent if folder.name == SNAPSHOTS else folder
+    folder_of_model = folder.parent if folder.name == SNAPSHOTS_FOLDER else folder
     if (folder / CONFIG).is_file() or not folder_of_model.name.startswith("models--"):
         return folder
-    snapshots = sorted(path for path in (folder_of_model / SNAPSHOTS).glob("*") if path.is_dir())
+    snapshots = sorted(path for path in (folder_of_model / SNAPSHOTS_FOLDER).glob("*") if path.is_dir())
     if len(snapshots) == 1:
         return snapshots[0]
     if not snapshots:
@@ -169,7 +169,7 @@ def _snapshot(folder: Path) -> Path:
     )
 
 
-def is_here(ref: str) -> bool:
+def is_available_offline(ref: str) -> bool:
     """Returns whether an embedded model is installed, or was fetched before."""
     model = EMBEDDED[ref]
     if (cache_folder() / "models" / model.folder).is_dir():
@@ -178,7 +178,7 @@ def is_here(ref: str) -> bool:
 
 
 def name_to_store(ref: str, folder: Path) -> str:
-    """Returns a name by which a model can be found again: an embedded one's, its hub id and commit, or its folder.
+    """Returns a reference by which a model can be found again: an embedded one's, its hub id and commit, or its folder.
 
     Args:
         ref: how the user names the model.
@@ -189,7 +189,7 @@ def name_to_store(ref: str, folder: Path) -> str:
     if Path(ref).expanduser().is_dir():
         return str(folder)
     name = ref.removeprefix(HUB_PREFIX).partition("@")[0]
-    return f"{HUB_PREFIX}{name}@{folder.name}" if COMMIT.fullmatch(folder.name) else ref
+    return f"{HUB_PREFIX}{name}@{folder.name}" if COMMIT_PATTERN.fullmatch(folder.name) else ref
 
 
 def hide_progress_bars() -> None:
@@ -214,14 +214,16 @@ def _from_hub(ref: str) -> Path:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    if not HUB_ID.fullmatch(ref.removeprefix(HUB_PREFIX)):
+    if not HUB_ID_PATTERN.fullmatch(ref.removeprefix(HUB_PREFIX)):
         raise ModelNotFound(f"{ref!r} is not a hub id", "write hf:owner/name or hf:owner/name@revision")
     name, _, revision = ref.removeprefix(HUB_PREFIX).partition("@")
     try:
-        commit = revision if COMMIT.fullmatch(revision) else HfApi().model_info(name, revision=revision or None).sha
+        commit = (
+            revision if COMMIT_PATTERN.fullmatch(revision) else HfApi().model_info(name, revision=revision or None).sha
+        )
         if commit is None:
             raise ModelNotFound(f"the hub names no commit of {ref!r}", "give one: hf:owner/name@COMMIT")
-        return Path(snapshot_download(name, revision=commit, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=commit, allow_patterns=HUB_FILE_PATTERNS))
     except _hub_errors() as error:
         raise ModelNotFound(
             f"the hub did not give {ref!r} ({type(error).__name__})",
@@ -237,7 +239,9 @@ def _from_hub_cache(ref: str) -> Path:
 
     name, _, revision = ref.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True))
+        return Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILE_PATTERNS, local_files_only=True)
+        )
     except (HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFound(
             f"there is no folder {ref!r}, and no model of this name was fetched from the hub before",
@@ -388,10 +392,10 @@ def _convert_gguf(source: Path, target: Path) -> None:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.dtype = torch.float32
-    clean = AutoModelForCausalLM.from_config(config)
-    clean.load_state_dict(quantised.state_dict())
-    clean.generation_config = quantised.generation_config
-    clean.save_pretrained(target)
+    dequantised = AutoModelForCausalLM.from_config(config)
+    dequantised.load_state_dict(quantised.state_dict())
+    dequantised.generation_config = quantised.generation_config
+    dequantised.save_pretrained(target)
     AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
     settings = json.loads((target / TOKENIZER_CONFIG).read_text("utf-8"))
     settings.pop("local_files_only", None)  # how it was loaded: HF_HUB_OFFLINE changes it

@@ -20,7 +20,9 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.safetensors_header import METADATA, PLAIN_NOTES, READABLE_DTYPES, TensorRef, packed_header
 from milkglass.progress import Progress, no_progress
 
-DTYPES: dict[str, torch.dtype] = dict(zip(READABLE_DTYPES, (torch.float32, torch.float16, torch.bfloat16), strict=True))
+TORCH_DTYPES: dict[str, torch.dtype] = dict(
+    zip(READABLE_DTYPES, (torch.float32, torch.float16, torch.bfloat16), strict=True)
+)
 CHUNK_BYTES = 1 << 22  # bytes copied or hashed at a time
 SYNC_BYTES = 1 << 26  # bytes after which the file is synced, so that a killed run continues from there
 
@@ -28,11 +30,12 @@ SYNC_BYTES = 1 << 26  # bytes after which the file is synced, so that a killed r
 class RowBlocks(Protocol):
     """Gives the replacement of a tensor, of the same shape and dtype, in blocks of its first dimension."""
 
-    def block(self, start: int, stop: int) -> torch.Tensor: ...
+    def block(self, start: int, stop: int) -> torch.Tensor:
+        """Returns rows `start` to `stop`, without the last."""
 
 
 def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
-    """Yields the tensor's raw bytes from `start` on, in chunks."""
+    """Yields the tensor's raw bytes in chunks, from its byte `start` on."""
     with ref.file.open("rb") as file:
         file.seek(ref.start + start)
         remaining = ref.bytes - start
@@ -44,16 +47,16 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
             yield chunk
 
 
-def read_whole(ref: TensorRef) -> torch.Tensor:
+def read_tensor(ref: TensorRef) -> torch.Tensor:
     """Returns a copy of a tensor whose type is in DTYPES."""
     if not ref.bytes:
-        return torch.empty(ref.shape, dtype=DTYPES[ref.dtype])
+        return torch.empty(ref.shape, dtype=TORCH_DTYPES[ref.dtype])
     buffer = bytearray(ref.bytes)
     offset = 0
     for chunk in read_bytes(ref):
         buffer[offset : offset + len(chunk)] = chunk
         offset += len(chunk)
-    return torch.frombuffer(buffer, dtype=DTYPES[ref.dtype]).reshape(ref.shape)
+    return torch.frombuffer(buffer, dtype=TORCH_DTYPES[ref.dtype]).reshape(ref.shape)
 
 
 def map_tensor(ref: TensorRef) -> torch.Tensor:
@@ -62,9 +65,9 @@ def map_tensor(ref: TensorRef) -> torch.Tensor:
     It must not be written to: that ends the process, and so does cutting the file off. A tensor that does not begin at
     a multiple of its numbers' size, as in some writers' files, cannot be mapped and is copied.
     """
-    dtype = DTYPES[ref.dtype]
+    dtype = TORCH_DTYPES[ref.dtype]
     if not ref.bytes or ref.start % dtype.itemsize:
-        return read_whole(ref)
+        return read_tensor(ref)
     with ref.file.open("rb") as file:
         try:
             pages = mmap.mmap(file.fileno(), ref.stop, access=mmap.ACCESS_READ)
@@ -89,44 +92,49 @@ def write_safetensors(
     replacements: Mapping[str, RowBlocks],
     progress: Progress = no_progress,
     bytes_on_disk: int = 0,
-    record: Callable[[int], None] | None = None,
+    on_synced: Callable[[int], None] | None = None,
 ) -> None:
     """Writes tensors to one file: those in `replacements` from their rows, the others byte for byte.
 
     The file appears under its name when it is complete.
 
     Args:
-        bytes_on_disk: how many bytes of the file an equal run that was killed has left beside it, as `record` received
-            them.
-        record: receives now and then how many bytes of the file are on the disk.
+        path: the file.
+        refs: the tensors, in the order in which they are written.
+        replacements: the new rows of some of them, by name.
+        progress: receives the bytes of tensors that were written.
+        bytes_on_disk: how many bytes of the file an equal run that was killed has left beside it, as `on_synced`
+            received them.
+        on_synced: receives now and then how many bytes of the file are on the disk.
     """
-    head = _head(refs)
+    header = _file_header(refs)
     partial = path.with_name(path.name + ".tmp")
-    with _continue_file(partial, head, bytes_on_disk) as file:
-        written_bytes = file.tell() - len(head)
-        offset, kept_bytes = 0, file.tell()
+    with _continue_file(partial, header, bytes_on_disk) as file:
+        written_bytes = file.tell() - len(header)
+        offset, synced_bytes = 0, file.tell()
         if written_bytes:
             progress(written_bytes)
         for ref in refs:
-            skipped = min(max(0, written_bytes - offset), ref.bytes)
+            skipped_bytes = min(max(0, written_bytes - offset), ref.bytes)
             offset += ref.bytes
             for chunk in (
-                _new_bytes(ref, replacements[ref.name], skipped)
+                _new_bytes(ref, replacements[ref.name], skipped_bytes)
                 if ref.name in replacements
-                else read_bytes(ref, skipped)
+                else read_bytes(ref, skipped_bytes)
             ):
                 file.write(chunk)
                 progress(len(chunk))
-                if record and file.tell() >= kept_bytes + SYNC_BYTES:
+                if on_synced and file.tell() >= synced_bytes + SYNC_BYTES:
                     _sync(file)
-                    kept_bytes = file.tell()
-                    record(kept_bytes)
+                    synced_bytes = file.tell()
+                    on_synced(synced_bytes)
         _sync(file)
     partial.replace(path)
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
-def _head(refs: list[TensorRef]) -> bytes:
+def _file_header(refs: list[TensorRef]) -> bytes:
+    """Returns the beginning of a file with these tensors, in this order."""
     header: dict[str, Any] = {METADATA: PLAIN_NOTES}
     offset = 0
     for ref in refs:
@@ -136,17 +144,17 @@ def _head(refs: list[TensorRef]) -> bytes:
 
 
 @contextmanager
-def _continue_file(path: Path, head: bytes, bytes_on_disk: int) -> Iterator[IO[bytes]]:
-    """Opens a file at the place to continue. A file that does not match `bytes_on_disk` is begun again."""
-    if bytes_on_disk >= len(head) and path.is_file() and path.stat().st_size >= bytes_on_disk:
+def _continue_file(path: Path, header: bytes, bytes_on_disk: int) -> Iterator[IO[bytes]]:
+    """Yields a file, open at the place to continue. One that is shorter or has another header is begun again."""
+    if bytes_on_disk >= len(header) and path.is_file() and path.stat().st_size >= bytes_on_disk:
         with path.open("r+b") as file:
-            if file.read(len(head)) == head:
+            if file.read(len(header)) == header:
                 file.truncate(bytes_on_disk)
                 file.seek(bytes_on_disk)
                 yield file
                 return
     with path.open("wb") as file:
-        file.write(head)
+        file.write(header)
         yield file
 
 
@@ -155,11 +163,11 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _new_bytes(ref: TensorRef, source: RowBlocks, skipped: int) -> Iterator[bytes]:
-    """Yields the bytes of a replaced tensor after the first `skipped`, which are whole blocks."""
-    count = ref.shape[0]
-    row_bytes = max(1, ref.bytes // max(1, count))
+def _new_bytes(ref: TensorRef, source: RowBlocks, skipped_bytes: int) -> Iterator[bytes]:
+    """Yields the bytes of a replaced tensor after the first `skipped_bytes`, which are whole blocks."""
+    row_count = ref.shape[0]
+    row_bytes = max(1, ref.bytes // max(1, row_count))
     step = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(skipped // row_bytes, count, step):
-        block = source.block(start, min(count, start + step)).to(DTYPES[ref.dtype]).contiguous()
+    for start in range(skipped_bytes // row_bytes, row_count, step):
+        block = source.block(start, min(row_count, start + step)).to(TORCH_DTYPES[ref.dtype]).contiguous()
         yield block.view(torch.uint8).numpy().tobytes() if block.dim() else block.numpy().tobytes()

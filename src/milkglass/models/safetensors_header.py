@@ -26,14 +26,14 @@ READABLE_DTYPES = ("F32", "F16", "BF16")  # the types of tables and weights that
 METADATA = "__metadata__"
 PLAIN_NOTES = {"format": "pt"}  # the only note in files that are written here
 ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}
-MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
+MAX_HEADER_BYTES = 25_000_000  # a model of 100,000 tensors needs about 12 MB
 MAX_RANK, MAX_DIMENSION = 8, 1 << 40
 MAX_TENSORS = 200_000
 MAX_STRINGS = 6 * MAX_TENSORS  # a tensor takes 5, the rest is for notes
-MAX_OUTLINE = 3 * MAX_TENSORS + 64  # characters; a tensor takes 3, a note 2
-MAX_IRREGULAR = 64  # lists and objects that are not part of a tensor's entry; a sound header has 2
-NOT_OUTLINE = bytes(set(range(256)) - set(b'"{}[],:'))
-STRING = re.compile(rb'"[^"]*"?')
+MAX_OUTLINE_CHARACTERS = 3 * MAX_TENSORS + 64  # a tensor takes 3, a note 2
+MAX_IRREGULAR_VALUES = 64  # lists and objects that are not part of a tensor's entry; a sound header has 2
+NON_OUTLINE_BYTES = bytes(set(range(256)) - set(b'"{}[],:'))
+STRING_PATTERN = re.compile(rb'"[^"]*"?')
 LIST_OUTLINES = tuple(b"[" + b"," * commas + b"]" for commas in reversed(range(MAX_RANK)))
 ENTRY_OUTLINES = (b"{:,:L,:L}", b"{:L,:,:L}", b"{:L,:L,:}")  # outlines of an entry; the field without L is dtype
 
@@ -58,20 +58,21 @@ class TensorRef:
 
     @property
     def bytes(self) -> int:
+        """Returns how many bytes the tensor takes."""
         return self.stop - self.start
 
 
 def read_header(path: Path) -> dict[str, TensorRef]:
     """Returns a file's tensors by name. Raises CorruptCheckpoint if it is cut off, overlaps or is not safetensors."""
-    return read_all(path)[0]
+    return read_tensors_and_notes(path)[0]
 
 
 def has_notes(path: Path) -> bool:
     """Returns whether a file has notes of its writer. Raises what `read_header` raises."""
-    return read_all(path)[1] != PLAIN_NOTES
+    return read_tensors_and_notes(path)[1] != PLAIN_NOTES
 
 
-def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
+def read_tensors_and_notes(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
     """Returns the tensors and the notes of a file, by name, from one parse. A file without notes has PLAIN_NOTES."""
     entries, data_start, size = _read_entries(path)
     notes = entries.pop(METADATA, PLAIN_NOTES)
@@ -80,7 +81,7 @@ def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
     return refs, notes
 
 
-def parse_table(header: bytes, name: str) -> dict[str, Any]:
+def parse_header(header: bytes, name: str) -> dict[str, Any]:
     """Returns the header's JSON.
 
     It has an entry for each tensor, which is not checked further, and perhaps `__metadata__` with strings.
@@ -130,13 +131,13 @@ def _require_bounded(header: bytes, name: str) -> None:
             f"the header of {name} has {string_count} strings, at most {MAX_STRINGS} are read", hint
         )
     outline = _outline(text)
-    if len(outline) > MAX_OUTLINE:
+    if len(outline) > MAX_OUTLINE_CHARACTERS:
         raise CorruptCheckpoint(f"the header of {name} has more values than {MAX_TENSORS} tensors need", hint)
     irregular_count = outline.count(b"{") + outline.count(b"[")
-    if irregular_count > MAX_IRREGULAR:
+    if irregular_count > MAX_IRREGULAR_VALUES:
         raise CorruptCheckpoint(
             f"the header of {name} has {irregular_count} lists and objects that do not describe a tensor, "
-            f"at most {MAX_IRREGULAR} are read",
+            f"at most {MAX_IRREGULAR_VALUES} are read",
             hint,
         )
 
@@ -148,7 +149,7 @@ def _outline(text: bytes) -> bytes:
     a tensor's entry. `{"a":{"dtype":"U8","shape":[1],...}}` gives `{:E}`. The letters keep what is nested in a list or
     an entry from passing as one.
     """
-    outline = STRING.sub(b"", text.translate(None, NOT_OUTLINE))
+    outline = STRING_PATTERN.sub(b"", text.translate(None, NON_OUTLINE_BYTES))
     for shape in LIST_OUTLINES:
         outline = outline.replace(shape, b"L")
     for entry in ENTRY_OUTLINES:
@@ -172,9 +173,9 @@ def _read_entries(path: Path) -> tuple[dict[str, Any], int, int]:
     with path.open("rb") as file:
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 2 <= length <= min(MAX_HEADER, size - 8):
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise CorruptCheckpoint(f"{path.name} is not a safetensors file", "save the weights with safetensors")
-        return parse_table(file.read(length), path.name), 8 + length, size
+        return parse_header(file.read(length), path.name), 8 + length, size
 
 
 def _tensor_ref(path: Path, name: str, entry: Any, data_start: int, size: int) -> TensorRef:

@@ -18,18 +18,18 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.config_entries import DEPTH_ENTRIES, HINT, ID_ENDINGS, check_configs, check_ids, entries
 from milkglass.models.families import Architecture
 from milkglass.models.families.family import Kind
-from milkglass.models.families.layers import ends
+from milkglass.models.families.layers import has_name_ending
 from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, KEY_ID
 from milkglass.models.safetensors_header import TensorRef
-from milkglass.models.torch_model import ONE_LOAD
+from milkglass.models.torch_model import MODEL_LOAD_LOCK
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
-KEY_ID_FORM = re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
+KEY_ID_PATTERN = re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
 CLASS_HEADS = ("score.weight", "score.bias")  # the only heads of a decoder that classifies
-MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
+MAX_BUFFER_NUMBERS = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ class ModelFacts:
     """Describes a model whose configs fit its weights.
 
     Attributes:
+        layers: the number of layers.
         positions: the most tokens that it takes. None: no limit is known.
+        token_types: the number of token types; 0: the model has none.
+        pad_token_id: the padding id. None: the config names none.
         key_id: the identifier of the key that scrambled it. None: Milkglass did not make it.
     """
 
@@ -51,7 +54,10 @@ class ModelFacts:
 
 
 def facts_of(checkpoint: Checkpoint) -> ModelFacts:
-    """Checks the configs against the weights. Raises ModelError, which names the file and the entry to correct."""
+    """Returns the facts of a model after checking its configs against its weights.
+
+    Raises ModelError, which names the file and the entry to correct.
+    """
     check_configs(checkpoint.config, checkpoint.generation_config)
     architecture = families.architecture_of(checkpoint)
     _require_layers(checkpoint)
@@ -64,12 +70,12 @@ def facts_of(checkpoint: Checkpoint) -> ModelFacts:
     check_ids(checkpoint.config, architecture.vocab_size)
     check_ids({"pad_token_id": config.pad_token_id}, architecture.vocab_size)  # which Transformers would fill in
     check_ids(checkpoint.generation_config or {}, architecture.vocab_size, GENERATION_CONFIG)
-    _require_backed(_outline(config, architecture), architecture, checkpoint)
+    _require_weights_fit(_model_outline(config, architecture), architecture, checkpoint)
     return ModelFacts(
         kind=architecture.kind,
         vocab_size=architecture.vocab_size,
         layers=int(config.num_hidden_layers),
-        positions=positions(config),
+        positions=_position_limit(config),
         token_types=getattr(config, "type_vocab_size", 0) or 0,
         pad_token_id=config.pad_token_id,
         key_id=_key_id(checkpoint.config),
@@ -82,16 +88,16 @@ def lacks_head(checkpoint: Checkpoint) -> bool:
     architecture = families.architecture_of(checkpoint)
     if architecture.kind != "decoder" or architecture.heads or _resolve_config(without_ids).tie_word_embeddings:
         return False
-    return not any(ends(name, *CLASS_HEADS) for name in checkpoint.tensors)
+    return not any(has_name_ending(name, *CLASS_HEADS) for name in checkpoint.tensors)
 
 
 def require_sound_tables(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None, tensors: Mapping[str, TensorRef]
 ) -> None:
-    """Checks a delta without its base's tensors. Raises ModelError if it is not sound."""
+    """Raises ModelError if the configs of a delta do not fit its own table. The base's tensors are not needed."""
     check_configs(config, generation)
     family = families.family_of(config)
-    shape = next((ref.shape for name, ref in sorted(tensors.items()) if ends(name, *family.table)), ())
+    shape = next((ref.shape for name, ref in sorted(tensors.items()) if has_name_ending(name, *family.table)), ())
     if len(shape) != 2:
         raise CorruptCheckpoint(f"the delta has no table {' or '.join(family.table)}", "make the delta again")
     size = shape[0]
@@ -102,7 +108,7 @@ def require_sound_tables(
 
 
 def require_finite(table: torch.Tensor) -> None:
-    """Raises CorruptCheckpoint for a row that is not finite, which would spoil its whole cluster."""
+    """Raises CorruptCheckpoint if a row of a table (n, d) is not finite, which would spoil its whole cluster."""
     step = max(1, (1 << 22) // table.shape[1])
     infinite_rows = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
     if infinite_rows:
@@ -111,12 +117,12 @@ def require_finite(table: torch.Tensor) -> None:
         )
 
 
-def _require_rows(stated: object, rows: int) -> None:
+def _require_rows(stated: object, row_count: int) -> None:
     """Raises CorruptCheckpoint if a config's vocabulary has another size than the table."""
-    if stated != rows:
+    if stated != row_count:
         raise CorruptCheckpoint(
-            f"{CONFIG} says {_number_words(stated)} for vocab_size, and the embedding table has {rows} rows",
-            f"set vocab_size to {rows} in {CONFIG}, or resize the model's embeddings",
+            f"{CONFIG} says {_number_words(stated)} for vocab_size, and the embedding table has {row_count} rows",
+            f"set vocab_size to {row_count} in {CONFIG}, or resize the model's embeddings",
         )
 
 
@@ -128,7 +134,7 @@ def _number_words(entry: object) -> str:
 def _key_id(config: Mapping[str, Any]) -> str | None:
     """Returns the identifier of the key that a config names. Raises CorruptCheckpoint if it has another form."""
     key_id = config.get(KEY_ID)
-    if key_id is None or (isinstance(key_id, str) and KEY_ID_FORM.fullmatch(key_id)):
+    if key_id is None or (isinstance(key_id, str) and KEY_ID_PATTERN.fullmatch(key_id)):
         return key_id
     raise CorruptCheckpoint(f"{KEY_ID} in {CONFIG} is not 32 hexadecimal digits", HINT)
 
@@ -156,20 +162,20 @@ def _resolve_config(config: Mapping[str, Any]) -> PreTrainedConfig:
         raise CorruptCheckpoint(f"{CONFIG} does not describe a model: {type(error).__name__}", HINT) from error
 
 
-def _outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrainedModel:
+def _model_outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrainedModel:
     """Returns the model on the meta device, where tensors have shapes and no memory. Raises CorruptCheckpoint."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
     model_class = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModel
     try:
-        with ONE_LOAD, torch.device("meta"):
+        with MODEL_LOAD_LOCK, torch.device("meta"):
             return model_class.from_config(config, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  (as above)
         raise CorruptCheckpoint(f"{CONFIG} does not describe a model: {type(error).__name__}", HINT) from error
 
 
-def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkpoint: Checkpoint) -> None:
+def _require_weights_fit(outline: PreTrainedModel, architecture: Architecture, checkpoint: Checkpoint) -> None:
     """Raises CorruptCheckpoint if the files lack a weight of the outline, or have it with another shape.
 
     Heads and poolers may be missing: they are not larger than the table or the hidden size squared.
@@ -183,8 +189,8 @@ def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkp
             raise CorruptCheckpoint(f"the weights lack {name}, which {CONFIG} asks for", "take the whole model")
         if stored_shape is not None and stored_shape != tuple(weight.shape):
             raise CorruptCheckpoint(f"{CONFIG} gives {name} another shape than the weights have", HINT)
-    if any(buffer.numel() > MAX_BUFFER for buffer in outline.buffers()):
-        raise CorruptCheckpoint(f"{CONFIG} asks for a buffer of more than {MAX_BUFFER} numbers", HINT)
+    if any(buffer.numel() > MAX_BUFFER_NUMBERS for buffer in outline.buffers()):
+        raise CorruptCheckpoint(f"{CONFIG} asks for a buffer of more than {MAX_BUFFER_NUMBERS} numbers", HINT)
 
 
 def _current_name(name: str, prefix: str) -> str:
@@ -196,7 +202,7 @@ def _current_name(name: str, prefix: str) -> str:
     return name
 
 
-def positions(config: PreTrainedConfig) -> int | None:
+def _position_limit(config: PreTrainedConfig) -> int | None:
     """Returns the most tokens that the model takes, or None. RoBERTa and MPNet count from the padding id plus one."""
     limit = getattr(config, "max_position_embeddings", None)
     if type(limit) is not int or limit < 1:

@@ -20,7 +20,7 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
 from milkglass.models.checkpoint import Checkpoint, read_generation, read_json, read_model_json, write_json
 from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
-from milkglass.models.safetensors_file import DTYPES, RowBlocks, write_safetensors
+from milkglass.models.safetensors_file import TORCH_DTYPES, RowBlocks, write_safetensors
 from milkglass.models.safetensors_header import DTYPE_BYTES, TensorRef, has_notes, read_header
 from milkglass.progress import Progress, no_progress
 
@@ -39,6 +39,7 @@ class Staging:
     """Builds a folder beside its place, and renames it at the end. A killed run continues where it stopped.
 
     Attributes:
+        target: the folder's name in the end.
         job: identifies what is built. A staging folder of another job is deleted.
         folder: where it is built.
         finished_files: the names of the files that are complete.
@@ -73,7 +74,14 @@ class Staging:
         )
 
     def write(self, name: str, refs: list[TensorRef], replaced: Mapping[str, RowBlocks], progress: Progress) -> None:
-        """Writes one file of tensors, from where a killed run stopped."""
+        """Writes one file of tensors, from where a killed run stopped.
+
+        Args:
+            name: the file's name.
+            refs: the tensors of the file, in order.
+            replaced: the new rows of those that change, by name.
+            progress: receives the bytes that were written.
+        """
 
         def keep(count: int) -> None:
             self.begun_file = name, count
@@ -104,14 +112,15 @@ class Configs:
     generation: Mapping[str, Any] | None
 
     def write(self, folder: Path) -> None:
+        """Writes the configs into a folder."""
         write_json(folder / CONFIG, self.config)
         if self.generation is not None:
             write_json(folder / GENERATION_CONFIG, self.generation)
 
 
-def with_row_count(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
-    """Returns the checkpoint with room for so many rows in these tensors, which must then be replaced."""
-    return with_shapes(base, {name: (rows, *base.tensors[name].shape[1:]) for name in names})
+def with_row_count(base: Checkpoint, names: Iterable[str], row_count: int) -> Checkpoint:
+    """Returns the checkpoint with room for `row_count` rows in these tensors, which must then be replaced."""
+    return with_shapes(base, {name: (row_count, *base.tensors[name].shape[1:]) for name in names})
 
 
 def with_shapes(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
@@ -124,9 +133,9 @@ def with_shapes(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Chec
 
 
 def fits(old: TensorRef, new: TensorRef) -> bool:
-    """Returns whether a tensor may replace another: it has the same type and at least as many rows (aliases)."""
-    shapes = bool(new.shape) and old.shape[1:] == new.shape[1:] and len(old.shape) == len(new.shape)
-    return old.dtype == new.dtype and shapes and new.shape[0] >= old.shape[0]
+    """Returns whether a tensor may replace another: equal types, rows of the same shape, and no fewer of them."""
+    has_like_rows = bool(new.shape) and old.shape[1:] == new.shape[1:] and len(old.shape) == len(new.shape)
+    return old.dtype == new.dtype and has_like_rows and new.shape[0] >= old.shape[0]
 
 
 def rewrite(
@@ -140,6 +149,11 @@ def rewrite(
     """Writes the whole model, without anything else of the base folder: no tokenizer, no README, no metadata.
 
     Args:
+        base: the original model.
+        replaced: the new rows of tensors that change, by name.
+        configs: of the new model.
+        staging: where it is built.
+        progress: receives the bytes of tensors that are done.
         allows_links: whether shards without replaced tensors and notes may be hard links to the base's. Nobody may
             write into the folder later: that would change the base.
     """
@@ -170,17 +184,17 @@ def index_of(base: Checkpoint) -> dict[str, Any] | None:
 
 def write_delta(
     base: Checkpoint,
-    digest: str,
+    base_digest: str,
     replaced: Mapping[str, RowBlocks],
     configs: Configs,
     staging: Staging,
     progress: Progress = no_progress,
 ) -> None:
-    """Writes only what changed, and the digest of the base model."""
+    """Writes the replaced tensors alone, the configs, and the digest of the base model. See `rewrite`."""
     if DELTA_WEIGHTS not in staging.finished_files:
         refs = [base.tensors[name] for name in sorted(replaced)]
         staging.write(DELTA_WEIGHTS, refs, replaced, progress)
-    write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": digest})
+    write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": base_digest})
     staging.commit(configs)
 
 
@@ -196,7 +210,9 @@ class _StoredRows:
         with self.ref.file.open("rb") as file:
             file.seek(self.ref.start + start * step)
             row_bytes = file.read((stop - start) * step)
-        return torch.frombuffer(bytearray(row_bytes), dtype=DTYPES[self.ref.dtype]).reshape(-1, *self.ref.shape[1:])
+        return torch.frombuffer(bytearray(row_bytes), dtype=TORCH_DTYPES[self.ref.dtype]).reshape(
+            -1, *self.ref.shape[1:]
+        )
 
 
 def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress = no_progress) -> None:
@@ -214,14 +230,16 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
         )
     changed = read_header(delta / DELTA_WEIGHTS)
     configs = Configs(read_model_json(delta / CONFIG), read_generation(delta))
-    size = configs.config.get("vocab_size")
+    vocab_size = configs.config.get("vocab_size")
     for name, ref in changed.items():
         base_ref = base.tensors.get(name)
-        is_same = base_ref is not None and fits(base_ref, ref) and (base_ref.shape == ref.shape or ref.shape[0] == size)
-        if not is_same or ref.dtype not in DTYPES:
+        does_fit = (
+            base_ref is not None and fits(base_ref, ref) and (base_ref.shape == ref.shape or ref.shape[0] == vocab_size)
+        )
+        if not does_fit or ref.dtype not in TORCH_DTYPES:
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
-    base = with_row_count(base, larger, int(size or 0)) if larger else base
+    base = with_row_count(base, larger, int(vocab_size or 0)) if larger else base
     staging = Staging(target, f"assemble {base_digest} {files.sha256(delta / DELTA_WEIGHTS)}")
     rewrite(
         base, {name: _StoredRows(ref) for name, ref in changed.items()}, configs, staging, progress, allows_links=True

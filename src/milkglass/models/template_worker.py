@@ -95,6 +95,7 @@ def _to_json(
 
 
 def _now(form: str) -> str:
+    """Returns the local time in a form of strftime."""
     return datetime.now().strftime(form)
 
 
@@ -146,14 +147,14 @@ def _names(template: str) -> list[str]:
 
 def main() -> None:
     """Answers requests until the input closes."""
-    reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, output = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     close_memory()  # it is given texts
     memory_limit = _address_space() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    writing.write(b"{}\n")  # ready: from now on each answer has the deadline of one conversation
-    writing.flush()
-    while line := reading.readline():
+    output.write(b"{}\n")  # ready: from now on each answer has the deadline of one conversation
+    output.flush()
+    while line := requests.readline():
         request = json.loads(line)
         try:
             if request["call"] == "names":
@@ -168,8 +169,8 @@ def main() -> None:
             answer_line = b'{"fault": "refused"}\n'
         except Exception:  # noqa: BLE001  (whatever a template does is its own fault, and its words may quote a message)
             answer_line = b'{"fault": "failed"}\n'
-        writing.write(answer_line)
-        writing.flush()
+        output.write(answer_line)
+        output.flush()
 
 
 def _address_space() -> int:

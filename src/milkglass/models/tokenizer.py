@@ -29,20 +29,23 @@ from milkglass.sequences import Ids
 UNLIMITED_LENGTH = int(1e30)  # transformers' model_max_length of a folder that states none
 MAX_TRUNCATION = int(1e20)  # a longer limit cuts nothing
 # How BERT's decoder joins words to marks, and the replacement
-CLEAN_UP = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((f" {end}", end) for end in
+CLEAN_UP_REPLACEMENTS = (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), *((f" {end}", end) for end in
             ("n't", "'m", "'s", "'ve", "'re"))  # fmt: skip
 
 
 def load_tokenizer(folder: Path, from_provider: bool = False) -> Tokenizer:
     """Loads a folder's tokenizer, from its files alone.
 
-    With `from_provider`, the folder came from a provider that must not read the texts (tokenizer_parts.py).
+    Args:
+        folder: a model's folder.
+        from_provider: whether the folder came from a provider that must not read the texts (tokenizer_parts.py).
 
-    Raises ModelError if no tokenizer can be loaded, or it has a part whose effect on a text is not known.
+    Raises:
+        ModelError: no tokenizer can be loaded, or it has a part whose effect on a text is not known.
     """
     require_readable(folder)
     try:
-        tokenizer = _read(folder)
+        tokenizer = _read_tokenizer(folder)
     except BaseException as error:
         if isinstance(error, ModelError) or (not isinstance(error, Exception) and not is_panic(error)):
             raise
@@ -76,7 +79,7 @@ class Tokenizer:
         self,
         backend: tokenizers.Tokenizer,
         special: Mapping[str, str] | None = None,
-        more_special: Sequence[str] = (),
+        more_special_tokens: Sequence[str] = (),
         chat_template: str | Mapping[str, str] | None = None,
         model_max_length: Any = UNLIMITED_LENGTH,
         has_token_types: bool = False,
@@ -84,19 +87,32 @@ class Tokenizer:
         cleans_up: bool = False,
         splits_special: bool = False,
     ) -> None:
+        """Wraps the library's tokenizer.
+
+        Args:
+            backend: the library's tokenizer. It must not be used elsewhere.
+            special: the special tokens with a name.
+            more_special_tokens: those without one.
+            chat_template: see the class.
+            model_max_length: see the class.
+            has_token_types: see the class.
+            truncation_side: "right" or "left", from which a longer text is cut.
+            cleans_up: whether `decode` removes WordPiece's spaces before marks, unless its caller says otherwise.
+            splits_special: whether the text of a special token is text, unless a call says otherwise.
+        """
         self.backend_tokenizer, self.special_tokens_map = backend, dict(special or {})
-        self.all_special_tokens = list(dict.fromkeys([*self.special_tokens_map.values(), *more_special]))
+        self.all_special_tokens = list(dict.fromkeys([*self.special_tokens_map.values(), *more_special_tokens]))
         self.chat_template, self.model_max_length = chat_template, model_max_length
         self.has_token_types = has_token_types
-        self._side, self._cleans_up, self._splits_special = truncation_side, cleans_up, splits_special
-        self._use = _SharedUse()
+        self._truncation_side, self._cleans_up, self._splits_special = truncation_side, cleans_up, splits_special
+        self._shared_use = _SharedUse()
         backend.no_padding()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_use"}
+        return {name: value for name, value in vars(self).items() if name != "_shared_use"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _use=_SharedUse())
+        vars(self).update(state, _shared_use=_SharedUse())
 
     # --- text to ids --------------------------------------------------------------------------------------------------
     def __call__(
@@ -131,7 +147,7 @@ class Tokenizer:
         limit = (self.model_max_length if max_length is None else max_length) if truncation else None
         reads_special_as_text = self._splits_special if split_special_tokens is None else split_special_tokens
         cut_at = None if limit is None or limit > MAX_TRUNCATION else limit
-        with _no_panic, self._use.with_settings((cut_at, reads_special_as_text), self._apply_settings):
+        with _no_panic, self._shared_use.with_settings((cut_at, reads_special_as_text), self._apply_settings):
             backend = self.backend_tokenizer
             encode = backend.encode_batch if return_offsets_mapping else backend.encode_batch_fast
             inputs = first_texts if second_texts is None else list(zip(first_texts, second_texts, strict=True))
@@ -161,11 +177,11 @@ class Tokenizer:
         """
         plain_ids = ids.tolist() if hasattr(ids, "tolist") else ids
         plain_ids = [plain_ids] if isinstance(plain_ids, int) else list(plain_ids)
-        with _no_panic, self._use:
+        with _no_panic, self._shared_use:
             text = str(self.backend_tokenizer.decode(plain_ids, skip_special_tokens))
         cleans = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         if cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
-            for spaced, joined_text in CLEAN_UP:
+            for spaced, joined_text in CLEAN_UP_REPLACEMENTS:
                 text = text.replace(spaced, joined_text)
         return text
 
@@ -191,6 +207,7 @@ class Tokenizer:
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
+        """Returns the ids of the tokens that were added to the vocabulary, by their text."""
         return {token.content: token_id for token_id, token in sorted(self.added_tokens_decoder.items())}
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
@@ -215,6 +232,7 @@ class Tokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
+        """Returns the ids of `all_special_tokens`, in their order."""
         return list(self.convert_tokens_to_ids(self.all_special_tokens))
 
     @property
@@ -233,7 +251,10 @@ class Tokenizer:
 
     # --- conversations ------------------------------------------------------------------------------------------------
     def template(self, with_tools: bool = False) -> str:
-        """Returns the chat template; of several the one for tools, if needed and there. Raises ValueError."""
+        """Returns the chat template; of several the one for tools, if `with_tools` and there is one.
+
+        Raises ValueError if there is none, or several without a default.
+        """
         if not isinstance(self.chat_template, Mapping):
             if self.chat_template is None:
                 raise ValueError("the tokenizer has no chat template")
@@ -248,7 +269,7 @@ class Tokenizer:
         if cut_at is None:
             self.backend_tokenizer.no_truncation()
         else:
-            self.backend_tokenizer.enable_truncation(cut_at, direction=self._side)
+            self.backend_tokenizer.enable_truncation(cut_at, direction=self._truncation_side)
         self.backend_tokenizer.encode_special_tokens = reads_special_as_text
 
 
@@ -281,7 +302,7 @@ class _SharedUse:
 
     @contextmanager
     def with_settings(self, settings: tuple[Any, ...], apply: Callable[..., None]) -> Iterator[None]:
-        """Holds the settings for a call. `apply` receives them if the tokenizer has others."""
+        """Keeps the tokenizer at these settings during the block. `apply` receives them if it has others."""
         with self._changed:
             self._changed.wait_for(lambda: self._settings == settings or not self._in_use)
             if self._settings != settings:
@@ -305,23 +326,23 @@ class _SharedUse:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-def _read(folder: Path) -> Tokenizer:
+def _read_tokenizer(folder: Path) -> Tokenizer:
     """Builds a folder's tokenizer as transformers would, or lets transformers build it. Raises what either raises."""
-    settings = _optional(folder / TOKENIZER_CONFIG)
+    settings = _read_if_present(folder / TOKENIZER_CONFIG)
     path = folder / TOKENIZER
     if not path.is_file() or "auto_map" in settings or "fast_tokenizer_files" in settings:
-        return _by_transformers(folder)
+        return _read_by_transformers(folder)
     text = path.read_text("utf-8")
-    kind = KINDS.get(kind_name(_optional(folder / CONFIG), settings, text))
+    kind = KINDS.get(kind_name(_read_if_present(folder / CONFIG), settings, text))
     if kind is None:
-        return _by_transformers(folder)
+        return _read_by_transformers(folder)
     tokens, more_named, added = _special_tokens(folder, settings)
     plain_settings = {name: entry for name, entry in settings.items() if not name.endswith(("_token", "_tokens"))}
     all_settings = {**kind.tokens, **plain_settings, **tokens}
     file = tokenizers.Tokenizer.from_str(text)
     backend = file if kind.build is None else kind.build(file, all_settings, text)
     if backend is None:
-        return _by_transformers(folder)
+        return _read_by_transformers(folder)
     truncation, padding = file.truncation, file.padding
     if truncation:
         all_settings.setdefault("truncation_side", truncation["direction"])
@@ -338,7 +359,7 @@ def _read(folder: Path) -> Tokenizer:
         if not isinstance(special_token, str | AddedToken):
             raise TypeError("a special token is neither a text nor an added token")
     extra = list(all_settings.get("extra_special_tokens") or [])
-    _add(backend, added, special_names, extra)
+    _add_tokens(backend, added, special_names, extra)
     if file.post_processor is None:
         backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     special = {name: str(special_token) for name, special_token in special_names.items()}
@@ -348,7 +369,7 @@ def _read(folder: Path) -> Tokenizer:
         backend,
         special,
         [str(token) for token in extra],
-        chat_template=_templates(folder, settings),
+        chat_template=_read_templates(folder, settings),
         model_max_length=UNLIMITED_LENGTH if limit is None else limit,
         has_token_types=kind.has_token_types if names is None else "token_type_ids" in names,
         truncation_side=str(all_settings.get("truncation_side", "right")),
@@ -360,7 +381,8 @@ def _read(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _optional(path: Path) -> dict[str, Any]:
+def _read_if_present(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file; empty if there is no such file."""
     return read_model_json(path) if path.is_file() else {}
 
 
@@ -368,7 +390,9 @@ def _special_tokens(
     folder: Path, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[int, AddedToken]]:
     """Returns the special tokens of a folder's files, those with names of the model's own, and the added tokens."""
-    tokens = {name: _token(entry) for name, entry in settings.items() if name.endswith(("_token", "_tokens"))}
+    tokens = {
+        name: _with_added_tokens(entry) for name, entry in settings.items() if name.endswith(("_token", "_tokens"))
+    }
     if not tokens.get("extra_special_tokens") and "additional_special_tokens" in tokens:
         tokens["extra_special_tokens"] = tokens.pop("additional_special_tokens")
     special_names = {
@@ -381,7 +405,7 @@ def _special_tokens(
     if "added_tokens_decoder" in settings:
         added = {int(token_id): AddedToken(**token) for token_id, token in settings["added_tokens_decoder"].items()}
     else:
-        for name, entry in _optional(folder / SPECIAL_TOKENS).items():
+        for name, entry in _read_if_present(folder / SPECIAL_TOKENS).items():
             tokens[name] = _special_entry(name, entry, tokens)
         if isinstance(tokens.get("extra_special_tokens"), dict):
             special_names |= tokens.pop("extra_special_tokens")
@@ -389,7 +413,7 @@ def _special_tokens(
         special |= {str(token) for token in tokens.get("extra_special_tokens") or []}
         added = {
             token_id: AddedToken(token, normalized=token not in special, special=token in special)
-            for token, token_id in _optional(folder / "added_tokens.json").items()
+            for token, token_id in _read_if_present(folder / "added_tokens.json").items()
         }
         for added_token in read_json(folder / TOKENIZER)["added_tokens"]:
             token_id = added_token.pop("id")
@@ -403,13 +427,13 @@ def _special_tokens(
     return tokens, special_names, added
 
 
-def _token(entry: Any) -> Any:
+def _with_added_tokens(entry: Any) -> Any:
     """Returns an entry in which each added token that JSON marks is an AddedToken."""
     if isinstance(entry, dict):
         if entry.get("__type") == "AddedToken":
             return AddedToken(**{name: item for name, item in entry.items() if name != "__type"})
-        return {name: _token(item) for name, item in entry.items()}
-    return [_token(item) for item in entry] if isinstance(entry, list) else entry
+        return {name: _with_added_tokens(item) for name, item in entry.items()}
+    return [_with_added_tokens(item) for item in entry] if isinstance(entry, list) else entry
 
 
 def _special_entry(name: str, entry: Any, tokens: Mapping[str, Any]) -> Any:
@@ -421,10 +445,11 @@ def _special_entry(name: str, entry: Any, tokens: Mapping[str, Any]) -> Any:
 
 
 def _with_flags(entry: Any) -> Any:
+    """Returns an entry that has flags as a special AddedToken, and a plain text as it is."""
     return AddedToken(**{**entry, "special": True}) if isinstance(entry, dict) else entry
 
 
-def _add(
+def _add_tokens(
     backend: tokenizers.Tokenizer,
     added: Mapping[int, AddedToken],
     special_names: Mapping[str, Any],
@@ -447,7 +472,7 @@ def _add(
         backend.add_tokens(additional)
 
 
-def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
+def _read_templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
     """Returns the chat template, or several by name, from their own files or from tokenizer_config.json."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
     files |= {path.name.removesuffix(".jinja"): path for path in (folder / "additional_chat_templates").glob("*.jinja")}
@@ -462,7 +487,7 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str
     )
 
 
-def _by_transformers(folder: Path) -> Tokenizer:
+def _read_by_transformers(folder: Path) -> Tokenizer:
     """Reads a tokenizer that only transformers can read. Raises ModelError if it is absent or reads no fast one."""
     try:
         from transformers import AutoTokenizer
@@ -511,15 +536,18 @@ def token_limit(folder: Path, tokenizer: Tokenizer) -> int:
     return min(int(positions) - unused, int(limit))
 
 
-def added_text(read: Callable[[Ids], str], previous: int, token: int) -> tuple[str, bool]:
+def added_text(read: Callable[[Ids], str], previous_id: int, token: int) -> tuple[str, bool]:
     """Returns what a token adds to the text after the previous one, and whether it continues that one's word.
 
-    `previous` is below 0 if there is none. `read` returns the text of ids (t,).
+    Args:
+        read: returns the text of ids (t,).
+        previous_id: the id of the token before; below 0: there is none.
+        token: the token's id.
     """
     token_text = read(np.array([token])).strip()
     token_text = token_text.removeprefix("##") or token_text  # "##" alone stays
-    if previous < 0:
+    if previous_id < 0:
         return token_text, False
-    head, both_text = read(np.array([previous])), read(np.array([previous, token]))
+    head, both_text = read(np.array([previous_id])), read(np.array([previous_id, token]))
     remainder = both_text[len(head) :] if both_text.startswith(head) else f" {token_text}"
     return (remainder.strip() or token_text, not remainder[:1].isspace()) if remainder else (token_text, False)

@@ -18,7 +18,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 Settings = Mapping[str, Any]  # the entries of tokenizer_config.json, special tokens among them
+# Takes the tokenizer of a tokenizer.json, the settings and the text of the file
 Build = Callable[[Tokenizer, Settings, str], Tokenizer | None]
+# Takes the tokenizer, the settings and a function that returns a token's id, or None for a token that does not exist
 Finish = Callable[[Tokenizer, Settings, Callable[[str], Any]], None]
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -90,7 +92,7 @@ def _general_kind(name: str) -> str:
     return "TokenizersBackend" if name in UNCHANGED_KINDS else name
 
 
-def _bert(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+def _build_bert(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
     if type(file.model).__name__ != "WordPiece":
         return None
     backend = Tokenizer(models.WordPiece(file.get_vocab(with_added_tokens=False), unk_token=str(settings["unk_token"])))
@@ -121,7 +123,7 @@ def _finish_mpnet(backend: Tokenizer, settings: Settings, id_of: Callable[[str],
     backend.post_processor = processors.RobertaProcessing((sep, ids[0]), (cls, ids[1]), True, False)
 
 
-def _merge(file: Tokenizer, **flags: Any) -> Tokenizer | None:
+def _bpe_only(file: Tokenizer, **flags: Any) -> Tokenizer | None:
     """Returns a tokenizer of the file's vocabulary and merges only, with these settings of BPE."""
     model = file.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -132,8 +134,8 @@ def _merge(file: Tokenizer, **flags: Any) -> Tokenizer | None:
     return Tokenizer(model)
 
 
-def _gpt2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    if (backend := _merge(file)) is not None:
+def _build_gpt2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    if (backend := _bpe_only(file)) is not None:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
         backend.decoder = decoders.ByteLevel()
     return backend
@@ -149,7 +151,7 @@ def _finish_roberta(backend: Tokenizer, settings: Settings, id_of: Callable[[str
     )
 
 
-def _xlm_roberta(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+def _build_xlm_roberta(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
     is_plain = re.search(r'"unk_id"\s*:\s*3\b', text) and not re.search(r'"byte_fallback"\s*:\s*true', text)
     if type(file.model).__name__ != "Unigram" or not is_plain:
         return None
@@ -184,8 +186,8 @@ def _finish_xlm_roberta(backend: Tokenizer, settings: Settings, id_of: Callable[
     )
 
 
-def _llama(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    backend = _merge(file, fuse_unk=True, byte_fallback=True)
+def _build_llama(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    backend = _bpe_only(file, fuse_unk=True, byte_fallback=True)
     if backend is None:
         return None
     space_setting = settings.get("add_prefix_space")
@@ -202,8 +204,8 @@ QWEN2_SPLIT = (
 )
 
 
-def _qwen2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    if (backend := _merge(file)) is None:
+def _build_qwen2(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    if (backend := _bpe_only(file)) is None:
         return None
     backend.decoder = decoders.ByteLevel()
     backend.normalizer = normalizers.NFC()
@@ -223,8 +225,8 @@ def _finish_qwen2(backend: Tokenizer, settings: Settings, id_of: Callable[[str],
     backend.add_tokens([AddedToken(token, special=True) for token in tokens])
 
 
-def _gemma(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
-    backend = _merge(file, fuse_unk=True, byte_fallback=True, unk_token=str(settings["unk_token"]))
+def _build_gemma(file: Tokenizer, settings: Settings, text: str) -> Tokenizer | None:
+    backend = _bpe_only(file, fuse_unk=True, byte_fallback=True, unk_token=str(settings["unk_token"]))
     if backend is None:
         return None
     backend.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
@@ -244,19 +246,21 @@ _MPNET_TOKENS = {**_ROBERTA_TOKENS, "unk_token": "[UNK]"}
 _GEMMA_TOKENS = {
     "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>",
 }  # fmt: skip
-_END = "<|endoftext|>"
-_QWEN2_TOKENS = dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END)
+_END_OF_TEXT = "<|endoftext|>"
+_QWEN2_TOKENS = dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END_OF_TEXT)
 KINDS = {
     "TokenizersBackend": TokenizerKind({}),
-    "BertTokenizer": TokenizerKind(_BERT_TOKENS, True, _bert, _finish_bert),
-    "DistilBertTokenizer": TokenizerKind(_BERT_TOKENS, False, _bert, _finish_bert),
-    "RobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _gpt2, _finish_roberta),
-    "XLMRobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _xlm_roberta, _finish_xlm_roberta),
-    "MPNetTokenizer": TokenizerKind(_MPNET_TOKENS, False, _bert, _finish_mpnet, True),
+    "BertTokenizer": TokenizerKind(_BERT_TOKENS, True, _build_bert, _finish_bert),
+    "DistilBertTokenizer": TokenizerKind(_BERT_TOKENS, False, _build_bert, _finish_bert),
+    "RobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _build_gpt2, _finish_roberta),
+    "XLMRobertaTokenizer": TokenizerKind(_ROBERTA_TOKENS, False, _build_xlm_roberta, _finish_xlm_roberta),
+    "MPNetTokenizer": TokenizerKind(_MPNET_TOKENS, False, _build_bert, _finish_mpnet, True),
     "GPT2Tokenizer": TokenizerKind(
-        {**dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END), "pad_token": None}, False, _gpt2
+        {**dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END_OF_TEXT), "pad_token": None}, False, _build_gpt2
     ),
-    "LlamaTokenizer": TokenizerKind({"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}, False, _llama),
-    "Qwen2Tokenizer": TokenizerKind(_QWEN2_TOKENS, False, _qwen2, _finish_qwen2),
-    "GemmaTokenizer": TokenizerKind(_GEMMA_TOKENS, False, _gemma),
+    "LlamaTokenizer": TokenizerKind(
+        {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}, False, _build_llama
+    ),
+    "Qwen2Tokenizer": TokenizerKind(_QWEN2_TOKENS, False, _build_qwen2, _finish_qwen2),
+    "GemmaTokenizer": TokenizerKind(_GEMMA_TOKENS, False, _build_gemma),
 }

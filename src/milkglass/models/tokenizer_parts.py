@@ -1,4 +1,4 @@
-"""The parts that a tokenizer.json may have.
+"""Checks the parts of a tokenizer.json, and refuses those whose effect on a text is not known.
 
 A tokenizer is a small program: its normalizer and pre-tokenizer may have regular expressions that look ahead, replace
 words by others, or run for minutes. A folder's tokenizer is therefore accepted only if the effect of each of its parts
@@ -43,14 +43,15 @@ PUBLISHED_SPLITS = frozenset(
 PUBLISHED_REPLACEMENTS = frozenset(
     {(" ", "▁"), ("``", '"'), ("''", '"'), ("\u2581", " "), (r" {2,}", " "), (r" {2,}", "▁"), (r"\s+", " ")}
 )
-PLAIN_NORMALIZERS = frozenset(
+PROVIDER_NORMALIZERS = frozenset(
     {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer", "ByteLevel", "Nmt"}
 )
-OWN_NORMALIZERS = PLAIN_NORMALIZERS | {"Precompiled"}  # SentencePiece's table of letters, as it was compiled
-PLAIN_CUTS = frozenset(
+# In a folder of the user's choice. Precompiled is SentencePiece's table of letters, as it was compiled
+USER_NORMALIZERS = PROVIDER_NORMALIZERS | {"Precompiled"}
+KNOWN_PRE_TOKENIZERS = frozenset(
     {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
 )
-READING_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
+KNOWN_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
 REPEATABLE_KINDS = frozenset(
     {"Replace", "Split", "Punctuation", "Digits", "Strip"}
 )  # others stand once: each may lengthen
@@ -63,8 +64,8 @@ FIXED_SETTINGS = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "
 # Control characters, bytes that UTF-8 does not use, and first bytes of characters that Unicode has not assigned. A
 # published tokenizer may lack a token for them
 RARE_BYTES = frozenset({*range(0x20), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}) - frozenset(b"\t\n\r")
-SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
-END_PROCESSORS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
+TEST_SENTENCE = "I am not ill, and 2 of my friends now call the doctor."
+KNOWN_POST_PROCESSORS = frozenset({"ByteLevel", "BertProcessing", "RobertaProcessing"})
 
 
 def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> None:
@@ -120,8 +121,8 @@ def _faults(backend: Any, from_provider: bool) -> Iterator[tuple[str, Part, str]
 
 
 def _decoder_fault(part: Part) -> str:
-    if part["type"] in READING_DECODERS:
-        return _fixed_fault(part)
+    if part["type"] in KNOWN_DECODERS:
+        return _fixed_setting_fault(part)
     if part["type"] == "Strip":
         is_short = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
         return "" if is_short else "it leaves letters out"
@@ -131,7 +132,7 @@ def _decoder_fault(part: Part) -> str:
     return "it is not on the list of those whose effect on a text is known"
 
 
-def _fixed_fault(part: Part) -> str:
+def _fixed_setting_fault(part: Part) -> str:
     name, expected = FIXED_SETTINGS.get(part["type"], ("", ""))
     return "" if part.get(name, expected) == expected else f"its {name} is another than {expected}"
 
@@ -142,8 +143,8 @@ def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
     Its letters are ASCII, in which published normalizers change only the case. A tokenizer that has no token for a word
     of it is accepted.
     """
-    ids = tokenizer(SENTENCE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    if tokenizer.unk_token_id not in ids and not reads_as(tokenizer, str.casefold, ids, SENTENCE):
+    ids = tokenizer(TEST_SENTENCE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    if tokenizer.unk_token_id not in ids and not reads_as(tokenizer, str.casefold, ids, TEST_SENTENCE):
         raise ModelError(
             f"the tokenizer in {folder} reads a plain sentence as another one: it would change or leave out what you "
             "write",
@@ -210,7 +211,7 @@ def _flatten(part: Part) -> Iterator[Part]:
 
 def _normalizer_fault(part: Part, from_provider: bool) -> str:
     kind = part["type"]
-    if kind in (PLAIN_NORMALIZERS if from_provider else OWN_NORMALIZERS):
+    if kind in (PROVIDER_NORMALIZERS if from_provider else USER_NORMALIZERS):
         return ""
     if kind == "Prepend" and part["prepend"] == "▁":
         return ""
@@ -225,8 +226,8 @@ def _normalizer_fault(part: Part, from_provider: bool) -> str:
 
 def _pre_tokenizer_fault(part: Part, from_provider: bool) -> str:
     kind = part["type"]
-    if kind in PLAIN_CUTS:
-        return _fixed_fault(part)
+    if kind in KNOWN_PRE_TOKENIZERS:
+        return _fixed_setting_fault(part)
     if kind == "Punctuation":
         return "" if part["behavior"] != "Removed" else "it leaves parts of a text out"
     if kind == "Split":
@@ -241,7 +242,7 @@ def _pre_tokenizer_fault(part: Part, from_provider: bool) -> str:
 
 
 def _post_processor_fault(part: Part) -> str:
-    if part["type"] in END_PROCESSORS:
+    if part["type"] in KNOWN_POST_PROCESSORS:
         return ""
     if part["type"] == "TemplateProcessing":
         forms = (part["single"], part["pair"])

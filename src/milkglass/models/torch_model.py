@@ -27,7 +27,7 @@ hide_progress_bars()  # what loads a model imports this module first
 # by a function that does nothing, for the whole process, and restores what it found before. Of two loads at once the
 # later one finds the other's replacement and may restore that last: from then on no head is tied in this process, and
 # models answer with untied weights.
-ONE_LOAD = threading.RLock()
+MODEL_LOAD_LOCK = threading.RLock()
 DRAWING_METHODS = {"normal_", "uniform_", "kaiming_uniform_"}  # of tensors and torch.nn.init, whose others call these
 
 
@@ -44,37 +44,53 @@ class SkipInitialisation(TorchFunctionMode):
         return func(*args, **options)
 
 
-def classifier(base: Checkpoint, class_count: int, attention: str | None = None) -> Any:
-    """Returns the whole model with a head of `class_count`. Raises CorruptCheckpoint if more than that is missing.
+def classifier(base: Checkpoint, class_count: int, attention_implementation: str | None = None) -> Any:
+    """Returns the whole model with a head for `class_count` classes.
 
-    `attention` is transformers' `attn_implementation`, here and below. None: transformers chooses.
+    Args:
+        base: the checkpoint. A head or pooler that it lacks is drawn from torch's generator.
+        class_count: the outputs of the head.
+        attention_implementation: transformers' `attn_implementation`, here and below. None: transformers chooses.
+
+    Raises:
+        CorruptCheckpoint: a tensor of the body is missing.
     """
     from transformers import AutoModelForSequenceClassification
 
     config = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id")}
-    return _build(AutoModelForSequenceClassification, base, config | {"num_labels": class_count}, attention)
+    return _build(
+        AutoModelForSequenceClassification, base, config | {"num_labels": class_count}, attention_implementation
+    )
 
 
-def language_model(base: Checkpoint, attention: str | None = None) -> Any:
+def language_model(base: Checkpoint, attention_implementation: str | None = None) -> Any:
     """Returns the whole model with its head over the vocabulary, which may be its table. Raises CorruptCheckpoint."""
     from transformers import AutoModelForCausalLM
 
-    return _build(AutoModelForCausalLM, base, dict(base.config), attention)
+    return _build(AutoModelForCausalLM, base, dict(base.config), attention_implementation)
 
 
-def body(base: Checkpoint | Model, attention: str | None = None, layers: int | None = None) -> Any:
-    """Returns the model without a head, or only its first `layers`. Raises CorruptCheckpoint."""
+def body(base: Checkpoint | Model, attention_implementation: str | None = None, layer_count: int | None = None) -> Any:
+    """Returns the model without a head. Raises CorruptCheckpoint if a tensor other than a pooler's is missing.
+
+    Args:
+        base: the checkpoint, or a model in memory.
+        attention_implementation: see `classifier`.
+        layer_count: how many of the first layers are kept. None: all.
+    """
     from transformers import AutoModel
 
     config = dict(base.config)
-    if layers is not None:
-        config |= {name: min(layers, int(config[name])) for name in DEPTH_ENTRIES if config.get(name) is not None}
+    if layer_count is not None:
+        config |= {name: min(layer_count, int(config[name])) for name in DEPTH_ENTRIES if config.get(name) is not None}
         if isinstance(config.get("layer_types"), list):
-            config["layer_types"] = config["layer_types"][:layers]
-    return _build(AutoModel, base, config, attention)
+            config["layer_types"] = config["layer_types"][:layer_count]
+    return _build(AutoModel, base, config, attention_implementation)
 
 
-def _build(model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], attention: str | None) -> Any:
+def _build(
+    model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], attention_implementation: str | None
+) -> Any:
     """Returns a model of one of transformers' auto classes for these config entries, with the base's weights.
 
     Raises CorruptCheckpoint if weights are missing.
@@ -83,10 +99,10 @@ def _build(model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], 
 
     entries = {name: value for name, value in entries.items() if name != "architectures"}
     config = AutoConfig.for_model(entries.pop("model_type"), **entries)
-    options = {} if attention is None else {"attn_implementation": attention}
+    options = {} if attention_implementation is None else {"attn_implementation": attention_implementation}
     headers = base.headers if isinstance(base, Model) else base.tensors
     draws_head = model_class.__name__.endswith("SequenceClassification")
-    with ONE_LOAD:  # another load would take the tying of heads away meanwhile
+    with MODEL_LOAD_LOCK:  # another load would take the tying of heads away meanwhile
         with nullcontext() if draws_head else SkipInitialisation():
             model = model_class.from_config(config, dtype=torch.float32, **options)
         parameters, prefix = model.state_dict(), model.base_model_prefix  # the model's own memory, not a copy
@@ -101,9 +117,9 @@ def _build(model_class: Any, base: Checkpoint | Model, entries: dict[str, Any], 
             if "pooler" in name and not draws_head:
                 parameters[name].zero_()
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-    missing = [n for n in parameters if n not in filled_names | tied and "pooler" not in n]
+    missing = [name for name in parameters if name not in filled_names | tied and "pooler" not in name]
     if draws_head:
-        missing = [n for n in missing if n.startswith(f"{prefix}.")]
+        missing = [name for name in missing if name.startswith(f"{prefix}.")]
     if missing:
         raise CorruptCheckpoint(f"{len(missing)} tensors are not in the model ({missing[0]})", "give the whole model")
     return model
@@ -133,4 +149,4 @@ def attention_input_projections(layer: nn.Module, run: Callable[[], object]) -> 
     if not calls:
         return []
     inputs = calls[0][1]
-    return [module for module, x in calls if x.shape == inputs.shape and x.data_ptr() == inputs.data_ptr()]
+    return [module for module, read in calls if read.shape == inputs.shape and read.data_ptr() == inputs.data_ptr()]

@@ -12,7 +12,7 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.models.families.layers import ends
+from milkglass.models.families.layers import has_name_ending
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def overlay_tensors(
 
 
 def _headers(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns objects with the shape of each tensor: its `TensorRef` if it is in a file, else the tensor itself."""
     if isinstance(tensors, ChainMap):  # `overlay_tensors`
         return ChainMap(*(cast("dict[str, Any]", _headers(mapping)) for mapping in tensors.maps))
     return tensors.checkpoint.tensors if isinstance(tensors, StoredTensors) else tensors
@@ -57,7 +58,10 @@ def _map_tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 class Model:
     """Holds a model's tensors by their full names, and its config.
 
-    `folder` is the checkpoint's, with its tokenizer if that is a public one.
+    Attributes:
+        tensors: each in its own dtype.
+        config: the object in config.json.
+        folder: the checkpoint's, with its tokenizer if that is a public one. None: the model is in memory alone.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -66,11 +70,12 @@ class Model:
 
     @classmethod
     def open(cls, folder: Path) -> Model:
+        """Opens a model folder, without reading a tensor. Raises what `Checkpoint.open` raises."""
         checkpoint = Checkpoint.open(folder)
         return cls(StoredTensors(checkpoint), checkpoint.config, folder)
 
     def _names_ending(self, suffixes: tuple[str, ...]) -> list[str]:
-        return [name for name in self.tensors if ends(name, *suffixes)]
+        return [name for name in self.tensors if has_name_ending(name, *suffixes)]
 
     @property
     def has_table(self) -> bool:
@@ -79,6 +84,7 @@ class Model:
 
     @property
     def table_name(self) -> str:
+        """Returns the full name of the input table. Raises IndexError if there is none."""
         return self._names_ending(family_of(self.config).table)[0]
 
     @property

@@ -212,7 +212,7 @@ class MonitorView:
             "version": version,
             "models": [{"name": model.name, "kind": model.kind or "decoder"} for model in self.backend.models],
             "engine": upstream.engine.name,
-            "bytes": {"sent": upstream.traffic.sent, "received": upstream.traffic.received},
+            "bytes": {"sent": upstream.traffic.sent_bytes, "received": upstream.traffic.received_bytes},
             "speed": next((exchange.speed for exchange in reversed(exchanges) if exchange.speed), 0.0),
             "key": self._key_figures(),
             "attack": self._attack_figures(reading, texts),

@@ -25,7 +25,7 @@ from milkglass import device
 from milkglass.errors import UsageError
 from milkglass.nearest.select import Ids, Metric, Vectors, best, directions, require_k, similarities
 from milkglass.progress import Progress, no_progress
-from milkglass.system import cores
+from milkglass.system import core_count
 
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
 Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
@@ -58,7 +58,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
         _fill_on_gpu(unit, k, lists, progress)
         return lists
     incomplete_rows = list[Future[Ids]]()
-    with limit_threads(1) as begin, ThreadPoolExecutor(cores(), initializer=begin) as pool:
+    with limit_threads(1) as begin, ThreadPoolExecutor(core_count(), initializer=begin) as pool:
         bounds = _estimate_bounds(unit, k, pool)
         strips = [_Strip(top, k, bounds[top : top + TILE_SIZE]) for top in range(0, n, TILE_SIZE)]
         done_by_strip = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
@@ -90,7 +90,7 @@ def _run_ahead(
     pool: ThreadPoolExecutor, work: Callable[[int], tuple[Pairs, Pairs]], first_columns: range
 ) -> Iterator[tuple[Pairs, Pairs]]:
     """Yields the results of `work` in the order of the columns, a few of them computed ahead."""
-    max_waiting, waiting = 2 * cores(), deque[Future[tuple[Pairs, Pairs]]]()
+    max_waiting, waiting = 2 * core_count(), deque[Future[tuple[Pairs, Pairs]]]()
     for first_column in first_columns:
         waiting.append(pool.submit(work, first_column))
         if len(waiting) > max_waiting:

@@ -164,7 +164,7 @@ class Backend:
         try:
             yield
         except TooLong as error:
-            raise context_length_error(self.codec.limit, noun, error.tokens) from None
+            raise context_length_error(self.codec.limit, noun, error.token_count) from None
 
     def scramble_ids(self, ids: Sequence[int]) -> list[int]:
         """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.errors import CodecError, EmptyText, UsageError, naming
+from milkglass.errors import CodecError, EmptyText, UsageError, naming_texts
 from milkglass.rows.encoding import lines
 from milkglass.rows.place import Place, missing, repeated_key_error, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
@@ -100,7 +100,7 @@ def rows_of_arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) 
 
 def refusals_naming_rows(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
     """Reports a text that is refused inside the block by its row's name."""
-    return naming(lambda place: rows[place].name)
+    return naming_texts(lambda place: rows[place].name)
 
 
 def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:

@@ -31,7 +31,7 @@ from milkglass.rows.blocks import Block, RowFormat, blocks_of
 from milkglass.sanitizers.method import Reader, SanitizerMethod
 from milkglass.sanitizers.text import TextSanitizer, TokenReader, TokenTextSanitizer, WordTally
 from milkglass.sanitizers.word_list import LIST_NAME
-from milkglass.system import keep_private
+from milkglass.system import close_memory_unless_debugged
 
 
 def stream_of(seed: int, block: int, text: str) -> Stream:
@@ -241,7 +241,7 @@ def map_blocks(
 
 def _begin_worker(work: Callable[[Block], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits for us
-    keep_private()
+    close_memory_unless_debugged()
     _WORK[:] = [work]
 
 

@@ -239,7 +239,7 @@ class HomeFolder:
 
     def claim(self) -> None:
         """Makes the home, and closes it to other users. Raises UsageError for an open folder of something else."""
-        files.private_dir(self.root)
+        files.make_private_dir(self.root)
         if not self.root.stat().st_mode & OTHERS_PERMISSIONS:
             return
         names = {path.name for path in self.root.iterdir()}
@@ -248,7 +248,7 @@ class HomeFolder:
                 f"{self.root} is open to others and is not a server's home", f"chmod 700 {self.root}, or name another"
             )
         try:
-            files.private_dir(self.root, restrict_existing=True)
+            files.make_private_dir(self.root, restrict_existing=True)
         except PermissionError:
             raise UsageError(f"{self.root} is open to others and not ours to close", "name another folder") from None
 

@@ -32,13 +32,18 @@ from milkglass.split import folders
 from milkglass.split.spec import ENCODER_HINT, SPLIT_PATH, EncoderInfo
 
 TEXTS_PER_FRAME = 32  # the most texts of a frame that this client sends
-HEADERS = {"Content-Type": "application/octet-stream"}
-AskServer = Callable[[bytes], NDArray[np.float32]]  # sends a frame and returns its logits (texts, outputs)
+FRAME_HEADERS = {"Content-Type": "application/octet-stream"}
+SendFrame = Callable[[bytes], NDArray[np.float32]]  # sends a frame and returns its logits (texts, outputs)
 
 
 @dataclass(frozen=True)
 class ClientHalf:
-    """Classifies texts with the client's half and a server that has the other half."""
+    """Classifies texts with the client's half and a server that has the other half.
+
+    Attributes:
+        description: the content of the half's split.json.
+        client: encodes texts as frames, and reads logits.
+    """
 
     description: folders.ClientDescription
     client: EncoderClient = field(repr=False)
@@ -47,9 +52,17 @@ class ClientHalf:
     def open(
         cls, folder: Path, base: Checkpoint, description: folders.ClientDescription, text_count: int = 0
     ) -> ClientHalf:
-        """Opens a half, and reserves numbers for `text_count` texts that are to be sent.
+        """Opens a half, and records in its folder that `text_count` texts are to be sent.
 
-        Raises CorruptCheckpoint for a damaged folder, and KeyForOtherModel if the base is not the model that was split.
+        Args:
+            folder: the half's folder.
+            base: the model that was split.
+            description: the content of the folder's split.json.
+            text_count: how many texts are to be sent. 0: none, and nothing is recorded.
+
+        Raises:
+            CorruptCheckpoint: the folder is damaged.
+            KeyForOtherModel: the base is not the model that was split.
         """
         defence = restore_defence(description.method, description.parameters, description.training)
         if not text_count:
@@ -65,14 +78,14 @@ class ClientHalf:
         texts: Sequence[str],
         pairs: Sequence[str] | None,
         info: EncoderInfo,
-        ask: AskServer,
+        send_frame: SendFrame,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
         """Returns (texts, classes) the probabilities of the classes.
 
         Args:
             pairs: the second text of each pair. None: texts are single.
-            ask: sends a frame to the server's half.
+            send_frame: sends a frame to the server's half.
             progress: receives the number of texts of each frame.
 
         Raises:
@@ -86,7 +99,7 @@ class ClientHalf:
         logits_of_frames = []
         for texts_of_frame in frame_slices(lengths, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[texts_of_frame], None if pairs is None else pairs[texts_of_frame])
-            logits = self.client.receive(ask(frame))
+            logits = self.client.receive(send_frame(frame))
             count = texts_of_frame.stop - texts_of_frame.start
             if logits.shape != (count, len(self.description.labels)):
                 raise RemoteError(
@@ -185,7 +198,7 @@ class SplitConnection:
 
         If an answer is lost, the same bytes with the same noise are sent again.
         """
-        answer = self._connection.json("POST", SPLIT_PATH, retry=True, content=frame, headers=HEADERS)
+        answer = self._connection.json("POST", SPLIT_PATH, retry=True, content=frame, headers=FRAME_HEADERS)
         return _logits(answer.get("logits"))
 
 

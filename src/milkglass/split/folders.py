@@ -16,7 +16,7 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import json_text, read_json
 from milkglass.models.file_names import WEIGHTS
 
-DESCRIPTION_FILE, VERSION = "split.json", 1
+DESCRIPTION_FILE, FORMAT_VERSION = "split.json", 1
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ Description = TypeVar("Description", ClientDescription, ServerDescription)
 
 def write_description(folder: Path, description: ClientDescription | ServerDescription) -> None:
     """Writes split.json. A client's file gets mode 0600; its folder must be private already."""
-    side = "client" if isinstance(description, ClientDescription) else "server"
-    document = {"milkglass_split": VERSION, "half": side, **asdict(description)}
-    files.write(folder / DESCRIPTION_FILE, json_text(document), private=side == "client")
+    half = "client" if isinstance(description, ClientDescription) else "server"
+    document = {"milkglass_split": FORMAT_VERSION, "half": half, **asdict(description)}
+    files.write(folder / DESCRIPTION_FILE, json_text(document), private=half == "client")
 
 
 def read_client(folder: Path) -> ClientDescription:
     """Reads a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
-    description = _read(folder, "client", ClientDescription)
+    description = _read_description(folder, "client", ClientDescription)
     labels: Any = description.labels
     if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
         raise _damaged_error(folder)
@@ -76,33 +76,43 @@ def read_client(folder: Path) -> ClientDescription:
 
 def read_server(folder: Path) -> ServerDescription:
     """Reads a server half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
-    return _read(folder, "server", ServerDescription)
+    return _read_description(folder, "server", ServerDescription)
 
 
-def require_one_split(client: Path, server: Path) -> ClientDescription:
+def require_one_split(client_folder: Path, server_folder: Path) -> ClientDescription:
     """Returns the client half's description. Raises UsageError if the two are not halves of one model."""
-    client_half, server_half = read_client(client), read_server(server)
-    if client_half.method != server_half.method:
+    client, server = read_client(client_folder), read_server(server_folder)
+    if client.method != server.method:
         raise UsageError(
-            f"{client} is a half of {client_half.method}, and {server} one of {server_half.method}",
+            f"{client_folder} is a half of {client.method}, and {server_folder} one of {server.method}",
             "give two that were made together",
         )
-    if weights_digest(server) != client_half.server:
+    if weights_digest(server_folder) != client.server:
         raise UsageError(
-            f"{client} and {server} are halves of {client_half.method} from two different trainings",
+            f"{client_folder} and {server_folder} are halves of {client.method} from two different trainings",
             "give two that were made together",
         )
-    return client_half
+    return client
 
 
-def _read(folder: Path, half: str, description_class: type[Description]) -> Description:
-    """Returns the content of split.json. Raises UsageError if `half` is not its half, and CorruptCheckpoint."""
+def _read_description(folder: Path, half: str, description_class: type[Description]) -> Description:
+    """Returns the content of split.json.
+
+    Args:
+        folder: the half's folder.
+        half: "client" or "server", the half that is needed.
+        description_class: the class of that half's description.
+
+    Raises:
+        UsageError: the folder has no split.json, or that of the other half.
+        CorruptCheckpoint: the file is of another version or damaged.
+    """
     if not (folder / DESCRIPTION_FILE).is_file():
         raise UsageError(f"{folder} is not a half of a split model", "give a folder that `milkglass split train` wrote")
     raw = read_json(folder / DESCRIPTION_FILE)
-    if raw.pop("milkglass_split", None) != VERSION:
+    if raw.pop("milkglass_split", None) != FORMAT_VERSION:
         raise CorruptCheckpoint(
-            f"{folder} has another version than {VERSION}", "open it with the version of milkglass that wrote it"
+            f"{folder} has another version than {FORMAT_VERSION}", "open it with the version of milkglass that wrote it"
         )
     stored_half = raw.pop("half", None)
     if stored_half != half:

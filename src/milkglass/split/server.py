@@ -34,9 +34,9 @@ from milkglass.split import folders
 from milkglass.split.spec import SPLIT_PATH, EncoderInfo
 from milkglass.threat.observations import Activations
 
-HINT = "send what the client half of the same split gives"
-MAX_WAITING = 16  # the most frames that have arrived and are not answered
-HELD_BODIES = 4  # the most bytes of frames in memory, as a multiple of the longest body
+FRAME_HINT = "send what the client half of the same split gives"
+MAX_WAITING_FRAMES = 16  # the most frames that have arrived and are not answered
+MAX_HELD_BODIES = 4  # the most bytes of frames in memory, as a multiple of the longest body
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class ServerHalf:
     """Answers frames with the server's half, one at a time.
 
     Attributes:
+        server: computes the logits of states.
         info: what a client may know of the half, with the half's limits.
     """
 
@@ -56,46 +57,50 @@ class ServerHalf:
         """Opens a half. Raises CorruptCheckpoint if its folder is damaged."""
         description, server_description = halves.read_description(folder), folders.read_server(folder)
         try:
-            config, classes, layer = description["model"], int(description["classes"]), int(description["layer"])
+            config, class_count, layer = description["model"], int(description["classes"]), int(description["layer"])
             pooled = bool(description["pooled"])
             width = int(config["hidden_size" if "hidden_size" in config else "dim"])
             length = int(config["max_position_embeddings"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(f"{CONFIG} in {folder.name} lacks an entry", "copy the folder again") from error
         info = EncoderInfo(
-            server_description.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder)
+            server_description.method, layer, pooled, width, class_count, length, weights=folders.weights_digest(folder)
         )
         defence = restore_defence(server_description.method, server_description.parameters)
-        return cls(defence.server(folder, _server_network(folder, defence, config, classes), description), info)
+        return cls(defence.server(folder, _server_network(folder, defence, config, class_count), description), info)
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """Returns the logits (texts, outputs) of a frame. Raises BadUpload or UsageError for one that does not fit."""
-        sent = frames.decode(frame)
-        self._require(sent)
+        states = frames.decode(frame)
+        self._require_fitting(states)
         with self._turn:
-            logits = self.server.answer((sent,))
+            logits = self.server.answer((states,))
         if not np.isfinite(logits).all():
-            raise BadUpload("the states are too large: no finite number answers them", HINT)
+            raise BadUpload("the states are too large: no finite number answers them", FRAME_HINT)
         return logits
 
-    def _require(self, sent: Activations) -> None:
+    def _require_fitting(self, states: Activations) -> None:
         """Raises BadUpload if the states are not of this half, or too many or too long."""
-        width, info = sent.hidden.shape[1], self.info
+        width, info = states.hidden.shape[1], self.info
         if width != info.width:
-            raise BadUpload(f"the states are {width} wide, {info.width} is needed", HINT)
-        if not 1 <= len(sent.lengths) <= info.max_texts:
-            raise BadUpload(f"the frame holds {len(sent.lengths)} texts, 1 to {info.max_texts} fit", "send it in parts")
-        text_length = int(sent.lengths.max())
+            raise BadUpload(f"the states are {width} wide, {info.width} is needed", FRAME_HINT)
+        if not 1 <= len(states.lengths) <= info.max_texts:
+            raise BadUpload(
+                f"the frame holds {len(states.lengths)} texts, 1 to {info.max_texts} fit", "send it in parts"
+            )
+        text_length = int(states.lengths.max())
         if text_length > info.max_length:
             raise BadUpload(f"a text is {text_length} tokens long, at most {info.max_length} fit", "shorten it")
 
 
-def _server_network(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
+def _server_network(
+    folder: Path, defence: HiddenStateDefence, config: dict[str, Any], class_count: int
+) -> torch.nn.Module:
     """Returns the part of the network that the method leaves to the server, with the weights in the folder."""
     empty_checkpoint = Checkpoint(folder, config, None, {})  # methods read only the number of layers from it
     with torch.random.fork_rng(devices=[]):  # a head is drawn at random, and then overwritten
         network = defence.server_module(
-            defence.upper(halves.shell(config, halves.layers_of(config), classes), empty_checkpoint, classes)
+            defence.upper(halves.shell(config, halves.layers_of(config), class_count), empty_checkpoint, class_count)
         )
         halves.fill(folder, network)
     return network
@@ -109,7 +114,7 @@ def create_app(half: ServerHalf, bearer_token: str) -> FastAPI:
         Guard,
         token=bearer_token,
         rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == SPLIT_PATH else 0),
-        max_held=HELD_BODIES * max_body,
+        max_held=MAX_HELD_BODIES * max_body,
         limits=Limits(),
     )
     return app
@@ -128,8 +133,8 @@ def _routes(half: ServerHalf) -> APIRouter:
     async def answer(request: Request) -> dict[str, Any]:
         nonlocal waiting_count  # only the event loop changes it
         frame = await request.body()  # before the count, since a body that arrives slowly must not count as waiting
-        if waiting_count >= MAX_WAITING:
-            raise Busy(f"{waiting_count} frames wait already, at most {MAX_WAITING} may", "send it again later")
+        if waiting_count >= MAX_WAITING_FRAMES:
+            raise Busy(f"{waiting_count} frames wait already, at most {MAX_WAITING_FRAMES} may", "send it again later")
         waiting_count += 1
         try:
             logits = await run_in_threadpool(half.answer, frame)

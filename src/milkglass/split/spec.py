@@ -19,7 +19,7 @@ from milkglass.server.inference.sampling import SamplingParams
 SPLIT_PATH, STREAM_PATH = "/v1/split", "/v1/split/stream"
 Dtype = Literal["bfloat16", "float16", "float32"]
 MAX_TEXTS = 256  # texts of one frame
-MAX_BODY = 64 << 20  # bytes of one frame
+MAX_FRAME_BYTES = 64 << 20
 SPARE_BYTES = 4096  # bytes of a frame besides its states: its header, and `about`
 MAX_NUMBER = 1 << 40  # the largest number that is accepted from a server
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -51,7 +51,7 @@ class EncoderInfo:
     max_length: Number
     weights: str
     max_texts: Number = MAX_TEXTS
-    max_body: Number = MAX_BODY
+    max_body: Number = MAX_FRAME_BYTES
 
     @property
     def max_rows(self) -> int:
@@ -65,7 +65,7 @@ class EncoderInfo:
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> EncoderInfo:
         """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
-        info = _checked(cls, answer, ENCODER_HINT)
+        info = _validated_info(cls, answer, ENCODER_HINT)
         if min(info.width, info.max_texts, info.max_length) < 1:
             raise RemoteError("the server's limits allow no text", ENCODER_HINT)
         return info
@@ -102,7 +102,7 @@ class DecoderInfo:
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> DecoderInfo:
         """Reads a server's answer and ignores unknown entries. Raises RemoteError."""
-        info = _checked(cls, answer, DECODER_HINT)
+        info = _validated_info(cls, answer, DECODER_HINT)
         if min(info.width, info.vocabulary, info.max_length) < 1 or info.dtype not in get_args(Dtype):
             raise RemoteError("the server's limits allow no text", DECODER_HINT)
         return info
@@ -126,7 +126,7 @@ class OpenRequest(RequestBody):
         return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.max_tokens, stop_ids)
 
 
-def _checked(info_class: type[Info], answer: Mapping[str, Any], hint: str) -> Info:
+def _validated_info(info_class: type[Info], answer: Mapping[str, Any], hint: str) -> Info:
     """Reads a server's answer into a class. Raises RemoteError, with `hint`, for an entry that is not valid."""
     entries: dict[str, Any] = {field.name: answer.get(field.name) for field in fields(info_class)}
     try:

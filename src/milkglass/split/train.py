@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from milkglass import files
 from milkglass.client.data.training_rows import in_fresh_order
-from milkglass.errors import CodecError, UsageError, naming
+from milkglass.errors import CodecError, UsageError, naming_texts
 from milkglass.hidden_states.catalogue import values_of
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -70,7 +70,7 @@ def read_training_texts(source: Source) -> TrainingTexts:
 
 
 def step_count(defence: HiddenStateDefence, text_count: int) -> int:
-    """Returns how many optimiser steps a training on so many texts takes."""
+    """Returns how many optimiser steps a training on `text_count` texts takes."""
     training = defence.training
     steps = training.epochs * -(-text_count // training.batch_size)
     return steps if training.max_steps is None else min(steps, training.max_steps)
@@ -91,27 +91,27 @@ def require_readable(
     """
     defence.require(base)
     reader = PublicTokenizer(base.folder, NO_LENGTH_LIMIT)
-    special = reader.tokenizer.num_special_tokens_to_add(pair=data.has_pairs)
-    min_tokens, max_tokens = special + (2 if data.has_pairs else 1), reader.max_tokens
+    special_count = reader.tokenizer.num_special_tokens_to_add(pair=data.has_pairs)
+    min_tokens, max_tokens = special_count + (2 if data.has_pairs else 1), reader.max_tokens
     if max_length is not None and not min_tokens <= max_length <= max_tokens:
         raise UsageError(
             f"max_length is {max_length}, and this model reads {min_tokens} to {max_tokens} tokens, "
-            f"{special} of them special",
+            f"{special_count} of them special",
             f"give {min_tokens} to {max_tokens}; {min(max_tokens, HalvesTraining().max_length)} is the default",
         )
-    with naming(data.places.__getitem__) if data.places else nullcontext():
+    with naming_texts(data.places.__getitem__) if data.places else nullcontext():
         reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)
 
 
-def require_free_folders(client: Path, server: Path) -> None:
+def require_free_folders(client_folder: Path, server_folder: Path) -> None:
     """Raises UsageError if one of the folders exists, or lies in the other."""
-    for folder in (client, server):
+    for folder in (client_folder, server_folder):
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
-    client_path, server_path = client.absolute(), server.absolute()
+    client_path, server_path = client_folder.absolute(), server_folder.absolute()
     if client_path == server_path or client_path in server_path.parents or server_path in client_path.parents:
         raise UsageError(
-            f"{client} and {server} are one folder, or one is in the other",
+            f"{client_folder} and {server_folder} are one folder, or one is in the other",
             "the client's half must never lie where the server's goes",
         )
 
@@ -121,35 +121,47 @@ def train_and_write(
     base: Checkpoint,
     model: str,
     data: TrainingTexts,
-    client: Path,
-    server: Path,
+    client_folder: Path,
+    server_folder: Path,
     progress: Progress,
 ) -> None:
     """Trains both halves and writes their folders, which must be new.
 
     Args:
+        defence: how states are disturbed.
+        base: the model to split.
         model: the model's folder or hub id, which the client's half names.
+        data: the texts to train on.
+        client_folder: gets the client's half.
+        server_folder: gets the server's half.
         progress: receives a 1 for each step.
 
     Raises:
         UsageError: one of the folders exists, or lies in the other.
     """
-    require_free_folders(client, server)
-    with _folder_beside(client) as client_beside, _folder_beside(server) as server_beside:
+    require_free_folders(client_folder, server_folder)
+    with (
+        _work_folder_beside(client_folder) as client_work_folder,
+        _work_folder_beside(server_folder) as server_work_folder,
+    ):
         with _report_steps(progress):
-            client_half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET_BYTES), server_beside / "half")
-        client_half.save(client_beside / "half")
-        folders.write_description(server_beside / "half", folders.ServerDescription(defence.name, values_of(defence)))
+            client_half, _ = defence.split(
+                base, data.corpus, secrets.token_bytes(SECRET_BYTES), server_work_folder / "half"
+            )
+        client_half.save(client_work_folder / "half")
+        folders.write_description(
+            server_work_folder / "half", folders.ServerDescription(defence.name, values_of(defence))
+        )
         description = folders.ClientDescription(
             defence.name, values_of(defence), asdict(defence.training), model, data.labels, data.has_pairs,
-            folders.weights_digest(server_beside / "half"),
+            folders.weights_digest(server_work_folder / "half"),
         )  # fmt: skip
-        folders.write_description(client_beside / "half", description)
-        _move_both({client_beside / "half": client, server_beside / "half": server})
+        folders.write_description(client_work_folder / "half", description)
+        _move_both({client_work_folder / "half": client_folder, server_work_folder / "half": server_folder})
 
 
 @contextmanager
-def _folder_beside(folder: Path) -> Iterator[Path]:
+def _work_folder_beside(folder: Path) -> Iterator[Path]:
     """Yields a private folder in the same place, which is removed at the end, also after Ctrl-C."""
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".milkglass-split-", dir=folder.absolute().parent) as name:
@@ -158,13 +170,13 @@ def _folder_beside(folder: Path) -> Iterator[Path]:
 
 def _move_both(moves: dict[Path, Path]) -> None:
     """Moves both halves to their places, or neither."""
-    moved: list[Path] = []
+    moved_folders: list[Path] = []
     try:
         for source, target in moves.items():
             files.rename_into_place(source, target)
-            moved.append(target)
+            moved_folders.append(target)
     except BaseException:  # one half alone cannot be used
-        for target in moved:
+        for target in moved_folders:
             shutil.rmtree(target)
         raise
 

@@ -77,7 +77,7 @@ class Recorder:
             return cls(folder, len(entries))
         if folder.is_dir() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not a transcript and is not empty", "give a new folder")
-        files.private_dir(folder)
+        files.make_private_dir(folder)
         _write_index(folder, [_header(size, key_id)])
         return cls(folder, 0)
 
@@ -100,7 +100,7 @@ class Recorder:
         with self._lock:
             target = self._folder / f"weights-{self._observation_count:05}"
             shutil.rmtree(target, ignore_errors=True)  # a killed process may have left it
-            files.private_dir(target)
+            files.make_private_dir(target)
             tensor_files = Checkpoint.open(model_folder).files
             for file in [
                 model_folder / "config.json", *tensor_files, model_folder / "model.safetensors.index.json"

@@ -93,7 +93,7 @@ def test_text_over_an_engine_goes_the_way_of_a_split_server(stub: Server, folder
 
     engine = client(stub)
     info = engine.info(Opened.table_info)
-    text = SplitText(Opened(), engine, info, RnmSettings(None), exact=True)  # type: ignore[arg-type]
+    text = SplitText(Opened(), engine, info, RnmSettings(None), is_exact=True)  # type: ignore[arg-type]
     prompt = SanitizedPrompt(table(stub)[PROMPT].numpy().tobytes(), len(PROMPT), len(PROMPT), 0)
     assert [*text.generate_ids(prompt, TWELVE)] == greedy(folder, PROMPT, 12)
     assert (
@@ -101,7 +101,7 @@ def test_text_over_an_engine_goes_the_way_of_a_split_server(stub: Server, folder
         and text.streams[0].received_bytes > 0
     )
     assert "".join(text.text(prompt, TWELVE)).split() == [str(one) for one in greedy(folder, PROMPT, 12)]
-    half = replace(text, exact=False)
+    half = replace(text, is_exact=False)
     half.streams.clear()
     assert len([*half.generate_ids(prompt, TWELVE)]) == 12 and stub.engine.loaded[-1].dtype == torch.float16
     with pytest.raises(KeyForOtherModel):

@@ -48,7 +48,7 @@ def interval(measured: Interval) -> str:
     return "" if math.isnan(measured.low) else f"{100 * measured.low:.1f}\u2013{100 * measured.high:.1f}"
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     whole = round(seconds)
     return f"{whole // 60}\u00a0min {whole % 60}\u00a0s" if whole >= 60 else f"{seconds:.1f}\u00a0s"
 
@@ -120,7 +120,7 @@ def environment(own_letters: str) -> Environment:
         lstrip_blocks=True,
     )
     letters = frozenset(own_letters)
-    engine.filters |= {"percent": percent, "interval": interval, "duration": duration, "code": code}
+    engine.filters |= {"percent": percent, "interval": interval, "duration": duration_text, "code": code}
     engine.filters |= {"attacker": _attacker, "visible": lambda text: escape_rare_characters(text, letters)}
     return engine
 

@@ -1,7 +1,7 @@
 """Replays a federated run, and yields the updates of one site as the server recorded them.
 
 An attacker has the public model and the head, which is drawn from the run's seed. The weights of later rounds are not
-stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean`, `step_weights`), as
+stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean_update`, `step_weights`), as
 any server can do. The audit refuses a run whose weights do not result.
 
 The site's rows and secret show which texts were behind each gradient, and its file what these were before GHOST. FedAvg
@@ -22,9 +22,9 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.federated.checks import parse_search
 from milkglass.federated.prepare import GHOST, original_ids
-from milkglass.federated.rounds import Tensors, Update, mean, step_weights
-from milkglass.federated.rows import SiteRows, load, secret_of, stamp_of
-from milkglass.federated.seeds import order_of
+from milkglass.federated.rounds import Tensors, Update, mean_update, step_weights
+from milkglass.federated.rows import SiteRows, load_rows, secret_of, stamp_of
+from milkglass.federated.seeds import row_order
 from milkglass.federated.site import weights_of
 from milkglass.federated.state import FederatedRun, read_update
 from milkglass.models.checkpoint import Checkpoint, read_json
@@ -64,7 +64,7 @@ class SiteTexts:
         """
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder} with the site's rows", "give it with --rows FOLDER")
-        self.rows, stamp = load(folder), stamp_of(folder)
+        self.rows, stamp = load_rows(folder), stamp_of(folder)
         if stamp is not None and stamp.model != Checkpoint.open(model_folder).digest():
             raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
         examples = list(read_examples(source))
@@ -82,7 +82,7 @@ class SiteTexts:
 
     def batch_indices(self, gradients: Gradients) -> Ids:
         """Returns the indices of the texts in the batch of a single step, in its order."""
-        return order_of(self.secret, gradients.round, len(self.rows))[: gradients.batch_size]
+        return row_order(self.secret, gradients.round, len(self.rows))[: gradients.batch_size]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class RecordedRun:
         yield weights
         for number in range(len(self.run.done)):
             updates = [_read_update(path) for path in sorted(self._folder_of_round(number).glob("*.json"))]
-            weights = step_weights(weights, mean(updates, weights), float(self.run.settings["lr"]))
+            weights = step_weights(weights, mean_update(updates, weights), float(self.run.settings["lr"]))
             yield weights
 
     def _verify(self) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from milkglass.cli.ui.options import KeyOptions, ServerOptions
 from milkglass.cli.ui.terminal import LINE_INTERVAL_SECONDS, bars, emit, is_stderr_terminal, note, report_activity
-from milkglass.progress import duration
+from milkglass.progress import duration_text
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
@@ -146,7 +146,7 @@ class _EventLines:
             self._next_time = time.monotonic() + LINE_INTERVAL_SECONDS
             self._has_ended = self._has_ended or is_last
         seconds_left = progress.get("eta_seconds")
-        note(event["message"] + (f", about {duration(seconds_left)} left" if seconds_left else ""))
+        note(event["message"] + (f", about {duration_text(seconds_left)} left" if seconds_left else ""))
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def _progress_bar() -> Iterator[ShowEvent]:
 
         def render(self, task: Task) -> Text:
             end = task.fields["end"]
-            return Text("" if end is None else f"{duration(max(0.0, end - time.monotonic()))} left")
+            return Text("" if end is None else f"{duration_text(max(0.0, end - time.monotonic()))} left")
 
     console = Console(stderr=True)
     columns = (

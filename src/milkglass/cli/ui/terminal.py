@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.strict_json import clean_text, escape_unprintable
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.progress import Heartbeat, Progress, Stage, TimeLeft, duration, no_stage
+from milkglass.progress import Heartbeat, Progress, Stage, TimeLeft, duration_text, no_stage
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
@@ -198,8 +198,8 @@ def occasional_lines(name: str, total: int, limit: SecondsLeft = no_limit) -> Pr
 def _time_left_text(seconds: float | None, limit: float) -> str:
     """Returns the estimated seconds in words, or the limit if they are not known or exceed it; "" for less than 1 s."""
     if seconds is None or seconds > limit:
-        return f", at most {duration(limit)} of the budget left" if 1 <= limit < math.inf else ""
-    return f", about {duration(seconds)} left" if seconds >= 1 else ""
+        return f", at most {duration_text(limit)} of the budget left" if 1 <= limit < math.inf else ""
+    return f", about {duration_text(seconds)} left" if seconds >= 1 else ""
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def _visible_stage(limit: SecondsLeft) -> Iterator[Stage]:
             seconds_left = task.time_remaining
             if seconds_left is None or task.finished:
                 return Text("")
-            return Text(f"{duration(max(0.0, min(seconds_left, limit())))} left")
+            return Text(f"{duration_text(max(0.0, min(seconds_left, limit())))} left")
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeLeftColumn())
     with Bars(*columns, console=Console(stderr=True), transient=True) as progress:

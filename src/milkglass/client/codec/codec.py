@@ -36,7 +36,7 @@ from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_config import ModelSampling
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_generation
-from milkglass.models.pieces import TextPiece, special_around
+from milkglass.models.pieces import TextPiece, special_ids_around
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import Tokenizer, decodes_by_byte, load_tokenizer, token_limit
 from milkglass.rows.messages import Message
@@ -226,7 +226,7 @@ class Codec:
         if not kept_ids.kept_by_mark:
             return self.encode([text], parse_special=True).ids[0]
         rendered = split_marked(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
-        prefix, suffix = special_around(self.tokenizer)
+        prefix, suffix = special_ids_around(self.tokenizer)
         original = [*prefix, *rendered.tokens(self.tokenizer)[0], *suffix]
         self._require_fit(np.array([len(original)]), self._limit(None))
         return self._scramble_except_kept(original, rendered.kept_ids)
@@ -393,7 +393,7 @@ class Codec:
             first = int((lengths > limit).argmax())
             fault = f"is {lengths[first]} tokens long, at most {limit} fit"
             error = TooLong.of(first, fault, "shorten it, or have it cut: --truncate (in Python: truncate=True)")
-            error.tokens = int(lengths[first])
+            error.token_count = int(lengths[first])
             raise error
 
     def scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:

@@ -148,7 +148,7 @@ def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[
 def template_variables(tokenizer: Any) -> frozenset[str]:
     """Returns the names of options that the model's chat template reads, such as `enable_thinking`."""
     token_variables = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
-    return chat_template.variables(tokenizer) - token_variables - set(tokenizer.special_tokens_map)
+    return chat_template.template_variables(tokenizer) - token_variables - set(tokenizer.special_tokens_map)
 
 
 def _mark_special(

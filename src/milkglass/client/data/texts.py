@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.errors import naming
+from milkglass.errors import naming_texts
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, examples_of
 from milkglass.sequences import Sequences
@@ -62,7 +62,7 @@ class PrivateTexts:
 def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> PrivateTexts:
     """Reads the rows of a file as they would be sent, cut to the model's length. Raises CodecError, UsageError."""
     examples = examples_of(source, max_rows)
-    with naming(lambda place: str(examples[place].place(source))):
+    with naming_texts(lambda place: str(examples[place].place(source))):
         return encode_examples(codec, examples)
 
 

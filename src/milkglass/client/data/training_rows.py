@@ -190,8 +190,8 @@ def _encode_batch(
         else:
             labelled = codec.encode_causal([row.text for row in batch], limit, truncate=True)
     except CodecError as error:
-        if error.place is not None:
-            raise error.with_name(str(batch[error.place].place(source))) from None
+        if error.text_index is not None:
+            raise error.with_name(str(batch[error.text_index].place(source))) from None
         span = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
         raise type(error)(f"{span}: {error.message}", error.hint) from None
     columns = {**_id_columns(labelled.ids), "labels": _lists(labelled.labels, INT32_LIST)}

@@ -21,14 +21,14 @@ from safetensors.numpy import load, save
 
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.errors import CorruptCheckpoint, DamagedKey, KeyFileError, TruncatedKey, UnknownKeyVersion
-from milkglass.models.safetensors_header import METADATA, parse_table
+from milkglass.models.safetensors_header import METADATA, parse_header
 from milkglass.unique_keys import unique_keys
 
 FORMAT, CODEC, VERSION = "milkglass-key", "milkglass-codec", 1
 CIPHER, KDF = "chacha20-poly1305", "scrypt"
 SCRYPT_R, SCRYPT_P = 8, 1
 MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
-MAX_HEADER = 4096  # bytes of the header line
+MAX_HEADER_BYTES = 4096  # bytes of the header line
 SALT_BYTES, NONCE_BYTES, CHECK_BYTES, TAG_BYTES, ROOT_BYTES = 16, 12, 16, 16, 32
 FIELDS = {"format", "version", "kdf", "cipher", "nonce", "check", "length"}
 FIRST_BYTES = b'{"check":"'  # keys are sorted
@@ -88,7 +88,7 @@ def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tu
         raise TruncatedKey(f"the key file is empty: {name} has no bytes", "is it the right file? Restore a backup")
     if not _like_a_key(file_bytes):
         raise _foreign_error(name)
-    line = file_bytes[: file_bytes.find(b"\n", 0, MAX_HEADER) + 1]
+    line = file_bytes[: file_bytes.find(b"\n", 0, MAX_HEADER_BYTES) + 1]
     if not line:
         raise TruncatedKey(f"the key file is cut off in its header: {len(file_bytes)} bytes", "restore a backup")
     try:
@@ -99,7 +99,7 @@ def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tu
 
 def _like_a_key(file_bytes: bytes) -> bool:
     """Returns whether a file begins like a key file or has several of its field names. It may be damaged or cut off."""
-    head = file_bytes[:MAX_HEADER]
+    head = file_bytes[:MAX_HEADER_BYTES]
     if not head.startswith(b"{"):
         return False
     return FIRST_BYTES.startswith(head[: len(FIRST_BYTES)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
@@ -176,7 +176,7 @@ def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
     """
     try:
         arrays = load(payload)
-        table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
+        table = parse_header(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
         notes = table.get(METADATA, {})
         document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[payload_format] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:

@@ -86,9 +86,11 @@ class CovariantKeys:
 
     @classmethod
     def of(cls, scheme: Covariant, key: Key, layout: LayerLayout, width: int) -> CovariantKeys:
-        shape = LayerShape(layout.heads, layout.key_heads, layout.head_size, layout.neurons, layout.rotary_base)
+        shape = LayerShape(
+            layout.head_count, layout.key_head_count, layout.head_size, layout.neuron_count, layout.rotary_base
+        )
         draws = NoiseStream(key.stream("covariant/stream"))
-        return cls(scheme, key, shape, scheme.stream_keys(width, layout.heads, draws))
+        return cls(scheme, key, shape, scheme.stream_keys(width, layout.head_count, draws))
 
     def draws(self, purpose: str) -> NoiseStream:
         return NoiseStream(self.key.stream(f"covariant/{purpose}"))

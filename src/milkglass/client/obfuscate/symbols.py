@@ -27,7 +27,7 @@ from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, digest_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.pieces import special_around
+from milkglass.models.pieces import special_ids_around
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import body
 from milkglass.noise.stream import Stream, subkey
@@ -51,7 +51,7 @@ def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stag
     table = architecture_of(base).table
     if source == "table":
         return base.map_tensor(table).to(torch.float32, copy=True).numpy()
-    prefix, suffix = special_around(load_tokenizer(base.folder))
+    prefix, suffix = special_ids_around(load_tokenizer(base.folder))
     size = base.tensors[table].shape[0]
     progress = stage("vectors of tokens", size)
     models: list[Any] = []  # only where a block is missing

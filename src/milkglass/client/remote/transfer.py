@@ -68,7 +68,7 @@ def upload_file(
         upload = connection.json(
             "POST", "/v1/uploads", announcement, retry=True
         )  # a lost answer leaves an empty upload
-        files.private_dir(id_file.parent)
+        files.make_private_dir(id_file.parent)
         files.write_json(id_file, {"id": response_id(upload)}, indent=None)
     route, offset = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
     chunk_bytes = min(CHUNK_BYTES, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES

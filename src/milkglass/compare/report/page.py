@@ -51,7 +51,7 @@ def set_aside(result: ComparisonResult, out: Path) -> Path | None:
     run = json.loads(earlier.read_text("utf-8")).get("origin", {}).get("run", "earlier")
     if run == result.origin.get("run"):
         return None
-    folder = files.private_dir(out / "runs" / str(run))
+    folder = files.make_private_dir(out / "runs" / str(run))
     for name in PAGE_FILES:
         if (out / name).is_file():
             (out / name).replace(folder / name)
@@ -60,7 +60,7 @@ def set_aside(result: ComparisonResult, out: Path) -> Path | None:
 
 def write(result: ComparisonResult, out: Path) -> Path:
     """Writes compare.html, compare.json and compare.svg into `out`, and returns the page. They hold private text."""
-    files.private_dir(out)
+    files.make_private_dir(out)
     files.write(out / "compare.svg", picture.picture_svg(result))
     files.write(
         out / "compare.json", json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False) + "\n"

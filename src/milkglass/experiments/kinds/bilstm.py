@@ -193,7 +193,7 @@ def _train_and_predict(
     """Returns (texts,) the classes that the trained network predicts for the held-out rows."""
     path = out / name / "trained.json"
     if not path.is_file() or "answers" not in json.loads(path.read_text("utf-8")):  # of older code
-        files.private_dir(path.parent)
+        files.make_private_dir(path.parent)
         net = lstm.train(
             rows, train.texts.map_ids(sigma), train.labels, class_count, recipe.training, recipe.seed,
             lambda line: progress(f"{name}: {line}"),

@@ -23,7 +23,7 @@ from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
-from milkglass.models.torch_model import ONE_LOAD
+from milkglass.models.torch_model import MODEL_LOAD_LOCK
 from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.spec import Status
 from milkglass.server.storage.training_rows import TrainingRows
@@ -94,7 +94,7 @@ def predicted_classes(
     model_folder: Path, held_out_file: Path, max_length: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns (rows,) the class that the model predicts for each row, and (rows,) the row's own."""
-    with ONE_LOAD:
+    with MODEL_LOAD_LOCK:
         net: Any = AutoModelForSequenceClassification.from_pretrained(model_folder, dtype=torch.float32).eval()
     device.move(net)
     rows = TrainingDataset(held_out_file, "classification", max_length)

@@ -146,7 +146,7 @@ def write_job(
         base: whose tokenizer encodes the texts.
         text_files: the file of each split.
     """
-    files.private_dir(variant.job)
+    files.make_private_dir(variant.job)
     has_labels = recipe.task == "classification"
     numbers = data_refs.class_numbers(recipe.data["train"], read_examples(text_files["train"])) if has_labels else None
     for split in SPLITS:

@@ -133,7 +133,7 @@ def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: P
 
 def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
     """Returns the median seconds of tokenising the training rows, and their number."""
-    files.private_dir(variant.job)
+    files.make_private_dir(variant.job)
     out, length = variant.job / "train.parquet", recipe.training.max_length
     write = partial(write_parquet, codec, source, out, max_length=length)
     seconds, counts = zip(*(timed(write) for _ in range(recipe.evaluation["repeats"])), strict=True)

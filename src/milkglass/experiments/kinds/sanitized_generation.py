@@ -170,7 +170,7 @@ class SanitizedGeneration(GeneratorTuning):
                 path = run.out / "answers" / f"{variant.name}-{when}.json"
                 if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):  # of older code
                     model = model or load_generator(folder)
-                    files.private_dir(path.parent)
+                    files.make_private_dir(path.parent)
                     files.write_json(path, self._answer(run, model, codec, variant, prompts[variant.name], when))
                 figures += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
         return figures

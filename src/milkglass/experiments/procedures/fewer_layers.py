@@ -64,7 +64,7 @@ def write_with_layers(base: Checkpoint, layer_numbers: Sequence[int], folder: Pa
     config = {**base.config, count_field: len(layer_numbers)}
     if "layer_types" in config:
         config["layer_types"] = [config["layer_types"][number] for number in layer_numbers]
-    files.private_dir(folder)
+    files.make_private_dir(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if base.generation_config is not None:
         write_json(folder / "generation_config.json", base.generation_config)

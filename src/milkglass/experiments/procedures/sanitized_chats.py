@@ -67,7 +67,7 @@ def sample(examples: Sequence[Example], row_count: int, seed: int, noun: str) ->
 
 def write(examples: Sequence[Example], out: Path) -> Path:
     """Writes rows as JSON Lines, and returns the file."""
-    files.private_dir(out.parent)
+    files.make_private_dir(out.parent)
     files.write(out, "".join(json.dumps(as_row(example)) + "\n" for example in examples))
     return out
 

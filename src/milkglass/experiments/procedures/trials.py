@@ -213,7 +213,7 @@ def cell_folder(cells_folder: Path, identity: Mapping[str, Any]) -> Iterator[Pat
         identity: its digest is the folder's name.
     """
     folder = cells_folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-    files.private_dir(folder)
+    files.make_private_dir(folder)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         (folder / "about.json").write_text(json.dumps(identity, indent=1) + "\n", "utf-8")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families.layers import LayerLayout, LayerNames, ResidualStream, StreamNames, ends
+from milkglass.models.families.layers import LayerLayout, LayerNames, ResidualStream, StreamNames, has_name_ending
 from milkglass.models.safetensors_header import READABLE_DTYPES
 
 Kind = Literal["encoder", "decoder"]
@@ -70,7 +70,8 @@ class Family:
     """Names the tensors of a family. A name is matched at the end of a tensor's full name, after a dot.
 
     Attributes:
-        model_types: as in config.json.
+        name: as messages call the family.
+        model_types: the values of `model_type` in config.json that belong to it.
         table: names that the input embedding can have.
         stream: what touches the residual stream, or the reason why its dimensions cannot be mixed.
         neurons: the module of each layer whose outputs enter the nonlinearity of the feed-forward network.
@@ -130,4 +131,4 @@ class Family:
 
 
 def _matching(checkpoint: Checkpoint, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(t for t in sorted(checkpoint.tensors) if ends(t, *names))
+    return tuple(t for t in sorted(checkpoint.tensors) if has_name_ending(t, *names))

@@ -39,20 +39,20 @@ class LayerLayout:
 
     Attributes:
         part_of: the layer's number and the part of each weight and bias, by its name.
-        layers: the number of layers.
-        heads: the number of query heads.
-        key_heads: the number of key heads, and of value heads.
+        layer_count: the number of layers.
+        head_count: the number of query heads.
+        key_head_count: the number of key heads, and of value heads.
         head_size: the dimensions of a head.
-        neurons: the neurons of the feed-forward network.
+        neuron_count: the neurons of the feed-forward network.
         rotary_base: theta of the rotary positions.
     """
 
     part_of: Mapping[str, tuple[int, Part]]
-    layers: int
-    heads: int
-    key_heads: int
+    layer_count: int
+    head_count: int
+    key_head_count: int
     head_size: int
-    neurons: int
+    neuron_count: int
     rotary_base: float
 
     @classmethod
@@ -67,19 +67,21 @@ class LayerLayout:
         for name in checkpoint.tensors:
             if name not in tables and (match := re.search(rf"\.(\d+)\.({part_pattern})\.(weight|bias)$", name)):
                 part_of[name] = (int(match[1]), names.parts[match[2]])
-        layers = int(config["num_hidden_layers"])
-        required = {(layer, part) for layer in range(layers) for part in names.parts.values()}
+        layer_count = int(config["num_hidden_layers"])
+        required = {(layer, part) for layer in range(layer_count) for part in names.parts.values()}
         if missing := sorted(
             required - {layer_part for name, layer_part in part_of.items() if name.endswith("weight")}
         ):
             raise UnsupportedModel(
                 f"layer {missing[0][0]} has no weights of its {missing[0][1]}", "fetch the model again"
             )
-        heads = int(config["num_attention_heads"])
-        head_size = config.get("head_dim") or int(config["hidden_size"]) // heads
-        key_heads = config.get("num_key_value_heads") or heads
-        neurons = int(config["intermediate_size"])
-        return cls(part_of, layers, heads, int(key_heads), int(head_size), neurons, _rotary_base(config))
+        head_count = int(config["num_attention_heads"])
+        head_size = config.get("head_dim") or int(config["hidden_size"]) // head_count
+        key_head_count = config.get("num_key_value_heads") or head_count
+        neuron_count = int(config["intermediate_size"])
+        return cls(
+            part_of, layer_count, head_count, int(key_head_count), int(head_size), neuron_count, _rotary_base(config)
+        )
 
 
 def _rotary_base(config: Mapping[str, Any]) -> float:
@@ -120,6 +122,8 @@ class ResidualStream:
         writers: the tensors that write to the stream.
         biases: the writers' biases.
         norms: the norms of the layers, and the final one.
+        final: the norm before the head.
+        gain_offset: what is added to a stored gain.
     """
 
     width: int
@@ -141,14 +145,17 @@ class ResidualStream:
         names = [name for name in checkpoint.tensors if name not in tables]
         final = _only_tensor(names, stream.final)
         readers = {
-            name: _sibling(name, norm) for name in names for end, norm in stream.readers.items() if ends(name, end)
+            name: _sibling(name, norm)
+            for name in names
+            for end, norm in stream.readers.items()
+            if has_name_ending(name, end)
         }
-        writers = tuple(name for name in names if ends(name, *stream.writers))
-        biases = tuple(name for name in names if ends(name, *stream.biases))
+        writers = tuple(name for name in names if has_name_ending(name, *stream.writers))
+        biases = tuple(name for name in names if has_name_ending(name, *stream.biases))
         norms = (*sorted(set(readers.values())), final)
         known_names = {*readers, *writers, *biases, *norms}
         for name in names:
-            if name not in known_names and not ends(name, *stream.unrelated):
+            if name not in known_names and not has_name_ending(name, *stream.unrelated):
                 raise UnsupportedModel(
                     f"{name} may meet the residual stream, and nothing says how", "use ObfusLM without plus"
                 )
@@ -158,14 +165,14 @@ class ResidualStream:
         return cls(width, readers, writers, biases, norms, final, stream.gain_offset.get(model_type, 0.0))
 
 
-def ends(name: str, *endings: str) -> bool:
-    """Returns whether a tensor's full name is one of these, or ends with one after a dot."""
+def has_name_ending(name: str, *endings: str) -> bool:
+    """Returns whether a tensor's full name is one of `endings`, or ends with one after a dot."""
     return any(name == part or name.endswith("." + part) for part in endings)
 
 
 def _only_tensor(names: list[str], ending: str) -> str:
     """Returns the tensor of that name outside all layers. Raises UnsupportedModel unless there is just one."""
-    outside_layers = [name for name in names if ends(name, ending) and not re.search(r"\.\d+\.", name)]
+    outside_layers = [name for name in names if has_name_ending(name, ending) and not re.search(r"\.\d+\.", name)]
     if len(outside_layers) != 1:
         raise UnsupportedModel(
             f"there are {len(outside_layers)} tensors named {ending}, 1 is needed", "use ObfusLM without plus"

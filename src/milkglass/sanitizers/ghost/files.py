@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError, naming
+from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError, naming_texts
 from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer, token_limit
@@ -65,7 +65,7 @@ class FinishedParts:
                 f"{self.folder} holds an unfinished run with other options, or of another file or model",
                 "give that run's options to go on with it, --seed too if it had one, or remove the folder",
             )
-        files.private_dir(self.folder)
+        files.make_private_dir(self.folder)
         new_seed = fresh_seed() if seed is None else seed
         self._write_state(str(new_seed) if seed is None else None, False)
         return new_seed
@@ -289,7 +289,7 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
         nonblank_slots = [slot for slot in _parse_part(plan, part)[1] if slot.text.strip()]
-        with naming([str(plan.shape.place(slot.line)) for slot in nonblank_slots].__getitem__):
+        with naming_texts([str(plan.shape.place(slot.line)) for slot in nonblank_slots].__getitem__):
             ghost.encode([slot.text for slot in nonblank_slots])
 
 

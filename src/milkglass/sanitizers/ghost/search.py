@@ -35,7 +35,7 @@ from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.select import require_k
 from milkglass.parameters import limited, require
 from milkglass.sanitizers.table import SPACE_MARKERS, Ids, Mask, WordVectors
-from milkglass.system import cores
+from milkglass.system import core_count
 
 PIECE_MARKER = "##"  # WordPiece's mark of a token that continues a word
 NeighbourIds = NDArray[np.int32]
@@ -180,7 +180,7 @@ def search(table: WordVectors, lemmas: Ids | None, settings: SearchSettings) -> 
 def _is_shadow(nearest_lists: NeighbourIds, places: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
     """Returns (tokens, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(core_count()) as pool:
         return np.concatenate([*pool.map(lambda block: _filter_block(nearest_lists, block, lemmas, settings), blocks)])
 
 

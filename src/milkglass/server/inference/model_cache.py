@@ -24,7 +24,7 @@ from milkglass.errors import (
     UnsupportedModel,
     missing_words,
 )
-from milkglass.models.torch_model import ONE_LOAD
+from milkglass.models.torch_model import MODEL_LOAD_LOCK
 from milkglass.server.inference.generator import Engine
 from milkglass.server.inference.model_runner import ModelRunner, TransformersRunner
 from milkglass.server.logs import place_of
@@ -182,7 +182,7 @@ def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerS
         torch.set_num_threads(settings.inference_threads)
     classes = {"classify": AutoModelForSequenceClassification, "embed": AutoModel, "generate": AutoModelForCausalLM}
     try:
-        with ONE_LOAD:
+        with MODEL_LOAD_LOCK:
             network, report = classes[task].from_pretrained(
                 folder,
                 dtype=device.serving_dtype(),

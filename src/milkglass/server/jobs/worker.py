@@ -23,7 +23,7 @@ _SHELL_SCRIPT = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes 
 
 def _worker_environment() -> dict[str, str]:
     """Returns a worker's environment: offline, without Milkglass's variables (a passphrase, a token) but the device."""
-    allowed_names = (name for name in os.environ if name == device.DEVICE or not name.startswith("MILKGLASS_"))
+    allowed_names = (name for name in os.environ if name == device.DEVICE_VARIABLE or not name.startswith("MILKGLASS_"))
     environment = device.child_variables({name: os.environ[name] for name in allowed_names})
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
     return {"OMP_WAIT_POLICY": "PASSIVE", **environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

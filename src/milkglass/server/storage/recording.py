@@ -80,6 +80,6 @@ class Recording:
             root = parent
         with self._lock:
             if root.id not in self._open:
-                files.private_dir(self._folder)
+                files.make_private_dir(self._folder)
                 self._open[root.id] = Recorder.open(self._folder / root.id, model.vocab_size, root.key_id)
             return self._open[root.id]

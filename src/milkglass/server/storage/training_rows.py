@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import BadUpload, CorruptCheckpoint
-from milkglass.models.safetensors_header import TensorRef, read_all
+from milkglass.models.safetensors_header import TensorRef, read_tensors_and_notes
 from milkglass.server.spec import IGNORED_LABEL, LABEL_TENSORS, NUMPY_DTYPES, ROWS_METADATA, ROWS_TENSORS
 from milkglass.server.storage.store import TrainingFileInfo
 
@@ -132,7 +132,7 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
     if size > MAX_HEADER_BYTES:
         _refuse(f"the file's header claims {size} bytes; at most {MAX_HEADER_BYTES} are read")
     try:
-        tensors, notes = read_all(path)
+        tensors, notes = read_tensors_and_notes(path)
     except CorruptCheckpoint as error:
         raise BadUpload(error.message.replace(path.name, "the file"), FORMAT_HINT) from error
     if notes != ROWS_METADATA:

@@ -22,7 +22,7 @@ from fastapi.concurrency import run_in_threadpool
 from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK_BYTES
-from milkglass.models.safetensors_header import PLAIN_NOTES, read_all
+from milkglass.models.safetensors_header import PLAIN_NOTES, read_tensors_and_notes
 from milkglass.server.random_ids import new_id
 from milkglass.server.settings import HomeFolder
 from milkglass.server.storage import training_rows
@@ -294,7 +294,7 @@ def require_suffix(filename: str, purpose: Purpose) -> None:
 def check_weights(path: Path) -> None:
     """Raises BadUpload for a file that is not safetensors, or has more than weights."""
     try:
-        tensors, notes = read_all(path)
+        tensors, notes = read_tensors_and_notes(path)
     except CorruptCheckpoint as error:  # its own message names the file on our disk
         message = error.message.replace(path.name, "the file")
         raise BadUpload(message, "save the weights with safetensors; pickled weights are refused") from error

@@ -31,7 +31,7 @@ from milkglass.server.process import run
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES
-from milkglass.split.decoder.gate import CHALLENGE_PATH, MAX_BODY, RELEASE_PATH, Gate, ReleaseRequest
+from milkglass.split.decoder.gate import CHALLENGE_PATH, MAX_BODY_BYTES, RELEASE_PATH, Gate, ReleaseRequest
 from milkglass.split.decoder.server import SessionTable, SplitSession
 from milkglass.split.spec import SPLIT_PATH, STREAM_PATH, DecoderInfo, OpenRequest
 
@@ -39,7 +39,7 @@ log = logging.getLogger("milkglass.server")
 IDLE_SECONDS = 60.0  # how long a client may take to send its next message, or to read one
 MAX_OPEN_BYTES = 4096  # bytes of the first message
 SPARE_BYTES = 64 << 10  # bytes by which a message may be too long and still be refused with a reason
-POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011  # close codes of WebSockets (RFC 6455, section 7.4.1)
+POLICY_VIOLATION_CODE, INTERNAL_ERROR_CODE = 1008, 1011  # close codes of WebSockets (RFC 6455, section 7.4.1)
 
 
 def max_message_bytes(info: DecoderInfo) -> int:
@@ -47,11 +47,11 @@ def max_message_bytes(info: DecoderInfo) -> int:
     return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE_BYTES
 
 
-def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle: float = IDLE_SECONDS) -> FastAPI:
+def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle_seconds: float = IDLE_SECONDS) -> FastAPI:
     """Returns the application behind its guard.
 
     Args:
-        idle: the seconds that a client may take to send its next message, or to read one.
+        idle_seconds: the seconds that a client may take to send its next message, or to read one.
     """
 
     @asynccontextmanager
@@ -82,15 +82,15 @@ def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle: float =
     @app.websocket(STREAM_PATH)
     async def stream(socket: WebSocket) -> None:
         if not _is_authorized(socket, bearer_token):
-            await socket.close(POLICY_VIOLATION)  # before the socket is accepted, so that the client gets 403
+            await socket.close(POLICY_VIOLATION_CODE)  # before the socket is accepted, so that the client gets 403
             return
         await socket.accept()
-        await StreamConnection(socket, table, idle).run()
+        await StreamConnection(socket, table, idle_seconds).run()
 
     def rule(scope: Scope) -> BodyRule:
-        return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE_PATH, RELEASE_PATH) else 0)
+        return BodyRule(MAX_BODY_BYTES if scope["path"] in (CHALLENGE_PATH, RELEASE_PATH) else 0)
 
-    app.add_middleware(Guard, token=bearer_token, rule=rule, max_held=16 * MAX_BODY, limits=Limits())
+    app.add_middleware(Guard, token=bearer_token, rule=rule, max_held=16 * MAX_BODY_BYTES, limits=Limits())
     return app
 
 
@@ -103,8 +103,9 @@ def _is_authorized(socket: WebSocket, bearer_token: str) -> bool:
 class StreamConnection:
     """Serves one session over one connection."""
 
-    def __init__(self, socket: WebSocket, table: SessionTable, idle: float) -> None:
-        self._socket, self._table, self._idle = socket, table, idle
+    def __init__(self, socket: WebSocket, table: SessionTable, idle_seconds: float) -> None:
+        """Takes an accepted WebSocket; `run` serves it. See `create_app` for `idle_seconds`."""
+        self._socket, self._table, self._idle_seconds = socket, table, idle_seconds
 
     async def run(self) -> None:
         """Serves until the answer is complete, the client leaves, or a message is refused."""
@@ -146,16 +147,16 @@ class StreamConnection:
         A message waits while earlier ones are not read. These include pongs, which a client can request without limit.
         """
         try:
-            await asyncio.wait_for(message, self._idle)
+            await asyncio.wait_for(message, self._idle_seconds)
         except TimeoutError:
-            raise TooSlow(f"nothing was read for {self._idle:.0f} s", "read each answer") from None
+            raise TooSlow(f"nothing was read for {self._idle_seconds:.0f} s", "read each answer") from None
 
     async def _receive(self) -> Any:
         """Returns the client's next message. Raises WebSocketDisconnect, TooSlow."""
         try:
-            message = await asyncio.wait_for(self._socket.receive(), self._idle)
+            message = await asyncio.wait_for(self._socket.receive(), self._idle_seconds)
         except TimeoutError:
-            raise TooSlow(f"no message came for {self._idle:.0f} s", "begin anew") from None
+            raise TooSlow(f"no message came for {self._idle_seconds:.0f} s", "begin anew") from None
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
         return message
@@ -164,7 +165,9 @@ class StreamConnection:
         """Sends an error and closes the connection, unless the client is gone or does not read."""
         try:
             await self._await_sent(self._socket.send_text(json.dumps(errors.error_body(error))))
-            await self._await_sent(self._socket.close(INTERNAL_ERROR if error.status >= 500 else POLICY_VIOLATION))
+            await self._await_sent(
+                self._socket.close(INTERNAL_ERROR_CODE if error.status >= 500 else POLICY_VIOLATION_CODE)
+            )
         except (WebSocketDisconnect, RuntimeError, TooSlow):  # the client is gone, or does not read
             return
 

@@ -94,7 +94,10 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
 
     Args:
         base: the provider's model.
+        enclave: the open enclave, which sanitizes the private texts.
+        settings: how it sanitizes them.
         k: the length of candidate lists.
+        files: the user's texts, and the attackers' own.
 
     Raises:
         KeyForOtherModel: the model is not the enclave's.
@@ -104,10 +107,10 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     table = base.read(family_of(base.config).locate(base).table)
     if table_digest(table) != enclave.table_info["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
-    private, same_kind = private_and_other_texts(read_texts(files.text, files.rows), files)
+    private, alike_texts = private_and_other_texts(read_texts(files.text, files.rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     enclave_texts = _send_through(enclave, settings, codec, table, private)
-    texts = {ALIKE: same_kind} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
+    texts = {ALIKE: alike_texts} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
     package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     attacker = TableAttacker(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}

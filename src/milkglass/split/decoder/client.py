@@ -31,14 +31,22 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 SILENCE_SECONDS = 120.0  # how long the next token may take
-MAX_MESSAGE_BYTES = 64 << 10  # bytes of a server's message
-MAX_PACKAGE_BYTES = 8 << 30  # bytes of the provider's encrypted package
+MAX_MESSAGE_BYTES = 64 << 10  # of a server's message
+MAX_PACKAGE_BYTES = 8 << 30  # of the provider's encrypted package
 RowOf = Callable[[int], "torch.Tensor"]  # returns the vector (1, d) of an id
 
 
 @dataclass(frozen=True)
 class SplitSampling:
-    """Says how the server chooses tokens. `OpenRequest` has the same fields."""
+    """Says how the server chooses tokens. `OpenRequest` has the same fields.
+
+    Attributes:
+        max_tokens: the most ids of an answer.
+        temperature: 0 takes the likeliest token.
+        top_p: draws from the fewest tokens whose probabilities reach this.
+        top_k: draws from this many of the likeliest tokens; 0: all.
+        seed: the seed of the draws. None: the server's own.
+    """
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -60,6 +68,7 @@ class DecoderServer:
     """Talks to a split decoder's server.
 
     Attributes:
+        url: the server's address.
         bearer_token: the server's token. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
         authority: a PEM file with the server's certificate or its authority. None: the system's authorities.

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from milkglass.split.decoder.client import RowOf, SplitSampling
 
-MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
-FLAG = "--enable-prompt-embeds"
-HINT = f"is vLLM's server there, started with {FLAG}?"
-ENDS = ("stop", "length")  # the values of finish_reason that are accepted
+MODELS_PATH, COMPLETIONS_PATH = "/v1/models", "/v1/completions"
+ENGINE_FLAG = "--enable-prompt-embeds"
+HINT = f"is vLLM's server there, started with {ENGINE_FLAG}?"
+FINISH_REASONS = ("stop", "length")  # the values of finish_reason that are accepted
 MAX_EMPTY_EVENTS = 1000  # the most events of an answer that have no id
 
 
@@ -42,6 +42,7 @@ class PromptEmbedsEngine:
     """Talks to a stock engine.
 
     Attributes:
+        url: the engine's address.
         model: the engine's name for the model.
         bearer_token: the engine's API key. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
@@ -61,7 +62,7 @@ class PromptEmbedsEngine:
     def info(self, description: Mapping[str, Any]) -> DecoderInfo:
         """Asks the engine what it takes, for an open enclave's table (`Enclave.table_info`). Raises RemoteError."""
         with self.connection() as connection:
-            entries = rows(connection.json("GET", MODELS))
+            entries = rows(connection.json("GET", MODELS_PATH))
         names = [str(entry.get("id")) for entry in entries]
         if self.model not in names:
             listed = ", ".join(names[:5]) or "none"
@@ -100,7 +101,8 @@ class PromptEmbedsStream:
 
     def __init__(self, engine: PromptEmbedsEngine, info: DecoderInfo, sampling: SplitSampling) -> None:
         self._engine, self._info, self._sampling = engine, info, sampling
-        self._ids_left, self._reason = sampling.max_tokens, None  # how many ids may come, and why the answer ended
+        self._ids_left = sampling.max_tokens
+        self._finish_reason: str | None = None  # why the answer ended
         self.sent_bytes = self.received_bytes = 0
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
@@ -109,7 +111,7 @@ class PromptEmbedsStream:
         Raises TooLong for a prompt that is too long, before anything is sent, RemoteError, and Unreachable.
         """
         body, empty_count = self._body(prompt), 0
-        with self._engine.connection() as connection, connection.stream("POST", COMPLETIONS, body) as stream:
+        with self._engine.connection() as connection, connection.stream("POST", COMPLETIONS_PATH, body) as stream:
             for _, _, data in server_events(stream):
                 self.received_bytes += len(data.encode())
                 if data.strip() == "[DONE]":
@@ -156,19 +158,19 @@ class PromptEmbedsStream:
             raise RemoteError("the engine's answer has no token_ids", "it needs a version that knows return_token_ids")
         if not isinstance(ids, list) or not all(is_whole(token_id) and 0 <= token_id < vocabulary for token_id in ids):
             raise RemoteError(f"the engine's ids are not numbers below {vocabulary}", "is it of the enclave's model?")
-        if len(choices) > 1 or len(ids) > self._ids_left or (ids and self._reason is not None):
+        if len(choices) > 1 or len(ids) > self._ids_left or (ids and self._finish_reason is not None):
             raise RemoteError(
                 f"the engine sent more than the {self._sampling.max_tokens} ids of one answer",
                 "don't trust this server",
             )
-        if reason is not None and reason not in ENDS:
+        if reason is not None and reason not in FINISH_REASONS:
             raise RemoteError(f"the engine ended the answer with {reason!r}, not with stop or length", "try again")
-        self._ids_left, self._reason = self._ids_left - len(ids), reason or self._reason
+        self._ids_left, self._finish_reason = self._ids_left - len(ids), reason or self._finish_reason
         return ids
 
     def _require_end(self) -> None:
         """Raises RemoteError if the engine did not say why the answer ended."""
-        if self._reason is None:
+        if self._finish_reason is None:
             raise RemoteError("the engine's answer has no finish_reason", HINT)
 
 
@@ -191,7 +193,7 @@ def with_engine_hint(error: RemoteError) -> RemoteError:
     if isinstance(error, Unauthorized):
         hint = "give the engine's --api-key as the token"
     elif "enable-prompt-embeds" in error.message:
-        hint = f"start the engine with {FLAG}"
+        hint = f"start the engine with {ENGINE_FLAG}"
     else:
         hint = HINT if not error.hint or "milkglass" in error.hint else error.hint
     error_of_engine = type(error)(error.message, hint)

@@ -3,7 +3,7 @@
 Each is one safetensors file, of which everything is checked:
 
     from the client     "x", bf16, fp16 or fp32 (t, d): vectors of the prompt, then of one token a message
-    from the server     "ids", int64 (2,): the next id, and the index in `REASONS` of why the answer ends with it
+    from the server     "ids", int64 (2,): the next id, and the index in `END_REASONS` of why the answer ends with it
 
 The sides alternate, vectors first. There is no pickle. The number of tokens of a prompt is not hidden.
 """
@@ -19,8 +19,8 @@ from safetensors.torch import load, save
 from milkglass.errors import BadUpload, MilkglassError, RemoteError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-REASONS = (None, "stop", "length")  # why an answer ends with a token, or None if it goes on
-OVERHEAD_BYTES = 200  # the most bytes of a message besides its numbers
+END_REASONS = (None, "stop", "length")  # why an answer ends with a token, or None if it goes on
+MAX_OVERHEAD_BYTES = 200  # the most bytes of a message besides its numbers
 PROTOCOL_HINT = "client and server must be of one version (docs/formats.md)"
 
 
@@ -44,7 +44,7 @@ def encode_vectors(vectors: torch.Tensor) -> bytes:
 
 def decode_vectors(message: bytes, width: int, dtype: str, max_rows: int) -> torch.Tensor:
     """Reads a client's vectors (t, width) of type `dtype`, 1 <= t <= `max_rows`. Raises BadUpload if they are not."""
-    vectors = _tensor(message, "x", BadUpload, max_rows * width * DTYPES[dtype].itemsize)
+    vectors = _only_tensor(message, "x", BadUpload, max_rows * width * DTYPES[dtype].itemsize)
     if vectors.dtype != DTYPES[dtype] or vectors.dim() != 2:
         raise BadUpload(
             f"the message does not hold one table of {dtype}", "send vectors of the type that was agreed on"
@@ -61,28 +61,29 @@ def decode_vectors(message: bytes, width: int, dtype: str, max_rows: int) -> tor
 
 def encode_token(token: NextToken) -> bytes:
     """Returns the server's message of a token."""
-    return save({"ids": torch.tensor([token.id, REASONS.index(token.reason)])})
+    return save({"ids": torch.tensor([token.id, END_REASONS.index(token.reason)])})
 
 
 def decode_token(message: bytes, vocabulary: int) -> NextToken:
     """Reads a server's message, which is not trusted. Raises RemoteError unless it has an id below `vocabulary`."""
-    numbers = _tensor(message, "ids", RemoteError, 16)
+    numbers = _only_tensor(message, "ids", RemoteError, 16)
     if numbers.dtype != torch.int64 or numbers.shape != (2,):
         raise RemoteError("the server's message does not hold an id", "is `milkglass split serve` of a decoder there?")
     token_id, reason_index = numbers.tolist()
-    if not 0 <= token_id < vocabulary or not 0 <= reason_index < len(REASONS):
+    if not 0 <= token_id < vocabulary or not 0 <= reason_index < len(END_REASONS):
         raise RemoteError("the server's message names an id or an end that does not exist", "don't trust this server")
-    return NextToken(token_id, REASONS[reason_index])
+    return NextToken(token_id, END_REASONS[reason_index])
 
 
-def _tensor(message: bytes, name: str, error: type[MilkglassError], max_bytes: int) -> torch.Tensor:
+def _only_tensor(message: bytes, name: str, error: type[MilkglassError], max_bytes: int) -> torch.Tensor:
     """Returns the only tensor of a message, which must have this name and at most `max_bytes` bytes. Raises `error`.
 
     No memory is allocated by a length that the message states.
     """
-    if len(message) > max_bytes + OVERHEAD_BYTES:
+    if len(message) > max_bytes + MAX_OVERHEAD_BYTES:
         raise error(
-            f"a message of {len(message)} bytes, at most {max_bytes + OVERHEAD_BYTES} are allowed", "send fewer vectors"
+            f"a message of {len(message)} bytes, at most {max_bytes + MAX_OVERHEAD_BYTES} are allowed",
+            "send fewer vectors",
         )
     try:
         tensors = load(message)

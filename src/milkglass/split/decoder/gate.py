@@ -32,8 +32,8 @@ from milkglass.server.http.routing import RequestBody
 log = logging.getLogger(__name__)
 
 CHALLENGE_PATH, RELEASE_PATH = "/v1/split/challenge", "/v1/split/release"
-MAX_NONCES, CHALLENGE_SECONDS = 256, 120.0  # the most open challenges, and how long each stays open
-MAX_COLLATERAL, MAX_BODY = 192 << 10, 384 << 10  # bytes in base64, and bytes of a request
+MAX_OPEN_CHALLENGES, CHALLENGE_SECONDS = 256, 120.0  # the most open challenges, and how long each stays open
+MAX_COLLATERAL_CHARACTERS, MAX_BODY_BYTES = 192 << 10, 384 << 10  # of base64, and of a request
 UNATTESTED_HINT = "start the server with --allow-unattested only where the client may have the table"
 
 
@@ -50,7 +50,7 @@ class ReleaseRequest(RequestBody):
     nonce: str = Field(pattern="^[0-9a-f]{64}$")
     public: str = Field(pattern="^[0-9a-f]{64}$")
     quote: str = Field(max_length=2 * MAX_QUOTE_BYTES)
-    collateral: str = Field("", max_length=MAX_COLLATERAL)
+    collateral: str = Field("", max_length=MAX_COLLATERAL_CHARACTERS)
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Gate:
             self._deadlines = {
                 open_nonce: deadline for open_nonce, deadline in self._deadlines.items() if deadline > now
             }
-            if len(self._deadlines) >= MAX_NONCES:
-                raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
+            if len(self._deadlines) >= MAX_OPEN_CHALLENGES:
+                raise Busy(f"{MAX_OPEN_CHALLENGES} challenges are open", "try again in a moment")
             self._deadlines[nonce] = now + CHALLENGE_SECONDS
         return nonce
 

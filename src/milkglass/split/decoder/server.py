@@ -27,9 +27,9 @@ from milkglass.split.decoder.frames import NextToken
 from milkglass.split.spec import DecoderInfo, OpenRequest
 
 GRACE_SECONDS = 0.005  # how long rows with a vector wait for those without
-MAX_SESSIONS = 64
-MAX_LENGTH = 8192  # tokens of a prompt and its answer
-MAX_NEW_TOKENS = 4096
+MAX_SESSIONS = 64  # sessions that are open at a time, unless the caller says otherwise
+MAX_TOKENS = 8192  # tokens of a prompt and its answer together
+MAX_NEW_TOKENS = 4096  # tokens of an answer
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class SplitGenerator(Engine[SplitSequence]):
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
         super().__init__("split generator", max_batch)
         self._runner, self._batch = runner, Scheduler(max_batch)
-        self._parked: list[Scheduler] = []
+        self._parked_groups: list[Scheduler] = []
         self._in_prefill: list[SplitSequence] = []
 
     def deliver(self, sequence: SplitSequence, vectors: torch.Tensor) -> None:
@@ -83,7 +83,7 @@ class SplitGenerator(Engine[SplitSequence]):
         """Drops cancelled rows and reads new prompts, or else advances each row whose vector has arrived by a token."""
         for group in self._groups():
             group.drop_cancelled()
-        self._parked = [group for group in self._parked if group.running]
+        self._parked_groups = [group for group in self._parked_groups if group.running]
         waiting = [sequence for sequence in self.take(self._batch.free_rows) if not sequence.cancelled]
         prefill_count = self._batch.prefill_count(waiting)
         self._in_prefill = waiting[:prefill_count]
@@ -101,13 +101,13 @@ class SplitGenerator(Engine[SplitSequence]):
             *self._in_prefill,
             *(sequence for group in self._groups() for sequence in running_sequences(group)),
         ]
-        self._in_prefill, self._parked = [], []
+        self._in_prefill, self._parked_groups = [], []
         self._batch.clear()
         return sequences
 
     def _groups(self) -> list[Scheduler]:
         """Returns the batch and the parked groups."""
-        return [self._batch, *self._parked]
+        return [self._batch, *self._parked_groups]
 
     def _gather(self) -> None:
         """Waits up to GRACE_SECONDS for missing vectors, then parks rows without one and takes back those with one."""
@@ -120,10 +120,10 @@ class SplitGenerator(Engine[SplitSequence]):
                 self._changed.wait(seconds_left)
         late_rows = [row for row, sequence in enumerate(running_sequences(self._batch)) if not sequence.is_due]
         if late_rows:
-            self._parked += [self._batch.split([row]) for row in reversed(late_rows)]
-        returning = [group for group in self._parked if running_sequences(group)[0].is_due]
-        self._parked = [group for group in self._parked if group not in returning]
-        for group in returning:
+            self._parked_groups += [self._batch.split([row]) for row in reversed(late_rows)]
+        returning_groups = [group for group in self._parked_groups if running_sequences(group)[0].is_due]
+        self._parked_groups = [group for group in self._parked_groups if group not in returning_groups]
+        for group in returning_groups:
             self._batch.join(group)
 
     def _advance(self) -> None:
@@ -265,7 +265,9 @@ def open_decoder(
     The sessions' engine is not started yet.
 
     Args:
+        checkpoint: the decoder.
         name: the provider's name for the model.
+        policy: how many rows of the table may leave an enclave.
         sessions: the most sessions that are open at a time.
 
     Raises:
@@ -280,7 +282,7 @@ def open_decoder(
         model=name,
         width=table.shape[1],
         vocabulary=table.shape[0],
-        max_length=min(MAX_LENGTH, int(config.get("max_position_embeddings") or config["n_positions"])),
+        max_length=min(MAX_TOKENS, int(config.get("max_position_embeddings") or config["n_positions"])),
         max_new_tokens=MAX_NEW_TOKENS,
         sessions=sessions,
         table=table_digest(table),

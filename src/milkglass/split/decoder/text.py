@@ -23,7 +23,7 @@ from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.spec import DecoderInfo
 
 ANSWER_WARNING = "the server reads the answer: nothing but the prompt can be sanitized (CMIF has no way around this)"
-NARROWER_DTYPE = {"float32": "float16"}  # the type in which vectors of an fp32 table are sent, unless `exact` is set
+NARROWER_DTYPE = {"float32": "float16"}  # the type in which vectors of an fp32 table are sent, unless `is_exact` is set
 
 
 class IdStream(Protocol):
@@ -51,7 +51,7 @@ class SplitText:
         enclave: the open enclave.
         info: what the server says of the model.
         settings: how prompts are sanitized.
-        exact: whether vectors are sent in the table's own type, even if that is fp32.
+        is_exact: whether vectors are sent in the table's own type, even if that is fp32.
         streams: the streams of all prompts so far, the newest last.
     """
 
@@ -59,7 +59,7 @@ class SplitText:
     server: VectorServer
     info: DecoderInfo
     settings: RnmSettings
-    exact: bool = False
+    is_exact: bool = False
     streams: list[IdStream] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class SplitText:
 
     def generate_ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
         """Returns the ids of the answer, as they come. Iteration raises RemoteError, EnclaveError."""
-        dtype = self.info.dtype if self.exact else NARROWER_DTYPE.get(self.info.dtype, self.info.dtype)
+        dtype = self.info.dtype if self.is_exact else NARROWER_DTYPE.get(self.info.dtype, self.info.dtype)
         stream = self.server.stream(self.info, sampling, dtype)
         self.streams.append(stream)
         return stream.ids(self._vectors(prompt.vectors, dtype), lambda token: self._row(token, dtype))

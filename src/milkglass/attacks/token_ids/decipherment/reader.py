@@ -29,7 +29,7 @@ from milkglass.attacks.forward import batches, body, places, public_head, stack,
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
 from milkglass.models.file_names import TOKENIZER
-from milkglass.models.resolve import EMBEDDED, is_here, resolve
+from milkglass.models.resolve import EMBEDDED, is_available_offline, resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
@@ -228,7 +228,7 @@ def why_no_reader(public: Model, name: str) -> str | None:
         return why_no_head(public)
     if public.folder is None or not (public.folder / TOKENIZER).is_file():
         return "the public model is an encoder, and without its tokenizer no other model can read for it"
-    if not (is_here(name) if name in EMBEDDED else (Path(name) / TOKENIZER).is_file()):
+    if not (is_available_offline(name) if name in EMBEDDED else (Path(name) / TOKENIZER).is_file()):
         return f"the public model is an encoder, and {name}, which would read for it, is not there"
     if name not in EMBEDDED and why_no_head(Model.open(Path(name))):
         return f"{name}, which would read for the encoder, has no head"
