@@ -1,8 +1,8 @@
 """Replays a federated run, and yields the updates of one site as the server recorded them.
 
 An attacker has the public model and the head, which is drawn from the run's seed. The weights of later rounds are not
-stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean_update`, `step_weights`), as
-any server can do. The audit refuses a run whose weights do not result.
+stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean_update`,
+`step_weights`), as any server can do. The audit refuses a run whose weights do not result.
 
 The site's rows and secret show which texts were behind each gradient, and its file what these were before GHOST. FedAvg
 after several steps sends a sum of gradients of several batches, at weights that nobody else has. Such rounds are
