@@ -67,11 +67,11 @@ def proxy(listener: socket.socket, url: str, key: Any) -> None:
     from milkglass.engines.upstream import Upstream
     from milkglass.engines.vllm import VLLM
     from milkglass.proxy.backend import Backends, connect_backend
-    from milkglass.proxy.run import LIMITS, ProxyAddress, serve
+    from milkglass.proxy.run import DEFAULT_LIMITS, ProxyAddress, serve
 
     async def main() -> None:
         backend, _ = await connect_backend(_codec(key), Upstream(VLLM(), url))
-        await serve(Backends([backend]), listener, ProxyAddress(), LIMITS)
+        await serve(Backends([backend]), listener, ProxyAddress(), DEFAULT_LIMITS)
 
     asyncio.run(main())
 
@@ -146,13 +146,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    from milkglass.proxy.run import LIMITS, ProxyAddress
+    from milkglass.proxy.run import DEFAULT_LIMITS, ProxyAddress
     from milkglass.server.process import listen
 
     key = _key()
     codec = _codec(key)
     ids = codec.encode([WORDS]).ids[0].tolist()
-    listeners = [listen(ProxyAddress(), LIMITS) for _ in range(2)]
+    listeners = [listen(ProxyAddress(), DEFAULT_LIMITS) for _ in range(2)]
     for one in listeners:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     ports = [one.getsockname()[1] for one in listeners]

@@ -96,7 +96,7 @@ class Amd:
         return cls(Authority.make("ARK-Genoa", "SEV-Genoa", "SEV-VCEK", leaf=[*extensions, chip]))
 
     def trusted(self, monkeypatch: pytest.MonkeyPatch) -> Amd:
-        monkeypatch.setitem(sev_snp.ROOTS, "Genoa", spki(self.authority.chain[-1]))  # type: ignore[arg-type]
+        monkeypatch.setitem(sev_snp.ROOT_SPKI_DIGESTS, "Genoa", spki(self.authority.chain[-1]))  # type: ignore[arg-type]
         return self
 
     def report(self, changes: Mapping[int, bytes] = {}) -> bytes:
@@ -136,8 +136,8 @@ class Nvidia:
         return Authority.make("CoRIM root", "Reference CA", "Reference L3", "RIM L4", until=until)
 
     def trusted(self, monkeypatch: pytest.MonkeyPatch) -> Nvidia:
-        monkeypatch.setattr(nvidia, "ROOT", spki(self.gpu.chain[-1]))
-        monkeypatch.setattr(rim, "ROOT", spki(self.signer.chain[-1]))
+        monkeypatch.setattr(nvidia, "ROOT_SPKI_DIGEST", spki(self.gpu.chain[-1]))
+        monkeypatch.setattr(rim, "ROOT_SPKI_DIGEST", spki(self.signer.chain[-1]))
         return self
 
     def renewed(self, until: datetime) -> Nvidia:

@@ -515,7 +515,7 @@ def test_a_proxy_of_the_environment_sees_nothing(authority: Authority, monkeypat
 def test_of_several_servers_behind_one_address_each_is_verified(
     count: int, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MAX_IDLE", 0)  # so that each request has a connection of its own
+    monkeypatch.setattr(connections, "MAX_IDLE_CONNECTIONS", 0)  # so that each request has a connection of its own
     pairs = [authority.issued(name) for name in "abc"[:count]]
     bad = spki_digest_of_file(pairs[1][0])
 
@@ -540,7 +540,7 @@ def test_of_several_servers_behind_one_address_each_is_verified(
 
 def test_a_connection_is_used_again_and_only_as_many_are_kept_as_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests one after the other share a connection; of many at a time some connections are kept."""
-    monkeypatch.setattr(connections, "MAX_IDLE", 3)
+    monkeypatch.setattr(connections, "MAX_IDLE_CONNECTIONS", 3)
     seen, writers = list[int](), list[asyncio.StreamWriter]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -87,7 +87,7 @@ def test_quotes_without_collateral_are_parsed_and_refused_for_it(name: str) -> N
 def test_turins_key_ends_at_amds_root_and_has_another_layout() -> None:
     leaf = chains.parse_certificates(content("virtee-sev/vcek_turin.der"), "x")[0]
     chain, product = sev_snp._order_chain(leaf, chains.parse_certificates(content("virtee-sev/cert_chain_turin"), "x"))
-    chains.require_chain(chain, sev_snp.ROOTS[product], samples.TODAY, "x")
+    chains.require_chain(chain, sev_snp.ROOT_SPKI_DIGESTS[product], samples.TODAY, "x")
     assert product == "Turin"
     assert sev_snp.tcb_versions(bytes([1, 2, 3, 4, 0, 0, 0, 5]), "Turin") == {
         "fmc": 1, "bootloader": 2, "tee": 3, "snp": 4, "microcode": 5

@@ -34,8 +34,8 @@ from milkglass.attest.evidence import HardwareEvidence
 from milkglass.attest.front import (
     EVIDENCE_PER_ADDRESS,
     EVIDENCE_PER_MINUTE,
+    EVIDENCE_PER_MINUTE_WITH_FIRST,
     EVIDENCE_PER_SITE,
-    EVIDENCE_WITH_FIRST,
     EvidenceBudget,
     Front,
 )
@@ -423,7 +423,7 @@ def test_few_sites_that_use_up_the_total_lock_out_nobody_who_had_none() -> None:
     assert taken(others) == 0, "the total is used up"
     assert taken(["192.0.2.7", "2001:db8:ffff::1", "192.0.2.7", "2001:db8:ffff:2::1"]) == 2, "each its first"
     many = [f"10.{number >> 8}.{number & 255}.1" for number in range(2_000)]
-    assert taken(many) == EVIDENCE_WITH_FIRST - EVIDENCE_PER_MINUTE - 2, "first pieces have a limit, too"
+    assert taken(many) == EVIDENCE_PER_MINUTE_WITH_FIRST - EVIDENCE_PER_MINUTE - 2, "first pieces have a limit, too"
 
 
 def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> None:
@@ -433,13 +433,15 @@ def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> 
         reached.append(request.url.path)
         return JSONResponse({})
 
-    engine = Starlette(routes=[Route(path, engine_answers, methods=[how]) for path, how in passthrough.PATHS.items()])
+    engine = Starlette(
+        routes=[Route(path, engine_answers, methods=[how]) for path, how in passthrough.METHOD_BY_PATH.items()]
+    )
     token, vault = "t" * 16, Vault.new(tmp_path / "got", SENDER)
 
     async def work() -> None:
         async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", vault, token=token), engine) as one:
             for authorization in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
-                for path, how in passthrough.PATHS.items():
+                for path, how in passthrough.METHOD_BY_PATH.items():
                     answer = await one.request(how, path, headers=authorization)
                     assert answer.status_code == (200 if path == "/health" else 401), path
                     assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
@@ -451,9 +453,9 @@ def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> 
             released = await one.post(RELEASE_PATH, params={"name": "x"}, content=sealed, headers=WITH_TOKEN)
             assert released.status_code == 200, "a release has a token of its own"
             with_token = {"Authorization": f"Bearer {token}"}
-            for path, how in passthrough.PATHS.items():
+            for path, how in passthrough.METHOD_BY_PATH.items():
                 assert (await one.request(how, path, headers=with_token)).status_code == 200
-            assert {*reached} == {*passthrough.PATHS}
+            assert {*reached} == {*passthrough.METHOD_BY_PATH}
 
     run(work)
 
@@ -487,7 +489,7 @@ def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: P
 def test_bodies_in_memory_have_a_limit_in_all() -> None:
     """A hundred clients send a body each and wait: what is held stays under the limit, and the others are refused."""
     body = b"x" * passthrough.MAX_BODY_BYTES
-    most = front_module.MAX_HELD // len(body)
+    most = front_module.MAX_HELD_BYTES // len(body)
 
     async def work() -> None:
         waiting, arrived = asyncio.Event(), list[int]()

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from milkglass.attest.passthrough import BY_POLICY, NOT_ATTESTED, OWN_ANSWER, PATHS, STATE_HEADER
+from milkglass.attest.passthrough import BY_POLICY, METHOD_BY_PATH, NOT_ATTESTED, OWN_ANSWER, STATE_HEADER
 from milkglass.client.key.file import write_key
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest
@@ -135,7 +135,7 @@ def test_the_proxy_starts_only_where_the_policy_holds(running: Running) -> None:
 def test_what_each_engine_is_asked_by_ids_is_handed_on(name: str) -> None:
     engine = ENGINES[name]
     call = engine.completion("m", IdsRequest([1, 2, 3], 4))
-    assert PATHS[call.path] == "POST" and PATHS[engine.models.path] == "GET"
+    assert METHOD_BY_PATH[call.path] == "POST" and METHOD_BY_PATH[engine.models.path] == "GET"
 
 
 def test_what_the_proxy_answers_from_memory_is_not_said_to_be_the_servers() -> None:

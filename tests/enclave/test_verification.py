@@ -217,7 +217,7 @@ def test_the_root_is_the_key_of_the_certificate_that_intel_publishes() -> None:
 
     chain = chains.parse_certificates(intel.parse_quote(samples.SGX.raw).cert_chain_pem_bytes(), "it")
     assert chain[-1].fingerprint(SHA256()).hex() == ROOT_FINGERPRINT
-    assert chains.spki_digest_of(chain[-1]).hex() == intel.ROOT
+    assert chains.spki_digest_of(chain[-1]).hex() == intel.ROOT_SPKI_DIGEST
 
 
 def test_a_recorded_quote_ends_at_intels_root_and_its_microcode_needs_a_policy() -> None:

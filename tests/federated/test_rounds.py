@@ -58,7 +58,7 @@ def test_an_update_that_does_not_fit_is_refused_by_site_and_tensor(
             refused(spoiled(name, tensor))
 
 
-@pytest.mark.parametrize("texts", [0, -1, 2.5, True])
+@pytest.mark.parametrize("text_count", [0, -1, 2.5, True])
 def test_a_site_that_counts_wrongly_is_refused(text_count: int) -> None:
     with pytest.raises(InvalidUpdate, match=f"site a .*{text_count} texts"):
         check_update(replace(update("a", 1, 3), text_count=text_count), WEIGHTS)

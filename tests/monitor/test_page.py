@@ -97,7 +97,7 @@ def test_the_owner_sees_roles_and_no_marks_of_the_template(shown: Shown) -> None
 
 
 def test_the_time_that_is_left_is_shown_while_attacks_run(shown: Shown) -> None:
-    attacker = replace(shown.attacker, state="working", model_budget=None, budget=90.0)
+    attacker = replace(shown.attacker, state="working", model_budget=None, budget_seconds=90.0)
     assert attacker.seconds_left() == 90.0
     attacker.model_budget = Budget(60.0, clock=lambda: 0.0)
     assert attacker.seconds_left() == 60.0

@@ -20,7 +20,7 @@ from milkglass.engines.upstream import Timeouts, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import Backends, connect_backend
-from milkglass.proxy.run import LIMITS, Page, ProxyAddress
+from milkglass.proxy.run import DEFAULT_LIMITS, Page, ProxyAddress
 from milkglass.schemes.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.process import WebServer, listen
@@ -82,7 +82,11 @@ class Endpoint:
 
 @contextmanager
 def proxying(
-    codec: Codec, upstream: Callable[[], Upstream], page: Page | None = None, limits: Limits = LIMITS, **more: Any
+    codec: Codec,
+    upstream: Callable[[], Upstream],
+    page: Page | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    **more: Any,
 ) -> Iterator[str]:
     """The proxy's address. page: beside OpenAI's addresses. limits: of connections. more: of `create_app`."""
     address = ProxyAddress(connections=limits)

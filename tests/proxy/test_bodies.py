@@ -19,7 +19,7 @@ from milkglass.errors import CodecError, TooLong, Unauthorized, UsageError
 from milkglass.proxy import refusals
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import Backend, Backends
-from milkglass.proxy.bodies import IGNORED_FIELDS, PRIVATE, ChatBody, CompletionBody, EmbeddingBody, ResponseBody
+from milkglass.proxy.bodies import IGNORED_FIELDS, REFUSED_FIELDS, ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from tests.proxy.kit import TEMPLATE, Scrambled
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "please call me"}]}
@@ -102,7 +102,7 @@ def asking(model: Scrambled) -> Iterator[Asking]:
 def test_no_json_in_any_field_is_a_fault_of_the_proxy(asking: Asking, path: str, share: int) -> None:
     """Every field with every value, or a part of these pairs that has all fields and all values."""
     kind, least = CALLS[path]
-    fields = [*kind.model_fields, *IGNORED_FIELDS, *PRIVATE, "include", "unknown"]
+    fields = [*kind.model_fields, *IGNORED_FIELDS, *REFUSED_FIELDS, "include", "unknown"]
     pairs = [(name, one) for name in fields for one in VALUES]
     asked = [(path, {**least, name: one}) for name, one in pairs[:: share + (share > 1 and len(VALUES) % share == 0)]]
     asked += [(path, {**least, "tools": [TOOL], name: one}) for name in ("tool_choice", "messages") for one in VALUES]
@@ -112,7 +112,9 @@ def test_no_json_in_any_field_is_a_fault_of_the_proxy(asking: Asking, path: str,
         if answer.status_code != 200:
             message = answer.json()["error"]
             assert (
-                message["message"] and message["code"] != "internal_error" and not refusals.OPTIONS.search(str(message))
+                message["message"]
+                and message["code"] != "internal_error"
+                and not refusals.COMMAND_LINE_PATTERN.search(str(message))
             ), message
 
 
@@ -257,10 +259,10 @@ def test_an_applications_error_names_no_option_of_a_command_line() -> None:
         Unauthorized("b", "programs of this machine may ask; for others start the proxy with --api-key-file"),
         UsageError("c", "upload one with `milkglass upload`"),
     ):
-        message = refusals.body(error)["error"]
-        assert not refusals.OPTIONS.search(message["message"] + message["hint"]) and message["hint"]
-    assert refusals.body(UsageError("d"))["error"]["message"] == "d"
-    assert refusals.body(UsageError("e", "shorten it"))["error"]["message"] == "e; shorten it"
+        message = refusals.error_document(error)["error"]
+        assert not refusals.COMMAND_LINE_PATTERN.search(message["message"] + message["hint"]) and message["hint"]
+    assert refusals.error_document(UsageError("d"))["error"]["message"] == "d"
+    assert refusals.error_document(UsageError("e", "shorten it"))["error"]["message"] == "e; shorten it"
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -17,7 +17,7 @@ from milkglass.proxy.text.calls import (
     MISTRAL,
     MISTRAL_ARGS,
     ToolFormat,
-    requirements,
+    required_arguments,
     short_id,
     shorten_call_ids,
     tool_format,
@@ -52,7 +52,7 @@ WRITTEN = ' <think>let <tool_call> see</think>ok <tool_call>\n{"name": "f", "arg
 @settings(deadline=None, derandomize=True)
 @given(cuts=st.lists(st.integers(0, len(WRITTEN)), max_size=12))
 def test_sections_are_found_however_text_comes(cuts: list[int]) -> None:
-    assert sections_of(WRITTEN, cuts, format=HERMES, may_reason=True) == [
+    assert sections_of(WRITTEN, cuts, tool_format=HERMES, may_reason=True) == [
         ("reasoning", "let <tool_call> see"),
         ("content", "ok "),
         ("call", ("f", {})),
@@ -72,8 +72,11 @@ def test_reasoning_may_have_begun_in_the_prompt() -> None:
     assert sections_of("cut <thi", [], may_reason=True) == [("content", "cut <thi")]
     for size in (1, 100):  # the blank lines after reasoning are no content beside a call
         text = '<think>a</think>\n\n<tool_call>{"name": "f"}</tool_call>'
-        assert sections_of(text, size, format=HERMES, may_reason=True) == [("reasoning", "a"), ("call", ("f", {}))]
-        assert sections_of("<think>a</think>\n\nb", size, format=HERMES, may_reason=True)[1] == ("content", "\n\nb")
+        assert sections_of(text, size, tool_format=HERMES, may_reason=True) == [("reasoning", "a"), ("call", ("f", {}))]
+        assert sections_of("<think>a</think>\n\nb", size, tool_format=HERMES, may_reason=True)[1] == (
+            "content",
+            "\n\nb",
+        )
 
 
 F, G = ("call", ("f", {"a": 1})), ("call", ("g", {}))
@@ -157,7 +160,7 @@ SHAPES: list[tuple[ToolFormat, str, Read]] = [
 @pytest.mark.parametrize(("form", "text", "expected"), SHAPES)
 def test_calls_are_found_by_their_json_however_text_comes(form: ToolFormat, text: str, expected: Read) -> None:
     for size in range(1, len(text) + 1):
-        assert sections_of(text, size, format=form) == expected, size
+        assert sections_of(text, size, tool_format=form) == expected, size
 
 
 @pytest.mark.parametrize("form", [MISTRAL, MISTRAL_ARGS])
@@ -191,9 +194,9 @@ def test_what_an_answer_consists_of_does_not_depend_on_its_pieces(
     atoms: list[str], form: ToolFormat, may_reason: bool, cuts: list[int]
 ) -> None:
     text = "".join(atoms)
-    whole = sections_of(text, format=form, may_reason=may_reason)
-    assert sections_of(text, 1, format=form, may_reason=may_reason) == whole
-    assert sections_of(text, cuts, format=form, may_reason=may_reason) == whole
+    whole = sections_of(text, tool_format=form, may_reason=may_reason)
+    assert sections_of(text, 1, tool_format=form, may_reason=may_reason) == whole
+    assert sections_of(text, cuts, tool_format=form, may_reason=may_reason) == whole
     if not any(kind == "call" for kind, _ in whole) and not may_reason:
         assert "".join(said for _, said in whole) == text  # nothing is lost
 
@@ -221,9 +224,14 @@ def test_a_long_string_costs_its_length_however_text_comes() -> None:
 def test_a_template_shows_how_its_model_calls() -> None:
     assert [tool_format(f"x {one.template_marks[0]} y") for one in FORMATS] == [*FORMATS]
     llama = tool_format("{%- if builtin %}<|python_tag|>{%- else %}{{- '\"parameters\": ' }}")  # Llama 3.1's has both
-    assert llama is LLAMA and llama.begin("f") == '{"name": "f", "parameters": ' and llama.begin("") == '{"name": "'
     assert (
-        tool_format("[TOOL_CALLS]{{ name }}[ARGS]") is MISTRAL_ARGS and MISTRAL_ARGS.begin("f") == "[TOOL_CALLS]f[ARGS]"
+        llama is LLAMA
+        and llama.answer_start("f") == '{"name": "f", "parameters": '
+        and llama.answer_start("") == '{"name": "'
+    )
+    assert (
+        tool_format("[TOOL_CALLS]{{ name }}[ARGS]") is MISTRAL_ARGS
+        and MISTRAL_ARGS.answer_start("f") == "[TOOL_CALLS]f[ARGS]"
     )
     assert tool_format("{{ messages }}") is None
     coder = "<tool_call>\n<function=example>\n<parameter=p>\nv\n</parameter>\n</function>\n</tool_call>"
@@ -244,7 +252,7 @@ def test_arguments_stay_as_the_model_wrote_them() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_begun_for_a_model_goes_on_to_a_call(form: ToolFormat) -> None:
     rest = {HERMES: "{}}", LLAMA: "{}}", MISTRAL: "{}}]", MISTRAL_ARGS: "{}"}[form]
-    assert sections_of(form.begin("f") + rest, 3, format=form) == [("call", ("f", {}))]
+    assert sections_of(form.answer_start("f") + rest, 3, tool_format=form) == [("call", ("f", {}))]
 
 
 def test_what_a_tool_requires_is_read_from_its_schema() -> None:
@@ -252,4 +260,4 @@ def test_what_a_tool_requires_is_read_from_its_schema() -> None:
         return {"type": "function", "function": {"name": name, **more}}
 
     schemas = [tool("a"), tool("b", parameters={"required": ["x", 3]}), tool("c", parameters={"required": "x"})]
-    assert requirements(schemas) == {"a": frozenset(), "b": frozenset({"x"}), "c": frozenset()}
+    assert required_arguments(schemas) == {"a": frozenset(), "b": frozenset({"x"}), "c": frozenset()}

@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Scrambled:
 def test_a_body_without_a_length_is_counted_as_it_comes(
     model: Scrambled, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(door, "MAX_BODY", 100_000)
+    monkeypatch.setattr(door, "MAX_BODY_BYTES", 100_000)
     sent = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -62,7 +62,7 @@ def test_a_body_without_a_length_is_counted_as_it_comes(
 
 def test_the_bodies_of_all_requests_have_one_bound(model: Scrambled, monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds no room is told to wait, and is answered when it is sent again."""
-    monkeypatch.setattr(door, "MAX_HELD", 100_000)
+    monkeypatch.setattr(door, "MAX_HELD_BYTES", 100_000)
     go = asyncio.Event()
     arrived: set[int] = set()
 
@@ -145,7 +145,7 @@ def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkey
             upstream = Upstream(VLLM(), server.url)
             backend, _ = await connect_backend(model.codec, upstream)
             await asyncio.wait_for(create_app(Backends([backend]))(scope, receive, send), 60)  # type: ignore[arg-type]
-            while upstream._calls._under_way:  # the engine's connection is free again
+            while upstream._calls._running_by_request:  # the engine's connection is free again
                 await asyncio.sleep(0.01)
             await upstream.close()
 

@@ -57,7 +57,7 @@ def test_names_of_tokens_join_to_the_text(names: TokenNames) -> None:
     for text in ("the naïve café costs 5 €", "日本語 and 👩\u200d👩"):
         original = codec.tokenizer(text, add_special_tokens=False)["input_ids"]
         entries = [IdLogprob(int(codec.sigma[one]), -1.0) for one in original]
-        named = [names.at_place([entry, entry])[0] for entry in entries]
+        named = [names.drawn_and_best([entry, entry])[0] for entry in entries]
         if "ByteLevel" in repr(codec.tokenizer.backend_tokenizer.decoder):
             assert b"".join(one.raw for one in named).decode() == text
         assert all(one.raw.decode("utf-8", "replace") == one.token and one.logprob == -1.0 for one in named)

@@ -19,7 +19,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from milkglass.errors import AttestationError
 
-MAX_CERTIFICATES, MAX_BYTES, MAX_LISTS = 8, 64 << 10, 512  # MAX_BYTES limits one file of certificates, and one list
+MAX_CERTIFICATES, MAX_REVOCATION_FILES = 8, 512
+MAX_FILE_BYTES = 64 << 10  # of one file of certificates, one revocation list or one OCSP response
 # How long an OCSP response without nextUpdate counts, as in NVIDIA's own verifier
 OCSP_DEFAULT_VALIDITY = timedelta(hours=1)
 _RevocationData = x509.CertificateRevocationList | ocsp.OCSPResponse
@@ -29,13 +30,14 @@ def parse_certificates(raw: bytes, noun: str) -> list[x509.Certificate]:
     """Parses certificates in PEM, or one in DER.
 
     Args:
+        raw: the certificates.
         noun: whose certificates these are, for messages.
 
     Raises:
         AttestationError: there is none, or there are too many or too long ones.
     """
-    if len(raw) > MAX_BYTES:
-        raise AttestationError("size", f"{noun} has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
+    if len(raw) > MAX_FILE_BYTES:
+        raise AttestationError("size", f"{noun} has {len(raw):,} bytes, at most {MAX_FILE_BYTES:,} are read")
     try:
         with warnings.catch_warnings():
             # AMD's leaves have the serial number 0, of which the library warns
@@ -94,16 +96,21 @@ def require_chain(chain: Sequence[x509.Certificate], root_digest: str, now: date
 
 
 def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:
+    """Returns whether a certificate is valid at a time."""
     return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
+    """Returns whether a certificate's key may sign other certificates."""
     values = (extension.value for extension in certificate.extensions)
     return any(isinstance(value, x509.BasicConstraints) and value.ca for value in values)
 
 
 def require_signed(key: object, r: int, s: int, content: bytes, noun: str) -> None:
-    """Checks an ECDSA signature (r, s) of P-384 with SHA-384 over a content. Raises AttestationError."""
+    """Raises AttestationError unless (r, s) is a key's ECDSA signature of a content, on P-384 with SHA-384.
+
+    `noun` is what was signed, for messages.
+    """
     try:
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             raise TypeError("another kind of key")
@@ -113,7 +120,7 @@ def require_signed(key: object, r: int, s: int, content: bytes, noun: str) -> No
 
 
 def require_not_revoked(
-    chain: Sequence[x509.Certificate], lists: Sequence[bytes], now: datetime, noun: str, first_index: int = 0
+    chain: Sequence[x509.Certificate], revocation_files: Sequence[bytes], now: datetime, noun: str, first_index: int = 0
 ) -> bool:
     """Checks a chain against revocation lists (CRL) and OCSP responses that its own authorities signed.
 
@@ -121,7 +128,7 @@ def require_not_revoked(
 
     Args:
         chain: the certificates, leaf first.
-        lists: CRLs in DER or PEM, and OCSP responses in DER. Those of other authorities do not count.
+        revocation_files: CRLs in DER or PEM, and OCSP responses in DER. Those of other authorities do not count.
         now: the time at which they must be current.
         noun: whose chain it is, for messages.
         first_index: the index of the first certificate whose revocation status the maker publishes. Those before it,
@@ -134,24 +141,28 @@ def require_not_revoked(
         AttestationError: a certificate is revoked or on hold, a list is damaged, or there are too many or too long
             ones.
     """
-    if len(lists) > MAX_LISTS:
-        raise AttestationError("size", f"{len(lists)} revocation lists, at most {MAX_LISTS} are read")
-    answered_for = set[int]()
-    for raw in lists:
-        if len(raw) > MAX_BYTES:
-            raise AttestationError("size", f"a revocation list has {len(raw):,} bytes, at most {MAX_BYTES:,} are read")
+    if len(revocation_files) > MAX_REVOCATION_FILES:
+        raise AttestationError(
+            "size", f"{len(revocation_files)} revocation lists, at most {MAX_REVOCATION_FILES} are read"
+        )
+    checked_indices = set[int]()
+    for raw in revocation_files:
+        if len(raw) > MAX_FILE_BYTES:
+            raise AttestationError(
+                "size", f"a revocation list has {len(raw):,} bytes, at most {MAX_FILE_BYTES:,} are read"
+            )
         try:
-            revoked_by = _revocation_by_index(_parse_revocation(raw), chain, now)
+            is_revoked_by_index = _revocation_by_index(_parse_revocation(raw), chain, now)
         except Exception as error:  # noqa: BLE001 - as above
             raise AttestationError(
                 "revocation", f"a word on revoked keys is damaged ({type(error).__name__})"
             ) from None
-        for index, revoked in revoked_by.items():
-            if revoked:
+        for index, is_revoked in is_revoked_by_index.items():
+            if is_revoked:
                 name = chain[index + 1].subject.rfc4514_string()
                 raise AttestationError("revoked", f"a certificate of {noun} was revoked by {name}")
-        answered_for |= revoked_by.keys()
-    return answered_for >= set(range(first_index, len(chain) - 1))
+        checked_indices |= is_revoked_by_index.keys()
+    return checked_indices >= set(range(first_index, len(chain) - 1))
 
 
 def _parse_revocation(raw: bytes) -> _RevocationData:

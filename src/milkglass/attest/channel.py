@@ -41,9 +41,9 @@ RELEASE_PATH = "/milkglass/release"
 EVIDENCE_SECONDS = 30.0  # the seconds that a whole answer with evidence may take
 ADMISSION_SECONDS = 60.0  # the seconds in which one key must get its lease
 FAILURE_SECONDS = 5.0  # the seconds for which no evidence is asked for a key again that got no lease
-CLOCK_JUMP = 30.0  # the seconds by which wall clock and monotonic clock may part before all leases end
+MAX_CLOCK_JUMP_SECONDS = 30.0  # by which wall clock and monotonic clock may part before all leases end
 MAX_CONNECTIONS = 240  # at a time: fewer than the server takes of one address, since evidence needs one, too
-MAX_ATTEMPTS = 16  # the most keys without a lease that one request may meet
+MAX_KEYS_PER_REQUEST = 16  # the most keys without a lease that one request may meet
 MAX_EVIDENCE_REQUESTS = 4  # how often evidence is asked for a key: servers behind one address may answer in turn
 PIECE_BYTES = 64 << 10  # bytes of a piece of a body; each is sent only while the lease lasts
 
@@ -68,20 +68,20 @@ class Leases:
 
     Attributes:
         seconds: how long a lease lasts.
-        monotonic: the clock by which leases end, in seconds.
-        wall: the clock by which evidence is judged, in seconds.
+        monotonic_clock: the clock by which leases end, in seconds.
+        wall_clock: the clock by which evidence is judged, in seconds.
     """
 
     seconds: float
-    monotonic: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
-    _until: dict[bytes, float] = field(default_factory=dict)
-    _offset: float | None = None
+    monotonic_clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    _end_times: dict[bytes, float] = field(default_factory=dict)
+    _usual_offset: float | None = None
 
     def is_live(self, spki_digest: bytes) -> bool:
         """Returns whether a key has a lease."""
         self._check_clocks()
-        return self._until.get(spki_digest, 0.0) > self.monotonic()
+        return self._end_times.get(spki_digest, 0.0) > self.monotonic_clock()
 
     def grant(self, spki_digest: bytes, earlier_offset: float) -> None:
         """Gives a key a lease.
@@ -94,22 +94,26 @@ class Leases:
             AttestationError: the wall clock was set since then, so that the evidence may have been judged by a wrong
                 time.
         """
-        if (jump := abs(self.offset() - earlier_offset)) > CLOCK_JUMP:
-            fault = f"the clock was set by {jump:,.0f} s while evidence was judged; {CLOCK_JUMP:g} s are allowed"
+        if (jump := abs(self.offset() - earlier_offset)) > MAX_CLOCK_JUMP_SECONDS:
+            fault = (
+                f"the clock was set by {jump:,.0f} s while evidence was judged; {MAX_CLOCK_JUMP_SECONDS:g} s are "
+                "allowed"
+            )
             raise AttestationError("clock", fault, "try again")
         self._check_clocks()
-        self._until[spki_digest] = self.monotonic() + self.seconds
+        self._end_times[spki_digest] = self.monotonic_clock() + self.seconds
 
     def offset(self) -> float:
         """Returns the seconds by which the wall clock is ahead of the monotonic clock."""
-        return self.wall() - self.monotonic()
+        return self.wall_clock() - self.monotonic_clock()
 
     def _check_clocks(self) -> None:
+        """Ends all leases if the clocks have parted since the first of them."""
         offset = self.offset()
-        if self._offset is not None and abs(offset - self._offset) > CLOCK_JUMP:
-            self._until.clear()
-        if self._offset is None or not self._until:
-            self._offset = offset
+        if self._usual_offset is not None and abs(offset - self._usual_offset) > MAX_CLOCK_JUMP_SECONDS:
+            self._end_times.clear()
+        if self._usual_offset is None or not self._end_times:
+            self._usual_offset = offset
 
 
 def admission_context(is_allowed: Callable[[bytes], bool], authority: Path | None) -> ssl.SSLContext:
@@ -178,6 +182,12 @@ class AttestedChannel:
     async def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> httpx2.Response:
         """Sends a request and returns the answer, whose body is unread. The caller must close it.
 
+        Args:
+            method: the HTTP method.
+            path: the path and the query.
+            headers: by name. Content-Length is added.
+            body: the whole body.
+
         Raises:
             AttestationError: a key of the server got no lease. Nothing was sent to it.
             Unreachable: there is no answer, or none in time.
@@ -218,9 +228,9 @@ class AttestedChannel:
         no_lease = _find_cause(error, NoLease)
         if no_lease is None:
             return False
-        if earlier_count == MAX_ATTEMPTS:
+        if earlier_count == MAX_KEYS_PER_REQUEST:
             raise AttestationError(
-                "rotation", f"{self.policy.server} showed a new key each of {MAX_ATTEMPTS} times", "try again"
+                "rotation", f"{self.policy.server} showed a new key each of {MAX_KEYS_PER_REQUEST} times", "try again"
             )
         await self.admit(no_lease.spki_digest)
         return True
@@ -277,6 +287,7 @@ class AttestedChannel:
                 return
 
     async def close(self) -> None:
+        """Closes all connections."""
         await self._client.aclose()
 
 
@@ -298,11 +309,11 @@ async def request_evidence(
         AttestationError: the server gives no evidence, or too much.
         Unreachable: there is no answer, or no whole one in time.
     """
-    keys, body = list[bytes](), bytearray()
+    key_digests, body = list[bytes](), bytearray()
 
     def is_first_key(spki_digest: bytes) -> bool:
-        keys.append(spki_digest)
-        return spki_digest == keys[0]
+        key_digests.append(spki_digest)
+        return spki_digest == key_digests[0]
 
     path = PROVIDERS[provider].path.format(nonce=nonce.hex())
     try:
@@ -322,7 +333,7 @@ async def request_evidence(
         raise unreachable_error(server, error) from error
     except TimeoutError:
         raise Unreachable(f"{server} gave no whole evidence within {EVIDENCE_SECONDS:g} s", "try again later") from None
-    return keys[0], bytes(body)
+    return key_digests[0], bytes(body)
 
 
 def make_verifier(
@@ -332,8 +343,10 @@ def make_verifier(
     """Returns a function that verifies a server's document and judges it by a policy.
 
     Args:
+        policy: the policy of the server.
         pinned: when each machine of the lock file was first seen, by its id.
         collateral: returns the makers' signed files that the client has.
+        now: returns the time by which evidence is judged.
     """
 
     def verify(document: bytes, spki_digest: bytes, nonce: bytes) -> Verdict:

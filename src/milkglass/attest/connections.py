@@ -17,7 +17,7 @@ import httpx2
 
 from milkglass.errors import Busy
 
-MAX_IDLE = 64  # the most connections that are kept for later requests
+MAX_IDLE_CONNECTIONS = 64  # the most connections that are kept for later requests
 IDLE_SECONDS = 2.0  # how long a connection is kept: servers close theirs after 5 s, which a request must not meet
 CONNECT_SECONDS = 30.0  # how long a connection may take to be made
 SILENCE_SECONDS = 600.0  # how long the other side may be silent, and a request may wait for a free connection
@@ -29,6 +29,7 @@ def make_client(
     """Returns a client of one server, whose requests do not name this library.
 
     Args:
+        server: the server's address.
         max_connections: the most requests at a time; further ones wait.
         context: the TLS context. None: the library's own.
         silence: the seconds that the server may be silent, and that a request waits for a free connection.
@@ -48,7 +49,8 @@ class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
     def __init__(self, max_connections: int, context: ssl.SSLContext | None, silence: float) -> None:
         # All connections share one context, which takes longer to make than a request
         self._context = context or httpx2.create_ssl_context(trust_env=False)
-        self._free, self._max_connections, self._silence = asyncio.Semaphore(max_connections), max_connections, silence
+        self._free_slots = asyncio.Semaphore(max_connections)
+        self._max_connections, self._silence = max_connections, silence
         self._idle = list[httpx2.AsyncHTTPTransport]()
         self._is_closed = False
 
@@ -56,7 +58,7 @@ class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
         """Sends a request. Raises Busy if no connection is free in time."""
         try:
             async with asyncio.timeout(self._silence):
-                await self._free.acquire()
+                await self._free_slots.acquire()
         except TimeoutError:
             raise Busy(
                 f"all {self._max_connections} connections to {request.url.host} were in use for {self._silence:g} s",
@@ -81,8 +83,8 @@ class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
 
     async def _release(self, connection: httpx2.AsyncHTTPTransport) -> None:
         """Keeps a connection for the next request, or closes it where no more are kept."""
-        self._free.release()
-        if len(self._idle) < MAX_IDLE and not self._is_closed:
+        self._free_slots.release()
+        if len(self._idle) < MAX_IDLE_CONNECTIONS and not self._is_closed:
             self._idle.append(connection)
         else:
             await connection.aclose()

@@ -133,6 +133,7 @@ def report_data(spki_digest: bytes, nonce: bytes, gpu_digest: bytes, sealing_key
 
     Args:
         spki_digest: SHA-256 of the SPKI of the server's certificate.
+        nonce: the client's nonce.
         gpu_digest: SHA-256 over the GPUs' evidence (nvidia.gpu_evidence_digest).
         sealing_key: the key to which files are sealed; empty if there is none.
     """
@@ -151,6 +152,7 @@ def verify(
     """Verifies evidence as a whole.
 
     Args:
+        evidence: the evidence, with all collateral that is known.
         now: the time at which certificates and collateral must be valid, with a zone.
         spki_digest: SHA-256 of the SPKI of the connection's certificate. None: the evidence is a recording, and the key
             that it names counts.

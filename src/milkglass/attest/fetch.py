@@ -31,7 +31,7 @@ MAX_FILE_BYTES, TIMEOUT_SECONDS = 4 << 20, 60.0
 # The types of a GPU's opaque data that name its VBIOS's manifest
 PROJECT_FIELD, PROJECT_SKU_FIELD, CHIP_SKU_FIELD = 17, 18, 15
 # The product by CPUID family and model, which reports of version 3 and later state
-PRODUCTS = {
+PRODUCT_BY_CPUID = {
     (0x19, 0x01): "Milan",
     (0x19, 0x11): "Genoa",
     (0x19, 0xA0): "Genoa",
@@ -51,7 +51,7 @@ class Services:
 
 def product_of(report: sev_snp.Report) -> str | None:
     """Returns the processor's generation, or None if the report does not state a known one, as of version 2."""
-    return PRODUCTS.get((report.raw[0x188], report.raw[0x189])) if report.version >= 3 else None
+    return PRODUCT_BY_CPUID.get((report.raw[0x188], report.raw[0x189])) if report.version >= 3 else None
 
 
 def amd_paths(report: sev_snp.Report, product: str) -> dict[str, str]:
@@ -100,7 +100,9 @@ async def fetch_collateral(
     """Fetches the makers' files for evidence, by their names in a collateral folder.
 
     Args:
-        product: the generation of AMD's processor, for reports that do not state it.
+        evidence: the evidence of a machine and its GPUs.
+        product: the generation of AMD's processor, for reports that do not state it. None: it is not known.
+        services: the addresses of the makers' services.
 
     Raises:
         AttestationError: the evidence does not name a file, or a service does not have it.

@@ -42,11 +42,11 @@ from milkglass.server.settings import Limits
 
 # Pieces of evidence a minute: for one address, for the /48 of an IPv6 address, and for all addresses
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
-# Pieces of evidence a minute for all, including the first pieces of addresses once EVIDENCE_PER_MINUTE is used up
-EVIDENCE_WITH_FIRST = 960
+# Pieces of evidence a minute for all addresses, including the first pieces of some once EVIDENCE_PER_MINUTE is used up
+EVIDENCE_PER_MINUTE_WITH_FIRST = 960
 # Requests for evidence that may be unfinished at a time: of all addresses, and of one
 MAX_UNFINISHED, MAX_UNFINISHED_OF_ADDRESS = 12, 4
-MAX_HELD = 4 * passthrough.MAX_BODY_BYTES  # bytes of all bodies that are arriving or are not answered
+MAX_HELD_BYTES = 4 * passthrough.MAX_BODY_BYTES  # of all bodies that are arriving or are not answered
 MAX_CONNECTIONS = 1024  # the most connections to the engine at a time
 
 
@@ -77,7 +77,7 @@ class Front:
         self.limits = limits or Limits()
         self.is_attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
-        self._maker, self._unfinished = ThreadPoolExecutor(1, "evidence"), Counter[str]()
+        self._executor, self._unfinished = ThreadPoolExecutor(1, "evidence"), Counter[str]()
         self._client: Any = None
 
     def app(self) -> Starlette:
@@ -88,14 +88,14 @@ class Front:
             async with make_client(self.engine or "http://127.0.0.1", MAX_CONNECTIONS) as self._client:
                 yield
 
-        forwarded = ((path, method, self.forward) for path, method in passthrough.PATHS.items())
+        forwarded = ((path, method, self.forward) for path, method in passthrough.METHOD_BY_PATH.items())
         handlers = [(EVIDENCE_PATH, "GET", self.evidence), *forwarded]
         if self.vault is not None:
             handlers.append((RELEASE_PATH, "POST", self.receive_release))
         routes = [Route(path, handler, methods=[method]) for path, method, handler in handlers]
         app = passthrough.web_app(routes, lifespan)
         app.add_middleware(
-            Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD, limits=self.limits, access_log=False,
+            Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD_BYTES, limits=self.limits, access_log=False,
             open_paths={*OPEN_PATHS, EVIDENCE_PATH, RELEASE_PATH},
         )  # fmt: skip
         app.add_middleware(passthrough.PaddingMiddleware)
@@ -115,7 +115,9 @@ class Front:
                 f"{MAX_UNFINISHED} of all, are possible", "try again in a moment",
             )  # fmt: skip
         self._budget.take(address)
-        future = asyncio.get_running_loop().run_in_executor(self._maker, self.source.evidence, self.spki_digest, nonce)
+        future = asyncio.get_running_loop().run_in_executor(
+            self._executor, self.source.evidence, self.spki_digest, nonce
+        )
         self._unfinished[group] += 1
         try:
             evidence = await result_unless_gone(future, wait_for_disconnect(request))
@@ -186,7 +188,7 @@ class EvidenceBudget:
                     "try again in a minute",
                     retry_after=60,
                 )
-        limit = EVIDENCE_PER_MINUTE if self._count_of_group[groups[-1]] else EVIDENCE_WITH_FIRST
+        limit = EVIDENCE_PER_MINUTE if self._count_of_group[groups[-1]] else EVIDENCE_PER_MINUTE_WITH_FIRST
         if len(self._pieces) >= limit:
             raise Busy(f"more than {limit} pieces of evidence a minute", "try again in a minute", retry_after=60)
         self._pieces.append((now, groups))

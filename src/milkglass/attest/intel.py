@@ -21,7 +21,8 @@ from milkglass.extras import missing_extra_error
 
 MAX_QUOTE_BYTES, MAX_COLLATERAL_BYTES = 64 << 10, 1 << 20
 MAX_EVALUATION_NUMBER = 2**32 - 1  # the greatest TCB evaluation data number that is read
-ROOT = "a0af031289f5d5d4132f9186068a7fc13628633ba235777472e29b6b6c67a49e"  # SHA-256 of the SPKI of Intel's root
+# SHA-256 of the SPKI of Intel's root
+ROOT_SPKI_DIGEST = "a0af031289f5d5d4132f9186068a7fc13628633ba235777472e29b6b6c67a49e"
 UP_TO_DATE = "UpToDate"
 # The parts of Intel's collateral, each with the entries that sign and certify it
 COLLATERAL_PARTS = {
@@ -50,6 +51,7 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
     """Verifies a quote of TDX or SGX.
 
     Args:
+        raw: the quote.
         collateral: Intel's collateral as JSON (QuoteCollateralV3), in files whose names begin with "intel". The newest
             of each part counts, whoever hands it over.
         now: the time at which the collateral must be valid.
@@ -81,14 +83,14 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
         parsed_collateral = dcap_qvl.QuoteCollateralV3.from_json(merged.decode())
         policy = dcap_qvl.QuotePolicy.claims_only(seconds)
         verifier = dcap_qvl.QuoteVerifier() if root is None else dcap_qvl.QuoteVerifier(root)
-        claims = json.loads(verifier.verify_with_policy(raw, parsed_collateral, seconds, policy).to_json())
+        library_claims = json.loads(verifier.verify_with_policy(raw, parsed_collateral, seconds, policy).to_json())
     except ValueError as error:
         if "certificate chain" in str(error):  # the library does not say what is wrong with it
             _require_platform_chain(quote, merged, now, root)
         message = str(error).lower()
         reason = next((name for word, name in REASON_OF_WORD.items() if word in message), "quote")
         raise AttestationError(reason, f"the quote does not verify: {error}") from None
-    return _verified_machine(claims, json.loads(parsed_collateral.tcb_info)["issueDate"][:10])
+    return _verified_machine(library_claims, json.loads(parsed_collateral.tcb_info)["issueDate"][:10])
 
 
 def _merge_newest(quote: Any, files: Sequence[bytes]) -> bytes:
@@ -164,53 +166,58 @@ def parse_quote(raw: bytes) -> Any:
 def _require_platform_chain(quote: Any, collateral: bytes, now: datetime, root: bytes | None) -> None:
     """Raises AttestationError for a platform's certificates that are revoked, expired or of another root."""
     chain = parse_certificates(quote.cert_chain_pem_bytes() or b"", "the platform's chain")
-    root_digest = ROOT if root is None else spki_digest_of(parse_certificates(root, "the root")[0]).hex()
+    root_digest = ROOT_SPKI_DIGEST if root is None else spki_digest_of(parse_certificates(root, "the root")[0]).hex()
     require_chain(chain, root_digest, now, "the platform")
     lists = [bytes.fromhex(json.loads(collateral)[name]) for name in REVOCATION_LISTS]
     require_not_revoked(chain, lists, now, "the platform")
 
 
-def _verified_machine(claims: Mapping[str, Any], issue_date: str) -> VerifiedMachine:
-    """Returns what the library's claims prove of the machine. `issue_date` is that of the TCB info."""
-    ((report_kind, report),) = claims["report"].items()
-    is_tdx, status, platform = report_kind != "SgxEnclave", claims["tcb"]["status"], claims["platform"]
+def _verified_machine(library_claims: Mapping[str, Any], issue_date: str) -> VerifiedMachine:
+    """Returns what the library's claims prove of the machine.
+
+    Args:
+        library_claims: what dcap-qvl says of the quote.
+        issue_date: when Intel issued the TCB info.
+    """
+    ((report_kind, report),) = library_claims["report"].items()
+    is_tdx, status, platform = report_kind != "SgxEnclave", library_claims["tcb"]["status"], library_claims["platform"]
     if report_kind == "TD15":
         report = {**report, **report.get("base", {})}
-    lines = [
+    claims = [
         proven_claim("processor", f"an Intel processor with {'TDX' if is_tdx else 'SGX'}, quote of form {report_kind}")
     ]
     date = platform["tcb_level"]["tcbDate"][:10]
-    number = min(claims["tcb"]["eval_data_number"], claims["qe"]["tcb_eval_data_number"])
+    number = min(library_claims["tcb"]["eval_data_number"], library_claims["qe"]["tcb_eval_data_number"])
     if status == UP_TO_DATE:
         text = f"its firmware and microcode are up to date ({date}), by the levels of {issue_date}, number {number}"
-        lines.append(Claim("tcb", "affirming", "vendor states", text))
+        claims.append(Claim("tcb", "affirming", "vendor states", text))
     else:
         text = (
             f"Intel calls its firmware and microcode {status} ({date}), by the levels of {issue_date}, number {number}"
         )
-        lines.append(weak_claim("tcb", text, f"status {status}", "vendor states"))
-    lines += [
+        claims.append(weak_claim("tcb", text, f"status {status}", "vendor states"))
+    claims += [
         weak_claim("advisory", f"{advisory} applies", advisory, "vendor states")
-        for advisory in claims["tcb"]["advisory_ids"]
+        for advisory in library_claims["tcb"]["advisory_ids"]
     ]
     for name, (weakness, text) in PLATFORM_WEAKNESSES.items():
         if platform["pck"][name] == "True":
-            lines.append(weak_claim(weakness, text, weakness, "vendor states"))
+            claims.append(weak_claim(weakness, text, weakness, "vendor states"))
     if is_tdx:
-        lines.append(proven_claim("debug", "the host cannot debug the domain"))
+        claims.append(proven_claim("debug", "the host cannot debug the domain"))
         measurements = {name: report[field] for name, field in REGISTERS.items()}
     else:
         attributes = int.from_bytes(bytes.fromhex(report["attributes"])[:8], "little")
         if attributes & ~SGX_MODE64 != SGX_INITIALISED or report["misc_select"]:
             text = f"the enclave has the attributes {attributes:#x}, misc {report['misc_select']:#x}"
-            lines.append(weak_claim("attributes", text, "attributes", undoes_proof=True))
-        lines.append(proven_claim("debug", "the host cannot debug the enclave"))
+            claims.append(weak_claim("attributes", text, "attributes", undoes_proof=True))
+        claims.append(proven_claim("debug", "the host cannot debug the enclave"))
         measurements = {"mrenclave": report["mr_enclave"], "mrsigner": report["mr_signer"]}
     machine_id = bytes(platform["pck"]["ppid"]).hex()
-    lines.append(proven_claim("machine", f"the processor {machine_id[:16]}..."))
-    lines.append(Claim("revocation", "affirming", "vendor states", "Intel's revocation lists do not name its keys"))
-    lines.append(unchecked_claim("image", "who built the measured image, and what it gives away"))
+    claims.append(proven_claim("machine", f"the processor {machine_id[:16]}..."))
+    claims.append(Claim("revocation", "affirming", "vendor states", "Intel's revocation lists do not name its keys"))
+    claims.append(unchecked_claim("image", "who built the measured image, and what it gives away"))
     return VerifiedMachine(
         "tdx" if is_tdx else "sgx", "", bytes.fromhex(report["report_data"]), measurements, machine_id, {}, status,
-        tuple(lines), eval_data_number=number,
+        tuple(claims), eval_data_number=number,
     )  # fmt: skip

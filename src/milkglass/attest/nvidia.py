@@ -39,7 +39,8 @@ from milkglass.attest.chains import (
 from milkglass.attest.claims import Claim, VerifiedGpu, proven_claim, unchecked_claim, weak_claim
 from milkglass.errors import AttestationError
 
-ROOT = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"  # SHA-256 of the SPKI of NVIDIA's root
+# SHA-256 of the SPKI of NVIDIA's root
+ROOT_SPKI_DIGEST = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"
 REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
 GET_MEASUREMENTS, MEASUREMENTS, SPDM_VERSION = 0xE0, 0x60, 0x11
 MAX_EVIDENCE_BYTES, MAX_GPUS = 64 << 10, 64
@@ -47,9 +48,9 @@ DRIVER_FIELD, VBIOS_FIELD, FWID_FIELD, PPCIE_FIELD, FEATURES_FIELD = 3, 6, 20, 2
 # TCG DICE: the extensions in which Hopper's and Blackwell's certificates name the firmware that holds the leaf's key
 DICE_OIDS = (x509.ObjectIdentifier("2.23.133.5.4.1"), x509.ObjectIdentifier("2.23.133.5.4.1.1"))
 ARCHITECTURES = {"GH100": "HOPPER", "GB100": "BLACKWELL"}  # by the chip's name
-CHIP_AUTHORITY = re.compile(r"NVIDIA (\w+) Provisioner ICA \d+")
-MODES = {0: "spt", 1: "mpt", 2: "ppcie"}  # by the value of the feature flag
-AUTHORITY_INDEX = 1  # of the first certificate in a chain that NVIDIA's OCSP service knows
+CHIP_AUTHORITY_PATTERN = re.compile(r"NVIDIA (\w+) Provisioner ICA \d+")
+MODE_BY_FLAG = {0: "spt", 1: "mpt", 2: "ppcie"}  # the mode (`VerifiedGpu.mode`) by the value of the feature flag
+AUTHORITY_INDEX = 1  # the index of the first certificate in a chain that NVIDIA's OCSP service knows
 PPCIE_ENABLED = 0xAA  # a value of the field for protected PCIe; older drivers give no feature flag
 
 
@@ -155,23 +156,25 @@ def decode_entry(entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
 
 def verify(
-    raw: bytes, pem: bytes, nonce: bytes | None, references: Sequence[bytes], lists: Sequence[bytes], now: datetime,
+    raw: bytes, pem: bytes, nonce: bytes | None, references: Sequence[bytes], revocation_files: Sequence[bytes],
+    now: datetime,
 ) -> VerifiedGpu:  # fmt: skip
     """Verifies a GPU's evidence.
 
     Args:
+        raw: a request for measurements, and the GPU's answer.
         pem: the GPU's certificates, leaf first.
         nonce: the nonce to which the GPU must have answered. None: any; the caller must say that it is not fresh.
         references: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.
-        lists: revocation lists and OCSP responses.
-        now: the time at which certificates, manifests and lists must be valid.
+        revocation_files: revocation lists and OCSP responses.
+        now: the time at which certificates, manifests and revocation files must be valid.
 
     Raises:
         AttestationError: the evidence does not verify. The error names the first fault.
     """
     measurements = Measurements.parse(raw)
     chain = parse_certificates(pem, "a GPU's chain")
-    require_chain(chain, ROOT, now, "a GPU")
+    require_chain(chain, ROOT_SPKI_DIGEST, now, "a GPU")
     chip = chip_of(chain)
     if chip not in ARCHITECTURES:
         allowed = ", ".join(ARCHITECTURES)
@@ -182,31 +185,31 @@ def verify(
     if nonce is not None and measurements.nonce != nonce:
         raise AttestationError("nonce", "a GPU answered to another nonce")
     _require_firmware(measurements, leaf)
-    is_current = require_not_revoked(chain, lists, now, "a GPU", AUTHORITY_INDEX)
+    is_current = require_not_revoked(chain, revocation_files, now, "a GPU", AUTHORITY_INDEX)
     architecture, device_id = ARCHITECTURES[chip], spki_digest_of(leaf).hex()
     driver, vbios = measurements.text(DRIVER_FIELD), measurements.vbios
-    lines = [
+    claims = [
         proven_claim("gpu", f"a device of NVIDIA's, driver {driver}, VBIOS {vbios}, device {device_id[:16]}..."),
         Claim("architecture", "affirming", "vendor states", f"NVIDIA certified it as a {chip} ({architecture})"),
         weak_claim(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",
         ),
-        *_reference_claims(measurements, chip, references, lists, now),
+        *_reference_claims(measurements, chip, references, revocation_files, now),
         *_revocation_claims(is_current),
     ]  # fmt: skip
     text = (
         "whether it is in developer mode (DevTools), in which its memory is open: only the measured software can see it"
     )
-    lines.append(unchecked_claim("gpu-devtools", text))
+    claims.append(unchecked_claim("gpu-devtools", text))
     mode = _mode(measurements)
     if mode == "spt":
-        lines.append(proven_claim("gpu-mode", "it is in the mode of one protected GPU"))
+        claims.append(proven_claim("gpu-mode", "it is in the mode of one protected GPU"))
     elif mode == "ppcie":
-        lines.append(weak_claim("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
+        claims.append(weak_claim("gpu-mode", "protected PCIe: traffic between GPUs (NVLink) is plain text", "ppcie"))
     else:
-        lines.append(weak_claim("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
-    return VerifiedGpu(architecture, device_id, measurements.nonce, driver, vbios, mode, tuple(lines))
+        claims.append(weak_claim("gpu-mode", "the GPU does not state the mode of one protected GPU", "gpu-mode"))
+    return VerifiedGpu(architecture, device_id, measurements.nonce, driver, vbios, mode, tuple(claims))
 
 
 def chip_of(chain: Sequence[x509.Certificate]) -> str:
@@ -220,7 +223,7 @@ def chip_of(chain: Sequence[x509.Certificate]) -> str:
         AttestationError: no such authority stands in that place.
     """
     names = chain[-3].subject.get_attributes_for_oid(NameOID.COMMON_NAME) if len(chain) > 3 else []
-    if len(names) == 1 and (match := CHIP_AUTHORITY.fullmatch(str(names[0].value))):
+    if len(names) == 1 and (match := CHIP_AUTHORITY_PATTERN.fullmatch(str(names[0].value))):
         return match[1]
     raise AttestationError("architecture", "a GPU's chain does not name the chip that NVIDIA certified")
 
@@ -228,7 +231,7 @@ def chip_of(chain: Sequence[x509.Certificate]) -> str:
 def _mode(measurements: Measurements) -> str:
     """Returns the mode that a GPU states (`VerifiedGpu.mode`), or "" if it states none."""
     if FEATURES_FIELD in measurements.opaque_fields:
-        return MODES.get(int.from_bytes(measurements.opaque_fields[FEATURES_FIELD], "little"), "")
+        return MODE_BY_FLAG.get(int.from_bytes(measurements.opaque_fields[FEATURES_FIELD], "little"), "")
     if PPCIE_FIELD in measurements.opaque_fields:
         return "ppcie" if PPCIE_ENABLED in measurements.opaque_fields[PPCIE_FIELD] else "spt"
     return ""
@@ -250,7 +253,7 @@ def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> Non
 
 
 def _reference_claims(
-    measurements: Measurements, chip: str, references: Sequence[bytes], lists: Sequence[bytes], now: datetime
+    measurements: Measurements, chip: str, references: Sequence[bytes], revocation_files: Sequence[bytes], now: datetime
 ) -> list[Claim]:
     """Compares a GPU's measurements with the reference values of its driver and its VBIOS.
 
@@ -272,7 +275,7 @@ def _reference_claims(
         if part is None or stated_chip != chip:
             continue
         try:
-            reference = rim.read_manifest(raw, now, lists)
+            reference = rim.read_manifest(raw, now, revocation_files)
         except AttestationError as error:
             if error.reason != "expired":
                 raise

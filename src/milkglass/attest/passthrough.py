@@ -30,9 +30,10 @@ from milkglass.server.settings import error_for_caller
 QuietMode = Literal["whole", "slots"]
 QUIET_HEADER = "Milkglass-Quiet"  # the header by which a client asks for a quiet answer
 STATE_HEADER = "Milkglass-Attested"  # the header of each answer that says whether the server was attested
-MAX_BODY_BYTES = 32 << 20  # bytes of a request's body
-MAX_QUIET_BYTES = 2 << 20  # bytes of a quiet answer that may wait here
-PATHS = {
+MAX_BODY_BYTES = 32 << 20  # of a request
+MAX_QUIET_BYTES = 2 << 20  # of a quiet answer that may wait here
+# The paths that are forwarded, each with its method
+METHOD_BY_PATH = {
     "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST", "/v1/embeddings": "POST",
     "/v1/responses": "POST", "/tokenize": "POST", "/detokenize": "POST", "/version": "GET", "/health": "GET",
     "/v1/score": "POST", "/v1/rerank": "POST",
@@ -42,7 +43,7 @@ PATHS = {
 REQUEST_HEADERS = (b"content-type", b"accept", b"authorization")
 RESPONSE_HEADERS = (b"content-type", b"retry-after")
 PAD_BYTES, SLOT_BYTES, SLOT_SECONDS = 16 << 10, 4 << 10, 0.25
-PATHS_HINT = f"It has {', '.join(PATHS)}"
+PATHS_HINT = f"It has {', '.join(METHOD_BY_PATH)}"
 # The values of STATE_HEADER; OWN_ANSWER is that of errors of the client's proxy
 SEE_EVIDENCE, BY_POLICY, NOT_ATTESTED = "see the evidence", "by policy", "NOT ATTESTED"
 OWN_ANSWER = "the proxy's own answer"
@@ -73,6 +74,7 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
 
 
 def _refusal(message: str, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns an error in OpenAI's form."""
     return JSONResponse({"error": {"message": message.strip(), "type": kind, "code": None}}, status, headers)
 
 
@@ -207,7 +209,7 @@ async def fill_slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]
     An event is sent only when all of it has come, except one that the end of the answer cuts off. One that does not fit
     into the rest of a slot goes on in the next. Raises Unreachable if the answer breaks off, or too much of it waits.
     """
-    buffer, ended = bytearray(), asyncio.Event()
+    buffer, end_event = bytearray(), asyncio.Event()
 
     async def collect() -> None:
         try:
@@ -215,7 +217,7 @@ async def fill_slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]
                 buffer.extend(part)
                 _require_bounded(buffer)
         finally:
-            ended.set()
+            end_event.set()
 
     task = asyncio.create_task(collect())
     loop = asyncio.get_running_loop()
@@ -224,7 +226,7 @@ async def fill_slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]
         while True:
             due += SLOT_SECONDS
             await asyncio.sleep(max(0.0, due - loop.time()))
-            is_last = ended.is_set()
+            is_last = end_event.is_set()
             ready_bytes = len(buffer) if is_last else buffer.rfind(b"\n\n") + 2 if b"\n\n" in buffer else 0
             piece = bytes(buffer[: min(ready_bytes, SLOT_BYTES)])
             del buffer[: len(piece)]

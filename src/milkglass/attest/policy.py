@@ -52,7 +52,7 @@ WEAKNESSES = {
     "first-use": "a machine that is not pinned yet",
 }
 # The names of weaknesses that Intel states: advisories, and TCB statuses
-INTEL_WEAKNESS = re.compile(r"INTEL-SA-\d{5}|status [A-Za-z]+")
+INTEL_WEAKNESS_PATTERN = re.compile(r"INTEL-SA-\d{5}|status [A-Za-z]+")
 SECONDS_OF_UNIT = {"s": 1, "m": 60, "h": 3600}
 MAX_POLICY_BYTES = 64 << 10
 Hex = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{2})+$")]
@@ -197,6 +197,9 @@ class Policy(_PolicyPart):
         evidence: the form in which the server gives its evidence.
         lease: how long requests may be sent to a key after its evidence was verified, such as "15m"; 24 hours at most.
         kinds: ["software"] takes the software stand-in, which proves nothing. Empty: the kinds that have a section.
+        sev_snp, tdx, sgx: what is demanded of a machine of this kind. None: no such machine is allowed.
+        nvidia: what is demanded of GPUs. None: no GPU may be shown.
+        machine: the machines that are allowed.
         accept: accepted weaknesses by name, each with the reason for which it is accepted.
     """
 
@@ -219,6 +222,7 @@ class Policy(_PolicyPart):
 
     @property
     def lease_seconds(self) -> int:
+        """Returns the length of a lease in seconds."""
         return int(self.lease[:-1]) * SECONDS_OF_UNIT[self.lease[-1]]
 
 
@@ -249,7 +253,9 @@ def parse_policy(raw: bytes, name: str, model: type[_AnyPolicy]) -> _AnyPolicy:
         ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
-    if unknown := [name for name in policy.accept if name not in WEAKNESSES and not INTEL_WEAKNESS.fullmatch(name)]:
+    if unknown := [
+        name for name in policy.accept if name not in WEAKNESSES and not INTEL_WEAKNESS_PATTERN.fullmatch(name)
+    ]:
         raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
     if "debug" in policy.accept and policy.sev_snp is None:
         raise UsageError(
@@ -298,6 +304,9 @@ def judge(
     """Returns what the policy says of verified evidence.
 
     Args:
+        policy: the policy.
+        machine: what the evidence says of the machine.
+        gpus: what it says of each GPU.
         binding_claims: claims on what binds the evidence to the connection, and whether it is fresh.
         pinned: when each machine of the lock file was first seen, by its id.
     """

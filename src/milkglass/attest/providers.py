@@ -121,8 +121,11 @@ def read_evidence(
 
     Args:
         provider: the form that is asked for, a name in `PROVIDERS`. A peer must not choose what binds its evidence.
+        document: what the server answered.
         spki_digest: SHA-256 of the SPKI of the connection's certificate.
         nonce: the nonce with which the client asked.
+        host: the name by which the server was asked.
+        now: the time at which it answered.
 
     Raises:
         AttestationError: the document is no evidence, or evidence of another form.

@@ -19,7 +19,8 @@ from cryptography import x509
 from milkglass.attest.chains import MAX_CERTIFICATES, parse_certificates, require_chain, require_not_revoked
 from milkglass.errors import AttestationError
 
-ROOT = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"  # SHA-256 of the SPKI of NVIDIA's root
+# SHA-256 of the SPKI of NVIDIA's root for manifests
+ROOT_SPKI_DIGEST = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"
 MAX_XML_BYTES, MAX_DEPTH, MAX_ELEMENTS = 1 << 20, 16, 20_000
 SWID_NAMESPACE = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
 DSIG_NAMESPACE = "{http://www.w3.org/2000/09/xmldsig#}"
@@ -45,16 +46,17 @@ class ReferenceManifest:
 
 def read_chip_and_version(raw: bytes) -> tuple[str, str]:
     """Reads the chip and the version that a manifest states, without verification. Raises AttestationError."""
-    meta = _parse(raw).find(f"{SWID_NAMESPACE}Meta")
+    meta = _parse_xml(raw).find(f"{SWID_NAMESPACE}Meta")
     return ("", "") if meta is None else (str(meta.get("product", "")), str(meta.get("colloquialVersion", "")))
 
 
-def read_manifest(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> ReferenceManifest:
+def read_manifest(raw: bytes, now: datetime, revocation_files: Sequence[bytes] = ()) -> ReferenceManifest:
     """Verifies and reads a manifest.
 
     Args:
+        raw: the manifest in XML.
         now: the time at which the signer's certificates must be valid.
-        lists: revocation lists and OCSP responses.
+        revocation_files: revocation lists and OCSP responses.
 
     Raises:
         AttestationError: the manifest does not verify. The error names the first fault.
@@ -63,10 +65,10 @@ def read_manifest(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> Ref
     from signxml.exceptions import SignXMLException
     from signxml.verifier import SignatureConfiguration, XMLVerifier
 
-    root = _parse(raw)
+    root = _parse_xml(raw)
     chain = _signer_chain(root)
-    require_chain(chain, ROOT, now, "a reference manifest")
-    is_revocation_checked = require_not_revoked(chain, lists, now, "a reference manifest")
+    require_chain(chain, ROOT_SPKI_DIGEST, now, "a reference manifest")
+    is_revocation_checked = require_not_revoked(chain, revocation_files, now, "a reference manifest")
     try:
         verified = XMLVerifier().verify(
             root, x509_cert=chain[0], verification_time=now.astimezone(UTC).replace(tzinfo=None),
@@ -84,10 +86,10 @@ def read_manifest(raw: bytes, now: datetime, lists: Sequence[bytes] = ()) -> Ref
 
 def read_signers(raw: bytes) -> list[x509.Certificate]:
     """Returns the signer's certificates, leaf first, without verification. Raises AttestationError."""
-    return _signer_chain(_parse(raw))
+    return _signer_chain(_parse_xml(raw))
 
 
-def _parse(raw: bytes) -> Any:
+def _parse_xml(raw: bytes) -> Any:
     """Parses a document and returns its root. Raises AttestationError for a DTD, for entities, and for a large one."""
     from lxml import etree
 

@@ -36,14 +36,14 @@ MAX_FILE_BYTES = 256 << 20  # HPKE opens a file as a whole, in memory
 MAX_FILES = 64  # the most files in a job's folder, including the job's own
 MAX_ARRIVING = 2  # the most files that arrive at a time
 MIN_TOKEN_CHARACTERS = 32  # the host has the digest, and can try all short tokens
-DIGEST = re.compile(r"[0-9a-f]{64}")
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
+FILE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HPKE_INFO = b"milkglass release 1"
 
 
 def require_name(name: str) -> str:
     """Returns a file's name if it is valid, else raises UsageError. A valid name cannot leave its folder."""
-    if not FILE_NAME.fullmatch(name):
+    if not FILE_NAME_PATTERN.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a released file", "letters, digits, dots, dashes; at most 100")
     return name
 
@@ -87,24 +87,24 @@ class Vault:
     sender_token_digest: str
     _key: hpke.MLKEM768X25519PrivateKey = field(repr=False)
     # One file at a time is in memory
-    _opening: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _arriving: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_ARRIVING), repr=False)
+    _open_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _arrival_slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_ARRIVING), repr=False)
 
     @classmethod
     def new(cls, folder: Path, sender_token_digest: str) -> Self:
         """Returns a vault with a new key pair, which is never written. Raises UsageError for an invalid digest."""
-        if not DIGEST.fullmatch(sender_token_digest):
+        if not DIGEST_PATTERN.fullmatch(sender_token_digest):
             raise UsageError(
                 f"{sender_token_digest[:80]!r} is no SHA-256",
                 "give the 64 digits that `sha256sum release.token` prints",
             )
-        kem, curve = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
-        public_key = kem.public_key().public_bytes_raw() + curve.public_key().public_bytes_raw()
+        mlkem_key, x25519_key = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
+        public_key = mlkem_key.public_key().public_bytes_raw() + x25519_key.public_key().public_bytes_raw()
         return cls(
             files.make_private_dir(folder, restrict_existing=True),
             public_key,
             sender_token_digest,
-            hpke.MLKEM768X25519PrivateKey(kem, curve),
+            hpke.MLKEM768X25519PrivateKey(mlkem_key, x25519_key),
         )
 
     def require_sender(self, authorization: str) -> None:
@@ -129,13 +129,13 @@ class Vault:
     @contextmanager
     def arrival_file(self) -> Iterator[IO[bytes]]:
         """Yields an unnamed file for what arrives. Raises Busy if MAX_ARRIVING other files are arriving."""
-        if not self._arriving.acquire(blocking=False):
+        if not self._arrival_slots.acquire(blocking=False):
             raise Busy(f"{MAX_ARRIVING} files are arriving", "try again when they are there")
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 yield file
         finally:
-            self._arriving.release()
+            self._arrival_slots.release()
 
     def open(self, sealed: IO[bytes], name: str) -> Path:
         """Opens a sealed file that has arrived, keeps its content under its name, and returns the path.
@@ -145,7 +145,7 @@ class Vault:
             Conflict: the name is taken, or the folder is full.
             AttestationError: the file was sealed to another job or under another name, or it was altered.
         """
-        with self._opening:
+        with self._open_lock:
             target = self.require_free(name)
             sealed.seek(0)
             try:

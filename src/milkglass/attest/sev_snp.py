@@ -34,7 +34,7 @@ REPORT_BYTES, SIGNED_BYTES, SIGNATURE_END = 1_184, 0x2A0, 0x2A0 + 144
 REPORT_VERSIONS = (2, 3, 4, 5)
 ECDSA_P384 = 1  # the value of SIGNATURE_ALGO: ECDSA P-384 with SHA-384
 # SHA-256 of the SPKI of AMD's root keys (ARK), by product
-ROOTS = {
+ROOT_SPKI_DIGESTS = {
     "Milan": "9f056bee44377e29308cb5ffa895bdfb62d18881fa6bed8d6f075b0204089cb9",
     "Genoa": "429a69c9422aa258ee4d8db5fcda9c6470ef15f8cd5a9cebd6cbc7d90b863831",
     "Turin": "4f125410563a2ab9a50356f9243f6fe0b6f73de98603f53f90339c70e9d7ad08",
@@ -57,7 +57,7 @@ NO_MIGRATION_AGENT = (bytes(32), b"\xff" * 32)  # the values of REPORT_ID_MA of 
 SIGNED_BY_VCEK, SIGNED_BY_VLEK = 0, 1  # values of SIGNING_KEY
 MAX_VMPL = 3  # the highest level of a guest; a report that the host asked for has 0xffffffff
 MAX_FILES = {"key": 16, "chain": 8}  # the most files of each name: each pair of them costs time
-AUTHORITY_INDEX = 1  # of the first certificate in a chain that AMD's revocation lists are about
+AUTHORITY_INDEX = 1  # the index of the first certificate in a chain that AMD's revocation lists are about
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     """Verifies a report's bytes, signature and certificates. Returns what it proves of the machine.
 
     Args:
+        raw: the report.
         collateral: certificates and revocation lists by name. "key" is the VCEK's or VLEK's certificate, and "chain"
             its authority and AMD's root, in any order. Of several names that begin with these, the first pair that fits
             the report counts. All revocation lists, whose names begin with "crl", count.
@@ -139,8 +140,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
     if report.signing_key not in (SIGNED_BY_VCEK, SIGNED_BY_VLEK):
         raise AttestationError("signature", f"the report is signed by key {report.signing_key}, neither VCEK nor VLEK")
     chain, product, tcb = _find_signers(report, collateral, now)
-    lists = [value for name, value in collateral.items() if name.startswith("crl")]
-    is_list_current = require_not_revoked(chain, lists, now, "the processor", AUTHORITY_INDEX)
+    revocation_files = [value for name, value in collateral.items() if name.startswith("crl")]
+    is_list_current = require_not_revoked(chain, revocation_files, now, "the processor", AUTHORITY_INDEX)
     return VerifiedMachine(
         "sev-snp", product, report.report_data, {"launch": report.measurement.hex()},
         report.chip_id.hex() if any(report.chip_id) else "", tcb, "",
@@ -185,7 +186,7 @@ def _verify_with(
     """Verifies a report with one key and one chain. Returns as `_find_signers` does. Raises AttestationError."""
     leaf = parse_certificates(key, "the processor's key")[0]
     chain, product = _order_chain(leaf, parse_certificates(authorities, "the processor's chain"))
-    require_chain(chain, ROOTS[product], now, f"the {product} processor")
+    require_chain(chain, ROOT_SPKI_DIGESTS[product], now, f"the {product} processor")
     r, s = (int.from_bytes(report.raw[start : start + 72], "little") for start in (SIGNED_BYTES, SIGNED_BYTES + 72))
     require_signed(leaf.public_key(), r, s, report.raw[:SIGNED_BYTES], "the report")
     tcb = tcb_versions(report.reported_tcb, product)
@@ -204,8 +205,8 @@ def _order_chain(leaf: x509.Certificate, issuers: list[x509.Certificate]) -> tup
         raise AttestationError("chain", "the processor's key is not issued by one of the given certificates")
     names = [item.value for item in root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
     product = str(names[0]).removeprefix("ARK-") if names else ""
-    if product not in ROOTS:
-        raise AttestationError("root", f"the root {product[:40]!r} is none of AMD's: {', '.join(ROOTS)}")
+    if product not in ROOT_SPKI_DIGESTS:
+        raise AttestationError("root", f"the root {product[:40]!r} is none of AMD's: {', '.join(ROOT_SPKI_DIGESTS)}")
     return [leaf, issuer, root], product
 
 

@@ -242,14 +242,14 @@ def _run_plain(
 ) -> None:  # fmt: skip
     """Runs a proxy without a key: it forwards text as it is to an attested server, through the channel alone."""
     from milkglass.proxy.attested import AttestedProxy
-    from milkglass.proxy.run import LIMITS
+    from milkglass.proxy.run import DEFAULT_LIMITS
     from milkglass.server import logs, process
 
     if channel.policy.takes_software:
         note("NOT ATTESTED: the policy takes software, which proves nothing")
     logs.configure(logging.WARNING)
     attested_proxy = AttestedProxy(
-        channel, address.token, read_token(server.token_file), quiet, _attested_header(channel), LIMITS
+        channel, address.token, read_token(server.token_file), quiet, _attested_header(channel), DEFAULT_LIMITS
     )
     suffix = f" ({_attested_header(channel)})" if channel.policy.takes_software else ""
     command = f"proxy --attested to {channel.policy.server}{suffix}"

@@ -29,7 +29,7 @@ from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.guard import OPENING_PATH
 
-NEWS_SECONDS = 20.0  # the longest time that a request for the state waits for a change
+MAX_WAIT_SECONDS = 20.0  # the longest time that a request for the state waits for a change
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -77,14 +77,14 @@ class MonitorPage:
     Attributes:
         key: the key's file, beside which its usage is recorded.
         attacker: attacks the model and what is sent. None: nothing is attacked.
-        broken: why the key's scheme counts as broken; "" if it does not.
+        broken_reason: why the key's scheme counts as broken; "" if it does not.
         access: lets browsers in.
         observer: receives what is sent and received.
     """
 
     key: Path
     attacker: LiveAttacker | None
-    broken: str = ""
+    broken_reason: str = ""
     access: PageAccess = field(default_factory=PageAccess)
     observer: ExchangeLog = field(default_factory=ExchangeLog)
 
@@ -93,7 +93,7 @@ class MonitorPage:
         """Yields the page's addresses, and attacks until the context is closed."""
         attack_task = None if self.attacker is None else asyncio.create_task(self.attacker.work(self.observer))
         try:
-            view = MonitorView(backend, self.key, self.observer, self.attacker, self.broken)
+            view = MonitorView(backend, self.key, self.observer, self.attacker, self.broken_reason)
             yield PageRoutes(make_routes(view, self.access), self.access.key)
         finally:
             if attack_task is not None:
@@ -133,13 +133,13 @@ def make_routes(view: MonitorView, access: PageAccess) -> APIRouter:
         try:
             key = access.exchange(code)
         except Unauthorized as error:
-            return refusals.respond(error)  # the proxy's own refusal, which must not look like the engine's
+            return refusals.error_response(error)  # the proxy's own refusal, which must not look like the engine's
         return JSONResponse({"key": key}, headers={"Cache-Control": "no-store"})
 
     @router.get("/monitor/state")
     async def state(since: int = 0) -> Response:
         """Returns the document once it is newer than the version `since`, or after NEWS_SECONDS in any case."""
-        await view.log.wait_for_change(since, NEWS_SECONDS)
+        await view.log.wait_for_change(since, MAX_WAIT_SECONDS)
         document = await view.document(since)
         return Response(document, media_type="application/json", headers={"Cache-Control": "no-store"})
 

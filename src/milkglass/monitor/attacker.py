@@ -93,11 +93,11 @@ class LiveAttacker:
         base: the original model.
         key: the key of the model. Attacks get none of its secrets.
         codec: encodes the public text, and holds the true table.
-        public: public text. None: what is sent is not deciphered.
-        budget: CPU seconds for the attacks on the model.
+        public_source: public text. None: what is sent is not deciphered.
+        budget_seconds: CPU seconds for the attacks on the model.
         state: how far the attacks on the model are.
-        reason: why the attacks on the model failed, or "".
-        trouble: why what is sent could not be deciphered the last time, or "".
+        model_failure: why the attacks on the model failed, or "".
+        decipher_failure: why what is sent could not be deciphered the last time, or "".
         readings: what the attacks read so far.
         model_budget: the budget of the attacks on the model. None: they have not begun.
     """
@@ -105,11 +105,11 @@ class LiveAttacker:
     base: Checkpoint
     key: Key
     codec: Codec
-    public: Source | None = None
-    budget: float = 120.0
+    public_source: Source | None = None
+    budget_seconds: float = 120.0
     state: State = "working"
-    reason: str = ""
-    trouble: str = ""
+    model_failure: str = ""
+    decipher_failure: str = ""
     readings: list[LiveReading] = field(default_factory=list)
     model_budget: Budget | None = None
     _is_stopped: bool = False
@@ -117,8 +117,8 @@ class LiveAttacker:
     async def work(self, log: ExchangeLog) -> None:
         """Attacks the model, and then, with public text, what is sent, until it is cancelled.
 
-        After a cancellation, attacks in threads end as soon as they ask their budget. A failure is stored in `reason`,
-        or in `trouble` after the attacks on the model.
+        After a cancellation, attacks in threads end as soon as they ask their budget. A failure is stored in
+        `model_failure`, or in `decipher_failure` after the attacks on the model.
         """
         try:
             scene = await run_in_thread(self._build_scene)
@@ -126,22 +126,22 @@ class LiveAttacker:
             candidates = await run_in_thread(partial(self._attack_model, scene, show_readings))
             self.state = "done"
             log.touch()
-            if self.public is not None:
-                await self._attack_sent_texts(log, scene, candidates, self.public)
+            if self.public_source is not None:
+                await self._attack_sent_texts(log, scene, candidates, self.public_source)
         except Exception as error:  # noqa: BLE001  (any error of an attack: the page must not wait for ever)
             if self.state == "done":
-                self.trouble = _failure_text(error)
+                self.decipher_failure = _failure_text(error)
             else:
-                self.state, self.reason = "failed", _failure_text(error)
+                self.state, self.model_failure = "failed", _failure_text(error)
             log.touch()
         finally:
             self._is_stopped = True
 
     async def _attack_sent_texts(
-        self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public: Source
+        self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public_source: Source
     ) -> None:
         """Deciphers what was sent each time that it has grown by MIN_GROWTH_FACTOR, also after a failure."""
-        corpus = (await run_in_thread(lambda: read_encoded(self.codec, public))).original
+        corpus = (await run_in_thread(lambda: read_encoded(self.codec, public_source))).original
         deciphered_total = 0
         while True:
             await asyncio.sleep(PAUSE_SECONDS)
@@ -151,9 +151,9 @@ class LiveAttacker:
                 deciphered_total = token_total
                 try:
                     await run_in_thread(partial(self._decipher, scene, candidates, texts, corpus))
-                    self.trouble = ""
+                    self.decipher_failure = ""
                 except Exception as error:  # noqa: BLE001  (any error of an attack: earlier readings stay)
-                    self.trouble = _failure_text(error)
+                    self.decipher_failure = _failure_text(error)
                 log.touch()
 
     # --- in a thread --------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class LiveAttacker:
             scene: in which every id is sent.
             show_readings: called when there are new readings.
         """
-        self.model_budget, candidates = self._stoppable_budget(self.budget), None
+        self.model_budget, candidates = self._stoppable_budget(self.budget_seconds), None
         for is_first in (True, False):
             attacks = {name: attack for name, attack in ATTACKS.items() if attack.runs_first == is_first}
             finished_run = run(scene, attacks, None, self.model_budget, seed=0)
@@ -209,7 +209,7 @@ class LiveAttacker:
             return
         guess = attack(transcript, knowledge, self._stoppable_budget(DECIPHER_SECONDS), np.random.default_rng(0))
         if guess.table is not None:
-            title = f"{attack.title}, with {self.public.name}" if self.public else attack.title
+            title = f"{attack.title}, with {self.public_source.name}" if self.public_source else attack.title
             self.readings = [reading for reading in self.readings if reading.title != title]
             self.readings.append(LiveReading(title, guess.table[:, 0]))
 
@@ -222,7 +222,7 @@ class LiveAttacker:
         """Returns the most CPU seconds that the attacks on the model can still take; 0 if they have ended."""
         if self.state != "working":
             return 0.0
-        return self.budget if self.model_budget is None else self.model_budget.left()
+        return self.budget_seconds if self.model_budget is None else self.model_budget.left()
 
     def strongest_reading(self, readings: Sequence[LiveReading]) -> LiveReading | None:
         """Returns the reading that is right for most of the vocabulary, or None without readings."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from milkglass.proxy.observe import Ids, Received
+from milkglass.proxy.observe import Ids, ReceiveIds
 from milkglass.sequences import common_prefix_length
 
 MAX_EXCHANGES_KEPT = 100
@@ -67,7 +67,7 @@ class ExchangeLog:
         self.version, self.total_count, self.exchanges = 0, 0, deque[Exchange]()
         self._clock, self._change_event = clock, asyncio.Event()
 
-    def begin_exchange(self, ids: Ids) -> Received:
+    def begin_exchange(self, ids: Ids) -> ReceiveIds:
         """Adds an exchange with the ids of a prompt, and returns the receiver of its answer's ids."""
         prompt = [int(token) for token in ids]
         self.total_count += 1

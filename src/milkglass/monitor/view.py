@@ -171,14 +171,14 @@ class MonitorView:
         key: the key's file, beside which its usage is recorded.
         log: the exchanges.
         attacker: attacks the model and what is sent. None: nothing is attacked.
-        broken: why the key's scheme counts as broken; "" if it does not.
+        broken_reason: why the key's scheme counts as broken; "" if it does not.
     """
 
     backend: Backend
     key: Path
     log: ExchangeLog
     attacker: LiveAttacker | None
-    broken: str = ""
+    broken_reason: str = ""
     _document_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)  # held while a document is made
 
     @cached_property
@@ -258,15 +258,15 @@ class MonitorView:
     def _attack_figures(self, reading: LiveReading | None, texts: Sequence[ShownText]) -> dict[str, Any]:
         """Returns the attack's figures: its state, the ordinary tokens of the texts, and how many it reads right."""
         if self.attacker is None:
-            return {"state": "off", "broken": self.broken}
+            return {"state": "off", "broken": self.broken_reason}
         token_count = sum(len(text.ordinary_ids) for text in texts)
         right_count = 0 if reading is None else sum(text.ordinary_right_counts[reading] for text in texts)
         return {
             "state": self.attacker.state,
             "level": "" if reading is None else banner_level(self.attacker.state, right_count, token_count),
-            "reason": self.attacker.reason,
-            "trouble": self.attacker.trouble,
-            "broken": self.broken,
+            "reason": self.attacker.model_failure,
+            "trouble": self.attacker.decipher_failure,
+            "broken": self.broken_reason,
             "left": self.attacker.seconds_left(),
             "title": "" if reading is None else reading.title,
             "cut": reading is not None and reading.is_cut,

@@ -71,7 +71,10 @@ def create_app(
     """Returns the application.
 
     Args:
+        backends: make the requests; they are closed when the application ends.
         token: the API key. None: any is accepted, from this machine only.
+        page: further routes. None: there are none.
+        limits: how long a body may take. None: the defaults.
         attested: what STATE_HEADER says of answers by an attested server. None: there is no such header.
     """
 
@@ -85,7 +88,7 @@ def create_app(
     app.include_router(router)
     if page is not None:
         app.include_router(page.router)
-    refusals.install(app)
+    refusals.install_handlers(app)
     page_token = None if page is None else page.token
     app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits())
     if attested is not None:
@@ -96,23 +99,25 @@ def create_app(
 router = APIRouter(route_class=StrictRoute)
 
 
-async def _body(request: Request, body_type: type[B]) -> B:
+async def _read_body(request: Request, body_type: type[B]) -> B:
     """Reads the body of a request. Raises UsageError if it is not valid."""
     try:
         return body_type.model_validate(await request.json())
     except ValidationError as error:
-        raise refusals.of_fields(error, body_type) from None
+        raise refusals.fields_error(error, body_type) from None
 
 
 async def _respond(
-    request: Request, encode: Callable[[], ApiExchange], stream: bool | None, done_event: bool = True
+    request: Request, encode: Callable[[], ApiExchange], stream: bool | None, has_done_event: bool = True
 ) -> Response:
     """Answers a request.
 
     Args:
+        request: the request, whose body was read.
         encode: checks and encodes the request, in a thread, so that a long prompt or a slow template delays no other
             answer.
-        done_event: whether a stream ends with "[DONE]", and its events have no type of their own.
+        stream: whether the answer comes as server-sent events.
+        has_done_event: whether a stream ends with "[DONE]", and its events have no type of their own.
     """
     exchange = await asyncio.to_thread(encode)
     if not stream:
@@ -125,37 +130,37 @@ async def _respond(
         first = await result_unless_gone(anext(events), wait_for_disconnect(request))
         if first is None:
             return CLIENT_GONE
-        return EventStream(_stream(first, events, done_event), cleanup.pop_all())
+        return EventStream(_stream(first, events, has_done_event), cleanup.pop_all())
 
 
 async def _stream(
-    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None], done_event: bool
+    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None], has_done_event: bool
 ) -> AsyncGenerator[str, None]:
     """Yields the events of an answer as text. An error is an event with `error`, which official clients raise."""
     sequence_number = 1
     try:
         async with aclosing(events):
-            yield _event(first, done_event)
+            yield _event(first, has_done_event)
             async for document in events:
                 sequence_number += 1
-                yield _event(document, done_event)
+                yield _event(document, has_done_event)
     except Exception as error:  # noqa: BLE001  (its message may quote a text)
         if not isinstance(error, MilkglassError):
             log.error("internal error: %s", place_of(error))
-        error_body = refusals.of_any(error)
+        error_body = refusals.any_error_document(error)
         typed_event = {name: error_body["error"][name] for name in ("message", "code")}
         typed_event |= {"type": "error", "sequence_number": sequence_number, "param": None}
-        yield sse_event(error_body) if done_event else sse_event({**typed_event, **error_body}, "error")
-    if done_event:
+        yield sse_event(error_body) if has_done_event else sse_event({**typed_event, **error_body}, "error")
+    if has_done_event:
         yield sse_event("[DONE]")
 
 
 _write_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def _event(document: dict[str, Any], done_event: bool) -> str:
+def _event(document: dict[str, Any], has_done_event: bool) -> str:
     text = _write_json(document)
-    return sse_event(text, None if done_event else document["type"])
+    return sse_event(text, None if has_done_event else document["type"])
 
 
 @router.get("/health")
@@ -183,26 +188,26 @@ def _backends(request: Request) -> Backends:
 
 @router.post("/v1/chat/completions")
 async def chat(request: Request) -> Response:
-    body = await _body(request, ChatBody)
+    body = await _read_body(request, ChatBody)
     return await _respond(request, lambda: ChatExchange(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
-    body = await _body(request, CompletionBody)
+    body = await _read_body(request, CompletionBody)
     return await _respond(request, lambda: CompletionExchange(_backends(request).of(body.model), body), body.stream)
 
 
 @router.post("/v1/responses")
 async def responses(request: Request) -> Response:
-    body = await _body(request, ResponseBody)
+    body = await _read_body(request, ResponseBody)
     return await _respond(
-        request, lambda: ResponseExchange(_backends(request).of(body.model), body), body.stream, done_event=False
+        request, lambda: ResponseExchange(_backends(request).of(body.model), body), body.stream, has_done_event=False
     )
 
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request) -> Response:
-    body = await _body(request, EmbeddingBody)
+    body = await _read_body(request, EmbeddingBody)
     document = await result_unless_gone(embed(_backends(request).of(body.model), body), wait_for_disconnect(request))
     return CLIENT_GONE if document is None else JSONResponse(document)

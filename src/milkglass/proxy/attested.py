@@ -29,10 +29,12 @@ class AttestedProxy:
     """Serves OpenAI's API in front of an attested server.
 
     Attributes:
+        channel: the channel to the server, which is closed with the application.
         token: what applications give as their API key. None: anything.
         server_token: the bearer token for the server, in place of the application's key; "" for none.
         quiet: how the sizes and times of answers are hidden. None: they are not.
         attestation_state: the value of STATE_HEADER in the server's answers.
+        limits: limits of connections and requests.
 
     Raises:
         UsageError: the server's token cannot be part of a header, or quiet answers are wanted from a server that is
@@ -60,7 +62,7 @@ class AttestedProxy:
             yield
             await self.channel.close()
 
-        routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.PATHS.items()]
+        routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.METHOD_BY_PATH.items()]
         app = passthrough.web_app(routes, lifespan)
         app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits)
         app.add_middleware(passthrough.HeaderMiddleware, headers=attestation_header(self.attestation_state))

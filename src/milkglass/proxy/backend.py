@@ -32,7 +32,7 @@ from milkglass.errors import (
 from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import NoObserver, Observer
 from milkglass.proxy.reply import GenerationRequest, Reply
-from milkglass.proxy.text.calls import requirements, shorten_call_ids, tool_format
+from milkglass.proxy.text.calls import required_arguments, shorten_call_ids, tool_format
 from milkglass.proxy.text.sections import begins_reasoning, marks_reasoning
 from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
@@ -50,6 +50,8 @@ class Backend:
     """Makes requests to one engine for the models of one key.
 
     Attributes:
+        codec: the key's codec.
+        upstream: sends requests to the engine.
         models: the engine's models of this key. The first is the default.
         observer: receives all ids that are sent and received.
         memory: stores the ids of answers, so that a later turn repeats them.
@@ -91,20 +93,26 @@ class Backend:
         name: str,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
-        choice: str | None = None,
-        single: bool = False,
+        demanded_tool: str | None = None,
+        allows_one_call: bool = False,
         requested_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> GenerationRequest:
         """Makes the request of a conversation, in the model's template. Nothing is sent yet.
 
         Args:
-            choice: the tool that must be called; "" for any one; None if the model may choose.
-            single: whether at most one call is accepted.
+            name: the model's name; "" names the default.
+            messages: the conversation.
+            tools: the tools that the model may call, in OpenAI's format.
+            demanded_tool: the tool that must be called; "" for any one; None if the model may choose.
+            allows_one_call: whether at most one call is accepted.
             requested_options: the request's fields for the template, which `template_options` reads.
             **options: see `_request`.
 
         Raises:
+            ModelNotFound: there is no such model.
+            UnsupportedModel: the model is an encoder.
+            ContextLengthExceeded: the conversation and its answer are longer than the context.
             CodecError: the conversation cannot be encoded.
             UsageError: the template has no place for tools or options, or the engine does not offer an option.
         """
@@ -113,31 +121,37 @@ class Backend:
         used_format = template_format if tools else None
         if tools and used_format is None:
             raise UsageError("the model's chat template shows no way to call tools", "leave tools out")
-        if choice is not None and used_format is not None:
-            beginning = used_format.begin(choice)
+        if demanded_tool is not None and used_format is not None:
+            beginning = used_format.answer_start(demanded_tool)
         self._require_decoder(name)
         self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
         variables = template_options(requested_options or {}, self.codec.template_variables, marks_reasoning(template))
         with self._openai_length_errors("messages"):
             turns = self.memory.with_ids(self.model(name).name, messages)
-            if template_format is not None and template_format.short_ids:
+            if template_format is not None and template_format.needs_short_ids:
                 turns = [shorten_call_ids(turn) for turn in turns]
             ids = self.codec.encode_chat(turns, tools=tools, answer_start=beginning, options=variables)
         may_reason = marks_reasoning(template) and not beginning
         in_reasoning = may_reason and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
         request = self._request(name, ids.tolist(), "messages", **options)
-        callable_ = requirements([tool for tool in tools if not choice or tool["function"]["name"] == choice])
+        callable_tools = required_arguments(
+            [tool for tool in tools if not demanded_tool or tool["function"]["name"] == demanded_tool]
+        )
         return replace(
-            request, tool_format=used_format, tools=callable_, requires_tool_call=choice is not None,
+            request, tool_format=used_format, tools=callable_tools, requires_tool_call=demanded_tool is not None,
             may_reason=may_reason, first_kind="reasoning" if in_reasoning else "content", answer_prefix=beginning,
-            allows_one_call=single,
+            allows_one_call=allows_one_call,
         )  # fmt: skip
 
     def completion_request(self, name: str, prompt: str | Sequence[int], **options: Any) -> GenerationRequest:
         """Makes the request of a text to continue, or of its ids by the tokenizer. Nothing is sent yet.
 
-        The application wrote all of it, so the text of a special token is that token, as at other servers. Raises
-        CodecError if it cannot be encoded, UsageError if the engine does not offer an option.
+        The application wrote all of it, so the text of a special token is that token, as at other servers.
+
+        Raises:
+            ModelNotFound, UnsupportedModel, ContextLengthExceeded: as `chat_request`.
+            CodecError: the text cannot be encoded.
+            UsageError: the tokenizer does not have the ids, or the engine does not offer an option.
         """
         self._require_decoder(name)
         if isinstance(prompt, str):
@@ -149,6 +163,7 @@ class Backend:
         return self._request(name, self.scramble_ids(prompt), "prompt", **options)
 
     def _require_decoder(self, name: str) -> None:
+        """Raises UnsupportedModel if this model cannot generate, and ModelNotFound if there is none."""
         model = self.model(name)
         if model.kind == "encoder":
             raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
@@ -189,8 +204,11 @@ class Backend:
         """Makes a request.
 
         Args:
+            name: the model's name; "" names the default.
+            ids: the scrambled prompt.
             noun: the field of the request with the prompt.
             max_tokens: the most tokens of the answer. None: as many as fit, at most DEFAULT_MAX_TOKENS.
+            stops: strings that end the answer.
             logprobs: how many of the likeliest tokens are reported at each position. None: no token is.
             logit_bias: is added to logits, by the tokenizer's own ids.
             **sampling: fields of IdsRequest.
@@ -364,11 +382,13 @@ class ServedKey:
     """Describes a key whose models are served.
 
     Attributes:
-        file: the name of the key's file, for messages.
+        file_name: the name of the key's file, for messages.
+        codec: the key's codec.
+        info: what the key records of its models.
         observer: receives all ids under this key.
     """
 
-    file: str
+    file_name: str
     codec: Codec = field(repr=False)
     info: KeyInfo = field(repr=False)
     observer: Observer = field(repr=False)
@@ -459,7 +479,7 @@ def _key_of(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey
     """Returns the key of a model. Raises KeyForOtherModel if not just one key knows it, or the engine names another."""
     candidates = [key for key in keys if key.info.knows(model.name)] if stated_key is None else [stated_key]
     if len(candidates) != 1:
-        files = " and ".join(candidate.file for candidate in candidates)
+        files = " and ".join(candidate.file_name for candidate in candidates)
         fault = f"{files} both know" if candidates else "none of the keys knows"
         raise KeyForOtherModel(
             f"{fault} the model {model.name}, and the engine's word does not choose a key: it is not offered",
@@ -467,8 +487,8 @@ def _key_of(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey
         )
     if model.key_id not in (None, candidates[0].codec.key_id):
         raise KeyForOtherModel(
-            f"the engine says that {model.name} was scrambled with another key than {candidates[0].file}, which is "
-            "its key here: it is not offered",
+            f"the engine says that {model.name} was scrambled with another key than {candidates[0].file_name}, which "
+            "is its key here: it is not offered",
             "don't trust it, or give the key that the model there was made with",
         )
     return candidates[0]

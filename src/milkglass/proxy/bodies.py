@@ -25,7 +25,7 @@ IGNORED_FIELDS = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
     "include",
 )  # fmt: skip
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS_PART = "message.output_text.logprobs"  # what `include` names for log-probabilities
 # What else `include` may name: parts of OpenAI's own tools and service, which no answer here has.
 ABSENT_FIELDS = frozenset({
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
@@ -34,7 +34,7 @@ ABSENT_FIELDS = frozenset({
 })  # fmt: skip
 CONSTRAINED_REASON = "constrained decoding needs the texts of tokens at the engine, which must not have them"
 # Fields that would reveal the tokens' texts to the engine, or mean nothing for text: why, and values without effect.
-PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
+REFUSED_FIELDS: Mapping[str, tuple[str, Sequence[Any]]] = {
     "response_format": (CONSTRAINED_REASON, ("", {}, {"type": "text"})),
     "structured_outputs": (CONSTRAINED_REASON, ({},)),
     "guided_json": (CONSTRAINED_REASON, ("",)),
@@ -54,7 +54,7 @@ PRIVATE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "prompt_template": ("templates are kept by a service that is not asked", ()),
 }
 # Values by which clients say "not given", besides null, by field
-UNSET: Mapping[str, Sequence[Any]] = {
+UNSET_VALUES: Mapping[str, Sequence[Any]] = {
     "seed": (-1,),
     "stop": ("",),
     "truncation": ("auto",),
@@ -82,17 +82,17 @@ def _keep_known_fields(document: Any) -> Any:
     if included is not None and not (isinstance(included, list) and all(isinstance(name, str) for name in included)):
         raise PydanticCustomError("not_names", "`include` is a list of names")
     for name in included or ():
-        if name not in ABSENT_FIELDS and (name != LOGPROBS or "input" not in document):
+        if name not in ABSENT_FIELDS and (name != LOGPROBS_PART or "input" not in document):
             raise PydanticCustomError("not_offered", f"`include` of {name[:60]} is not offered by this call")
-    if LOGPROBS in (included or ()):
+    if LOGPROBS_PART in (included or ()):
         document = {"top_logprobs": 0, **document}
     fields = {
         name: field
         for name, field in document.items()
-        if name not in IGNORED_FIELDS and field is not None and not _is_one_of(field, UNSET.get(name, ()))
+        if name not in IGNORED_FIELDS and field is not None and not _is_one_of(field, UNSET_VALUES.get(name, ()))
     }
     fields |= {name: None for name in LIMIT_FIELDS if _is_one_of(fields.get(name), (-1,))}
-    for name, (reason, values_without_effect) in PRIVATE.items():
+    for name, (reason, values_without_effect) in REFUSED_FIELDS.items():
         if name in fields and not _is_one_of(fields.pop(name), values_without_effect):
             raise PydanticCustomError("not_private", f"`{name}` is not offered: {reason}")
     if isinstance(fields.get("stop"), list):
@@ -132,7 +132,7 @@ class GenerationBody(RequestBody):
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
-    def with_usage(self) -> bool:
+    def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> dict[str, Any]:

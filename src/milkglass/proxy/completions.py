@@ -20,8 +20,8 @@ from milkglass.proxy.text.calls import demanded_tool
 from milkglass.rows.messages import normalize_messages, tools_of
 from milkglass.server.random_ids import new_id
 
-MAX_PROMPTS = 128  # most answers of one request, all prompts together
-MAX_INPUTS = 2048  # most texts of one request for embeddings, as OpenAI has it
+MAX_PROMPTS = 128  # the most answers of one request, all prompts together
+MAX_INPUTS = 2048  # the most texts of one request for embeddings, as OpenAI has it
 
 
 class ChatExchange:
@@ -37,7 +37,7 @@ class ChatExchange:
         request = backend.chat_request(
             body.model, normalize_messages(body.messages), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.template_fields(), max_tokens=body.max_answer_tokens, stops=body.stops,
-            logit_bias=body.logit_bias, single=body.parallel_tool_calls is False,
+            logit_bias=body.logit_bias, allows_one_call=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.sampling(),
         )  # fmt: skip
         self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": request.model}
@@ -53,7 +53,7 @@ class ChatExchange:
             **self._head,
             "object": "chat.completion",
             "choices": answers,
-            "usage": usage(self._prompt_tokens, self.replies),
+            "usage": usage_document(self._prompt_tokens, self.replies),
         }
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -73,24 +73,29 @@ class ChatExchange:
                 delta = _delta(piece, call_counts[reply.index])
                 call_counts[reply.index] += len(piece.calls)
                 yield {**head, "choices": [_chunk(reply.index, delta, logprobs_of(piece.logprobs))]}
-        if self._body.with_usage:
-            yield {**head, "choices": [], "usage": usage(self._prompt_tokens, self.replies)}
+        if self._body.includes_usage:
+            yield {**head, "choices": [], "usage": usage_document(self._prompt_tokens, self.replies)}
 
 
-def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
+def usage_document(prompt_tokens: int, replies: Sequence[Reply]) -> dict[str, int]:
+    """Returns the numbers of tokens of a request in OpenAI's format."""
     completion_tokens = sum(reply.token_count for reply in replies)
-    return {"prompt_tokens": prompt, "completion_tokens": completion_tokens, "total_tokens": prompt + completion_tokens}
+    total_tokens = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total_tokens}
 
 
 def logprob_documents(logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    """Returns the log-probabilities of tokens in OpenAI's format for chats, each with the likeliest tokens."""
     return [{**drawn.document(), "top_logprobs": [best.document() for best in top]} for drawn, top in logprobs]
 
 
 def logprobs_of(logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    """Returns the field `logprobs` of a choice of a chat; None if none were requested."""
     return {"content": logprob_documents(logprobs), "refusal": None} if logprobs else None
 
 
 def text_of(pieces: Sequence[Piece], kind: str) -> str:
+    """Returns the text of the pieces of one kind, joined."""
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
@@ -119,11 +124,14 @@ def _delta(piece: Piece, call_count: int) -> dict[str, Any]:
     return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
 
 
-def prompts_of(prompt: Any, limit: int = MAX_PROMPTS) -> list[str | list[int]]:
-    """Returns the prompts in a text, texts, ids, or lists of ids. Raises UsageError for more than `limit`."""
+def prompt_list(prompt: Any, max_prompts: int = MAX_PROMPTS) -> list[str | list[int]]:
+    """Returns the prompts of a field, which may be a text, texts, ids, or lists of ids.
+
+    Raises UsageError for more than `max_prompts`.
+    """
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-    if len(prompts) > limit:
-        raise UsageError(f"{len(prompts)} inputs are more than the {limit} of one request", "send several")
+    if len(prompts) > max_prompts:
+        raise UsageError(f"{len(prompts)} inputs are more than the {max_prompts} of one request", "send several")
     return list(prompts)
 
 
@@ -140,7 +148,7 @@ class CompletionExchange:
                 body.model, prompt, max_tokens=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
                 logprobs=body.logprobs, **body.sampling(),
             )
-            for prompt in prompts_of(body.prompt, MAX_PROMPTS // (body.n or 1))
+            for prompt in prompt_list(body.prompt, MAX_PROMPTS // (body.n or 1))
         ]  # fmt: skip
         self._body, self._prompt_tokens = body, sum(len(request.ids_request.prompt) for request in requests)
         self._head: dict[str, Any] = {
@@ -163,7 +171,7 @@ class CompletionExchange:
         for reply, pieces in zip(self.replies, pieces_by_reply, strict=True):
             logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
             answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish_reason))
-        return {**self._head, "choices": answers, "usage": usage(self._prompt_tokens, self.replies)}
+        return {**self._head, "choices": answers, "usage": usage_document(self._prompt_tokens, self.replies)}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks of a streamed answer."""
@@ -175,8 +183,8 @@ class CompletionExchange:
                 finish = reply.finish_reason if piece is None else None
                 yield {**self._head, "choices": [_choice(reply, text, logprobs, finish, offsets[reply.index])]}
                 offsets[reply.index] += sum(len(drawn.token) for drawn, _ in logprobs)
-        if self._body.with_usage:
-            yield {**self._head, "choices": [], "usage": usage(self._prompt_tokens, self.replies)}
+        if self._body.includes_usage:
+            yield {**self._head, "choices": [], "usage": usage_document(self._prompt_tokens, self.replies)}
 
 
 def _choice(
@@ -204,7 +212,7 @@ async def embed(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
         CodecError, UsageError: a text cannot be encoded, or ids were given; nothing was sent.
         UnsupportedModel: the engine or the model makes no embeddings.
     """
-    texts = prompts_of(body.input, MAX_INPUTS)
+    texts = prompt_list(body.input, MAX_INPUTS)
     if any(not isinstance(text, str) for text in texts):
         raise UsageError(
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",

@@ -24,8 +24,8 @@ from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.proxy")
-MAX_BODY = 64 << 20  # bytes of a request
-MAX_HELD = 3 * MAX_BODY  # bytes of all requests that are arriving or not answered yet
+MAX_BODY_BYTES = 64 << 20  # of a request
+MAX_HELD_BYTES = 3 * MAX_BODY_BYTES  # of all requests that are arriving or not answered yet
 READER_SECONDS = 600.0  # how long a part of an answer waits to be read; its connection to the engine waits too
 OPENING_PATH = "/monitor/open"  # the address at which a page exchanges a code for its key
 OPEN_PATHS = frozenset({"/", "/health", OPENING_PATH})
@@ -39,12 +39,14 @@ class LocalGuard:
         """Wraps an application.
 
         Args:
+            app: the application behind the guard.
             token: the API key; None if none is needed.
-            other_token: a second token that is accepted, if one is needed.
+            other_token: a second token that is accepted, if one is needed. None: there is no second one.
+            limits: how long a body may take.
         """
         tokens = [] if token is None else [token, *([] if other_token is None else [other_token])]
-        self._app, self._expected = app, [f"Bearer {token}".encode() for token in tokens]
-        self._limits, self._memory = limits, BodyMemory(MAX_HELD)
+        self._app, self._expected_headers = app, [f"Bearer {token}".encode() for token in tokens]
+        self._limits, self._memory = limits, BodyMemory(MAX_HELD_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,12 +65,12 @@ class LocalGuard:
                 raise _Unread from None
 
         headers = dict(scope["headers"])
-        claimed = headers.get(b"content-length", b"0")
-        size = int(claimed[:20]) if claimed.isdigit() else 0
-        body = CountedBody(receive, BodyRule(MAX_BODY), self._memory, self._limits, size)
-        refusal = too_large_error(MAX_BODY) if size > MAX_BODY else self._refusal(scope["path"], headers)
+        claimed_length = headers.get(b"content-length", b"0")
+        size = int(claimed_length[:20]) if claimed_length.isdigit() else 0
+        body = CountedBody(receive, BodyRule(MAX_BODY_BYTES), self._memory, self._limits, size)
+        refusal = too_large_error(MAX_BODY_BYTES) if size > MAX_BODY_BYTES else self._refusal(scope["path"], headers)
         try:
-            await (self._app if refusal is None else refusals.respond(refusal))(scope, body, send_in_time)
+            await (self._app if refusal is None else refusals.error_response(refusal))(scope, body, send_in_time)
         except _Unread:
             log.warning("an answer was not read for %g s, and was ended", READER_SECONDS)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
@@ -80,9 +82,10 @@ class LocalGuard:
             body.release()
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
-        if self._expected:
+        """Returns why a request is refused; None if it is admitted."""
+        if self._expected_headers:
             header = headers.get(b"authorization", b"")
-            if path in OPEN_PATHS or any(hmac.compare_digest(header, value) for value in self._expected):
+            if path in OPEN_PATHS or any(hmac.compare_digest(header, value) for value in self._expected_headers):
                 return None
             hint = "it is in the file of --api-key-file, or was printed when the proxy started"
             return Unauthorized("the API key is wrong", hint)
@@ -103,11 +106,11 @@ def attestation_header(attested: str, own_paths: tuple[str, ...] = ()) -> Callab
         attested: what the header says of the server's answers.
         own_paths: beginnings of further paths that the proxy answers without the server.
     """
-    own = attested if attested == NOT_ATTESTED else OWN_ANSWER
+    own_state = attested if attested == NOT_ATTESTED else OWN_ANSWER
 
     def header(path: str, status: int) -> Mapping[str, str]:
         is_own = status >= 400 or path in OPEN_PATHS or path.startswith(own_paths)
-        return {STATE_HEADER: own if is_own else attested}
+        return {STATE_HEADER: own_state if is_own else attested}
 
     return header
 

@@ -19,8 +19,8 @@ from milkglass.errors import MilkglassError
 from milkglass.progress import Log, no_log
 
 Ids = Sequence[int] | NDArray[Any]
-Received = Callable[[Ids], None]  # called with scrambled ids of an answer, a few at a time
-WRITE_SECONDS = 1.0  # between two writes of the counts
+ReceiveIds = Callable[[Ids], None]  # called with scrambled ids of an answer, a few at a time
+WRITE_SECONDS = 1.0  # the time between two writes of the counts
 
 
 def ignore_ids(ids: Ids) -> None:
@@ -30,14 +30,14 @@ def ignore_ids(ids: Ids) -> None:
 class Observer(Protocol):
     """Receives ids in the event loop. It must not wait."""
 
-    def begin_exchange(self, ids: Ids) -> Received:
+    def begin_exchange(self, ids: Ids) -> ReceiveIds:
         """Takes the scrambled ids of a text that is about to be sent, and returns the receiver of its answer's ids."""
 
 
 class NoObserver:
     """Ignores all ids."""
 
-    def begin_exchange(self, ids: Ids) -> Received:
+    def begin_exchange(self, ids: Ids) -> ReceiveIds:
         return ignore_ids
 
 
@@ -47,12 +47,12 @@ class Observers:
 
     observers: Sequence[Observer]
 
-    def begin_exchange(self, ids: Ids) -> Received:
-        exchanges = [observer.begin_exchange(ids) for observer in self.observers]
+    def begin_exchange(self, ids: Ids) -> ReceiveIds:
+        receivers = [observer.begin_exchange(ids) for observer in self.observers]
 
         def receive(ids: Ids) -> None:
-            for exchange in exchanges:
-                exchange(ids)
+            for receive_ids in receivers:
+                receive_ids(ids)
 
         return receive
 
@@ -62,17 +62,19 @@ class UsageCount:
     """Counts the texts and tokens of exchanges, and writes the counts beside the key.
 
     Attributes:
-        text_count: texts that are not yet written.
-        token_count: tokens that are not yet written.
+        unlocked: the key, beside which the counts are written.
+        notice: receives warnings.
+        text_count: texts whose count is not yet written.
+        token_count: tokens whose count is not yet written.
     """
 
     unlocked: UnlockedKey
     notice: Log = no_log
     text_count: int = 0
     token_count: int = 0
-    _failing: bool = False
+    _has_failed: bool = False
 
-    def begin_exchange(self, ids: Ids) -> Received:
+    def begin_exchange(self, ids: Ids) -> ReceiveIds:
         self.text_count += 1
         self.token_count += len(ids)
         return self._on_received
@@ -108,18 +110,19 @@ class UsageCount:
         try:
             await asyncio.to_thread(self.unlocked.count, texts, tokens, self.notice)
         except (OSError, MilkglassError) as error:
-            if not self._failing:
+            if not self._has_failed:
                 self.notice(
                     f"warning: what crosses cannot be counted under this key ({_why(error)}); it is tried again"
                 )
-            self._failing = True
+            self._has_failed = True
             return
-        self._failing = False
+        self._has_failed = False
         self.text_count -= texts
         self.token_count -= tokens
 
 
 def _why(error: OSError | MilkglassError) -> str:
+    """Returns an error in a few words, without a path."""
     if isinstance(error, MilkglassError):
         return error.message
     return (error.strerror or type(error).__name__).lower()

@@ -18,24 +18,24 @@ from milkglass.errors import MilkglassError, RejectedByServer, RemoteError, Usag
 from milkglass.server.http import errors
 
 BUSY_STATUSES = frozenset({429, 503})
-CALLS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings (POST) and /v1/models (GET)"
+CALLS_TEXT = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings (POST) and /v1/models (GET)"
 HINTS = {
     400: "send a JSON object",
-    404: f"it has {CALLS}; an application's base URL ends with /v1",
-    405: f"it has {CALLS}",
+    404: f"it has {CALLS_TEXT}; an application's base URL ends with /v1",
+    405: f"it has {CALLS_TEXT}",
     413: "send less at once",
 }
 
 
-def install(app: FastAPI) -> None:
+def install_handlers(app: FastAPI) -> None:
     """Makes the app answer with these errors."""
 
     async def on_known(request: Request, error: Any) -> JSONResponse:
-        return respond(gateway(error))
+        return error_response(as_gateway_error(error))
 
     async def on_http(request: Request, error: Any) -> JSONResponse:
         if isinstance(error, errors.RefusedRequest):
-            return respond(gateway(error.error))
+            return error_response(as_gateway_error(error.error))
         status = error.status_code
         message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")
         return JSONResponse(
@@ -46,24 +46,28 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http)
 
 
-def respond(error: MilkglassError) -> JSONResponse:
-    return JSONResponse(body(error), error.status, {"Retry-After": "2"} if error.status in BUSY_STATUSES else None)
+def error_response(error: MilkglassError) -> JSONResponse:
+    """Returns the answer for an error. A busy engine's says when to ask again."""
+    return JSONResponse(
+        error_document(error), error.status, {"Retry-After": "2"} if error.status in BUSY_STATUSES else None
+    )
 
 
-def body(error: MilkglassError) -> dict[str, Any]:
+def error_document(error: MilkglassError) -> dict[str, Any]:
+    """Returns the body of an error."""
     return _join_hint(errors.error_body(error))
 
 
-def of_any(error: Exception) -> dict[str, Any]:
+def any_error_document(error: Exception) -> dict[str, Any]:
     """Returns the body of an error after an answer began. Only a MilkglassError is quoted."""
     if isinstance(error, MilkglassError):
-        return body(gateway(error))
+        return error_document(as_gateway_error(error))
     return _join_hint(
         errors.error_json(500, errors.INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it")
     )
 
 
-def gateway(error: MilkglassError) -> MilkglassError:
+def as_gateway_error(error: MilkglassError) -> MilkglassError:
     """Returns the error, after setting its status for the application.
 
     An engine's failure is not the application's: 502. A busy engine keeps its status, and a request that the engine
@@ -75,20 +79,21 @@ def gateway(error: MilkglassError) -> MilkglassError:
 
 
 # Finds parts of a hint that are for whoever starts the proxy: an application has no command line
-OPTIONS = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
+COMMAND_LINE_PATTERN = re.compile(r"--[a-z]|`milkglass |\bin Python\b")
 MAX_NUMBER = 10**12  # the largest number that a message names
 DEFAULT_HINT = "the person who runs this proxy can mend it"
 
 
 def _join_hint(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body of an error, after joining the part of its hint that is for applications to its message."""
     error = document["error"]
-    parts = [part for part in error["hint"].split("; ") if not OPTIONS.search(part)]
+    parts = [part for part in error["hint"].split("; ") if not COMMAND_LINE_PATTERN.search(part)]
     error["hint"] = "; ".join(parts) or (DEFAULT_HINT if error["hint"] else "")
     error["message"] = "; ".join(part for part in (error["message"], error["hint"]) if part)
     return document
 
 
-def of_fields(error: ValidationError, body_type: type[BaseModel]) -> UsageError:
+def fields_error(error: ValidationError, body_type: type[BaseModel]) -> UsageError:
     """Returns the error for a request's fields, with what to do. `param` is the first faulty field."""
     unknown_fields = [
         ".".join(map(str, fault["loc"])) for fault in error.errors() if fault["type"] == "extra_forbidden"

@@ -15,9 +15,9 @@ from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import CodecError, MisspeltAnswer, RemoteError, ToolUseFailed
 from milkglass.proxy.answer_memory import AnswerMemory
-from milkglass.proxy.observe import Received
+from milkglass.proxy.observe import ReceiveIds
 from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
-from milkglass.proxy.text.sections import NO_TOOLS, AnswerSplitter, Kind, Part, StopStringFilter
+from milkglass.proxy.text.sections import NO_TOOLS, AnswerSplitter, Part, PartKind, StopStringFilter
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
 TokenLogprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was drawn, and the likeliest ones
@@ -25,9 +25,16 @@ TokenLogprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was dr
 
 @dataclass(frozen=True)
 class Piece:
-    """Holds a part of an answer that became certain, and the log-probabilities of the tokens since the last piece."""
+    """Holds a part of an answer that became certain.
 
-    kind: Kind
+    Attributes:
+        kind: what the part is.
+        text: the part's text; "" for calls.
+        calls: tool calls, if the part consists of calls.
+        logprobs: the log-probabilities of the tokens since the last piece, if they were requested.
+    """
+
+    kind: PartKind
     text: str = ""
     calls: Sequence[ToolCall] = ()
     logprobs: Sequence[TokenLogprobs] = ()
@@ -67,7 +74,10 @@ class Reply:
     """Asks the engine for one answer, and reads it. Iterate `pieces` once; closing that iterator ends the request.
 
     Attributes:
-        received: is called with the ids of each chunk.
+        codec: the key's codec.
+        upstream: sends the request.
+        request: what is asked for.
+        receive_ids: is called with the ids of each chunk.
         index: the answer's index among the answers to one request of the application.
         memory: stores earlier answers, and this one when it ends.
         token_count: tokens that the engine made, without those that ended the answer.
@@ -77,7 +87,7 @@ class Reply:
     codec: Codec = field(repr=False)
     upstream: Upstream = field(repr=False)
     request: GenerationRequest = field(repr=False)
-    received: Received = field(repr=False)
+    receive_ids: ReceiveIds = field(repr=False)
     index: int = 0
     memory: AnswerMemory = field(default_factory=AnswerMemory, repr=False)
     token_count: int = 0
@@ -88,7 +98,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         self._spelling = SpellingCheck(
-            self.codec, self.memory.last, self.request.ids_request.temperature > MAX_CHECKED_TEMPERATURE
+            self.codec, self.memory.last_answers, self.request.ids_request.temperature > MAX_CHECKED_TEMPERATURE
         )
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -131,7 +141,7 @@ class Reply:
                 if chunk.finish and not stops.is_stopped:
                     text += stops.push(decoder.flush())
                     text += "" if stops.is_stopped else stops.flush()
-                pending += map(names.at_place, chunk.logprobs)
+                pending += map(names.drawn_and_best, chunk.logprobs)
                 for piece in self._pieces_of(sections.push(text), pending):
                     yield piece
                 if stops.is_stopped:
@@ -157,7 +167,7 @@ class Reply:
                 self._require_known_ids(chunk)
                 self.token_count += len(chunk.ids)
                 self._ids += chunk.ids
-                self.received(chunk.ids)
+                self.receive_ids(chunk.ids)
                 self._spelling.push(chunk.ids)
                 if chunk.finish:
                     self._spelling.flush()

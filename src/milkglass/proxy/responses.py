@@ -66,7 +66,7 @@ class ResponseExchange:
             body.model, normalize_messages(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
             requested_options=body.template_fields(), max_tokens=body.max_output_tokens, logit_bias=body.logit_bias,
             logprobs=body.logprobs,
-            single=body.parallel_tool_calls is False, **body.sampling(),
+            allows_one_call=body.parallel_tool_calls is False, **body.sampling(),
         )  # fmt: skip
         self._prompt_tokens = len(request.ids_request.prompt)
         self._begin: Callable[[], Reply] = lambda: backend.replies(request)[0]
@@ -125,10 +125,15 @@ class ResponseExchange:
 
 @dataclass
 class _Items:
-    """Collects the items of the output: complete ones, and the one that is being written."""
+    """Collects the items of the output.
 
-    done: list[dict[str, Any]] = field(default_factory=list)
-    open: dict[str, Any] | None = None
+    Attributes:
+        done_items: the complete items, in order.
+        open_item: the item that is being written; None: there is none.
+    """
+
+    done_items: list[dict[str, Any]] = field(default_factory=list)
+    open_item: dict[str, Any] | None = None
     _text: str = ""
     _logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -137,7 +142,7 @@ class _Items:
         events: list[dict[str, Any]] = []
         if piece.text:
             item_type = "reasoning" if piece.kind == "reasoning" else "message"
-            if self.open is None or self.open["type"] != item_type:
+            if self.open_item is None or self.open_item["type"] != item_type:
                 events += self.close() + self._begin(item_type)
             self._text += piece.text
             self._logprobs += piece.logprobs
@@ -147,18 +152,19 @@ class _Items:
         return events
 
     def finish(self) -> list[dict[str, Any]]:
+        """Ends the open item, and returns all items."""
         self.close()
-        return self.done
+        return self.done_items
 
     def close(self) -> list[dict[str, Any]]:
         """Ends the open item, and returns its events."""
-        item, index = self.open, len(self.done)
+        item, index = self.open_item, len(self.done_items)
         if item is None:
             return []
         part = self._part(item["type"], self._text)
         item |= {"status": "completed", "content": [part]}
-        self.done.append(item)
-        self.open, text, self._text, self._logprobs = None, self._text, "", []
+        self.done_items.append(item)
+        self.open_item, text, self._text, self._logprobs = None, self._text, "", []
         position = {"item_id": item["id"], "output_index": index, "content_index": 0}
         part_type = "output_text" if item["type"] == "message" else "reasoning_text"
         logprobs = {"logprobs": part["logprobs"]} if part_type == "output_text" else {}
@@ -171,7 +177,7 @@ class _Items:
     def _begin(self, item_type: str) -> list[dict[str, Any]]:
         fields: dict[str, Any] = {"role": "assistant"} if item_type == "message" else {"summary": []}
         item = {"id": new_id("msg"), "type": item_type, "status": "in_progress", "content": [], **fields}
-        self.open, index = dict(item), len(self.done)
+        self.open_item, index = dict(item), len(self.done_items)
         position = {"item_id": item["id"], "output_index": index, "content_index": 0}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": item},
@@ -184,22 +190,22 @@ class _Items:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprob_documents(self._logprobs)}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        assert self.open is not None
-        position = {"item_id": self.open["id"], "output_index": len(self.done), "content_index": 0}
+        assert self.open_item is not None
+        position = {"item_id": self.open_item["id"], "output_index": len(self.done_items), "content_index": 0}
         part_type = "reasoning_text" if piece.kind == "reasoning" else "output_text"
         logprobs: dict[str, Any] = {"logprobs": logprob_documents(piece.logprobs)} if part_type == "output_text" else {}
         return {"type": f"response.{part_type}.delta", **position, "delta": piece.text, **logprobs}
 
     def _call(self, call: ToolCall) -> list[dict[str, Any]]:
-        index, item_id = len(self.done), new_id("fc")
+        index, item_id = len(self.done_items), new_id("fc")
         item = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments}  # fmt: skip
-        self.done.append({**item, "status": "completed"})
+        self.done_items.append({**item, "status": "completed"})
         position, done = {"item_id": item_id, "output_index": index}, {"arguments": call.arguments, "name": call.name}
         started = {**item, "arguments": "", "status": "in_progress"}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": started},
             {"type": "response.function_call_arguments.delta", **position, "delta": call.arguments},
             {"type": "response.function_call_arguments.done", **position, **done},
-            {"type": "response.output_item.done", "output_index": index, "item": self.done[-1]},
+            {"type": "response.output_item.done", "output_index": index, "item": self.done_items[-1]},
         ]

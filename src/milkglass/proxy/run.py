@@ -23,7 +23,7 @@ from milkglass.server import logs
 from milkglass.server.process import DRAIN_SECONDS, WebServer, allowed_limits, listen, url_of
 from milkglass.server.settings import Limits
 
-LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time
+DEFAULT_LIMITS = Limits(total=2048, per_address=1024)  # one program may send a thousand requests at a time
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,11 @@ class ProxyAddress:
     """Says where a proxy listens, whom it answers, and within which limits.
 
     Attributes:
+        host: the name or address of the interface to listen on.
+        port: 0 takes any free port.
         token: the API key. None: any is accepted, from this machine only.
+        tls_certificate: a PEM file. None: the proxy speaks plain HTTP.
+        tls_key: the certificate's key.
         connections: limits of connections and requests.
         attested: what STATE_HEADER says of an attested server's answers. None: there is no such header.
     """
@@ -41,7 +45,7 @@ class ProxyAddress:
     token: str | None = field(default=None, repr=False)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
-    connections: Limits = LIMITS
+    connections: Limits = DEFAULT_LIMITS
     attested: str | None = None
 
 
@@ -59,14 +63,25 @@ def run(
     upstream: Upstream,
     requested: Sequence[str],
     address: ProxyAddress,
-    ready: Callable[[str, list[str]], None],
+    on_ready: Callable[[str, list[str]], None],
     notice: Log,
     page: Page | None = None,
     key_of_model: Mapping[str, UnlockedKey] | None = None,
 ) -> None:
-    """Runs the proxy until SIGINT or SIGTERM. `page` shows what is sent and received under the only key.
+    """Runs the proxy until SIGINT or SIGTERM.
 
-    Raises UsageError if the address cannot be used. See `connect_backends` for the rest.
+    Args:
+        keys: the keys, each with its codec.
+        upstream: sends requests to the engine. It is closed at the end.
+        requested: the names of the models to serve. Empty: all that the engine serves for these keys.
+        address: where the proxy listens.
+        on_ready: receives the proxy's URL and the models' names once connections are accepted.
+        notice: receives lines for the user.
+        page: shows what is sent and received under the only key. None: there is no page.
+        key_of_model: the key of each model for which the user named one. None: the user named none.
+
+    Raises:
+        UsageError: the address cannot be used. See `connect_backends` for the rest.
     """
     logs.configure(logging.WARNING)
     limits = allowed_limits(address)
@@ -93,7 +108,7 @@ def run(
             for counter in counters:
                 await running.enter_async_context(counter.running())
             routes = None if page is None else await running.enter_async_context(page.running(backends.backends[0]))
-            await serve(backends, listener, address, limits, lambda url: ready(url, names), routes, notice)
+            await serve(backends, listener, address, limits, lambda url: on_ready(url, names), routes, notice)
 
     try:
         asyncio.run(work())
@@ -106,11 +121,11 @@ async def serve(
     listener: socket.socket,
     address: ProxyAddress,
     limits: Limits,
-    ready: Callable[[str], None] = lambda url: None,
+    on_ready: Callable[[str], None] = lambda url: None,
     page: PageRoutes | None = None,
     notice: Log = no_log,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. `ready` receives the address once connections are accepted."""
+    """Serves until SIGINT or SIGTERM. `on_ready` receives the proxy's URL once connections are accepted."""
     app, url = create_app(backends, address.token, page, limits, address.attested), url_of(listener, address)
     gc.collect()
     gc.freeze()  # so that the libraries' objects are not collected again and again while answers are running
@@ -123,5 +138,5 @@ async def serve(
                 notice, f"finishing {requests}, {DRAIN_SECONDS} s at most; Ctrl-C again ends them"
             )
 
-    server = WebServer(app, address, limits, announce_stop, on_ready=lambda: ready(url))
+    server = WebServer(app, address, limits, announce_stop, on_ready=lambda: on_ready(url))
     await server.serve(sockets=[listener])

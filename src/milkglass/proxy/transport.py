@@ -176,8 +176,8 @@ class _LocalProxy:
 
 def _refusal(error: MilkglassError) -> httpx2.Response:
     """Returns the response for an error of the start, such as an engine that cannot be reached."""
-    gateway_error = refusals.gateway(error)
-    return httpx2.Response(gateway_error.status, json=refusals.body(gateway_error))
+    gateway_error = refusals.as_gateway_error(error)
+    return httpx2.Response(gateway_error.status, json=refusals.error_document(gateway_error))
 
 
 async def _begin_exchange(
@@ -193,6 +193,8 @@ async def _begin_exchange(
 
 
 class _AsyncInPlaceTransport(httpx2.AsyncBaseTransport):
+    """Answers requests in the caller's event loop."""
+
     def __init__(self, local: _LocalProxy) -> None:
         self._local = local
 
@@ -210,6 +212,8 @@ class _AsyncInPlaceTransport(httpx2.AsyncBaseTransport):
 
 @dataclass(frozen=True)
 class _AsyncBodyStream(httpx2.AsyncByteStream):
+    """Yields the body of an answer; closing it ends the exchange."""
+
     exchange: InPlaceExchange
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -229,6 +233,7 @@ class _InPlaceTransport(httpx2.BaseTransport):
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs work in the event loop, and returns its result. Raises what the work raises."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -253,6 +258,8 @@ class _InPlaceTransport(httpx2.BaseTransport):
 
 @dataclass(frozen=True)
 class _BodyStream(httpx2.SyncByteStream):
+    """Yields the body of an answer; closing it ends the exchange."""
+
     transport: _InPlaceTransport
     exchange: InPlaceExchange
 

@@ -17,17 +17,19 @@ import regex
 
 from milkglass.errors import UsageError
 
-Tools = Mapping[str, frozenset[str]]  # a tool's name: what it requires
-SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+Tools = Mapping[str, frozenset[str]]  # the names of the arguments that each tool requires, by the tool's name
+SHORT_ID_PATTERN = re.compile(r"[A-Za-z0-9]{9}")
 ARGUMENT_NAMES = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", "type", "id", "function", *ARGUMENT_NAMES})
 UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
-STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
-MAX_SHOWN = 64  # characters of a name in a message
-WHITE_SPACE = re.compile(r"[ \t\r\n]*+")
-ESCAPE = re.compile(r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL)  # group 1: a code of printable ASCII
-ESCAPED = "\"\\<>&'"
-FENCE = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # a code fence, which some models put round a call
+STRING_OR_COMMA_PATTERN = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
+MAX_CHARACTERS_SHOWN = 64  # characters of a name in a message
+WHITE_SPACE_PATTERN = re.compile(r"[ \t\r\n]*+")
+ESCAPE_PATTERN = re.compile(
+    r"\\(?:u00([2-6][0-9A-Fa-f]|7[0-9A-Ea-e])|.)", re.DOTALL
+)  # group 1: a code of printable ASCII
+NECESSARY_ESCAPES = "\"\\<>&'"
+FENCE_PATTERN = r"(?:```[\w-]{0,20}\s{0,64}+)?"  # a code fence, which some models put round a call
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ToolFormat:
         allows_name: whether a tool's name may stand between the mark and its arguments.
         special_tokens: tokens of the tokenizer that must stay in the text.
         call_start: the beginning of an answer that calls the tool {name}.
-        short_ids: whether the templates accept only call ids of nine letters and digits.
+        needs_short_ids: whether the templates accept only call ids of nine letters and digits.
     """
 
     template_marks: tuple[str, ...]
@@ -52,18 +54,19 @@ class ToolFormat:
     allows_name: bool = False
     special_tokens: tuple[str, ...] = ()
     call_start: str = ""
-    short_ids: bool = False
+    needs_short_ids: bool = False
 
-    def head(self, tools: Tools) -> regex.Pattern[str]:
+    def prefix_pattern(self, tools: Tools) -> regex.Pattern[str]:
         """Returns a pattern of what precedes the JSON of a call. Its groups are `mark`, if it has one, and `name`."""
         ahead = r"(?=[\[{])"
         if self.allows_name:
             name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
             ahead = f"(?:{ahead}|{name})"
-        call = rf"(?P<mark>{regex.escape(self.mark)})\s{{0,64}}+(?:{regex.escape(self.mark)}\s{{0,64}}+)*{FENCE}{ahead}"
-        return regex.compile(FENCE + (f"(?:{call}|{_bare_call_pattern(tools)})" if self.is_bare else call))
+        mark = regex.escape(self.mark)
+        call = rf"(?P<mark>{mark})\s{{0,64}}+(?:{mark}\s{{0,64}}+)*{FENCE_PATTERN}{ahead}"
+        return regex.compile(FENCE_PATTERN + (f"(?:{call}|{_bare_call_pattern(tools)})" if self.is_bare else call))
 
-    def begin(self, name: str) -> str:
+    def answer_start(self, name: str) -> str:
         """Returns the beginning of an answer that calls this tool, or any tool for ""."""
         return self.call_start.format(name=name) if name else self.call_start.partition("{name}")[0].replace("{{", "{")
 
@@ -80,22 +83,23 @@ def _bare_call_pattern(tools: Tools) -> str:
 HERMES = ToolFormat(
     ("<tool_call>",), "<tool_call>", "</tool_call>", call_start='<tool_call>\n{{"name": "{name}", "arguments": '
 )
-SPECIAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+MISTRAL_SPECIAL_TOKENS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 MISTRAL_ARGS = ToolFormat(
     ("[ARGS]",),
     "[TOOL_CALLS]",
     allows_name=True,
-    special_tokens=SPECIAL,
+    special_tokens=MISTRAL_SPECIAL_TOKENS,
     call_start="[TOOL_CALLS]{name}[ARGS]",
-    short_ids=True,
+    needs_short_ids=True,
 )
 MISTRAL = ToolFormat(
-    ("[TOOL_CALLS]",), "[TOOL_CALLS]", allows_name=True, special_tokens=SPECIAL,
-    call_start='[TOOL_CALLS] [{{"name": "{name}", "arguments": ', short_ids=True,
+    ("[TOOL_CALLS]",), "[TOOL_CALLS]", allows_name=True, special_tokens=MISTRAL_SPECIAL_TOKENS,
+    call_start='[TOOL_CALLS] [{{"name": "{name}", "arguments": ', needs_short_ids=True,
 )  # fmt: skip
-TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
+LLAMA_TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
 LLAMA = ToolFormat(
-    (TAG, '"parameters": '), TAG, is_bare=True, special_tokens=(TAG,), call_start='{{"name": "{name}", "parameters": '
+    (LLAMA_TAG, '"parameters": '), LLAMA_TAG, is_bare=True, special_tokens=(LLAMA_TAG,),
+    call_start='{{"name": "{name}", "parameters": '
 )  # fmt: skip
 FORMATS = (HERMES, MISTRAL_ARGS, MISTRAL, LLAMA)
 
@@ -104,7 +108,9 @@ def tool_format(template: str) -> ToolFormat | None:
     """Returns the format of a chat template. None: it shows no known format."""
     if any(mark in template for mark in UNKNOWN_MARKS):
         return None
-    return next((style for style in FORMATS if any(mark in template for mark in style.template_marks)), None)
+    return next(
+        (tool_format for tool_format in FORMATS if any(mark in template for mark in tool_format.template_marks)), None
+    )
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,10 @@ class ToolCall:
     """Holds a call that a model wrote.
 
     Attributes:
+        name: the tool's name.
         arguments: a JSON object, as text.
         escape_count: plain letters that were escaped, if the arguments were JSON in a string.
+        id: the call's id, by which the tool's result refers to it.
     """
 
     name: str
@@ -122,12 +130,15 @@ class ToolCall:
     id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
 
     def document(self) -> dict[str, Any]:
+        """Returns the call in OpenAI's format for chats."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 def short_id(key: str) -> str:
     """Returns an id of nine letters and digits for a key: the key itself if it has that form, else from its SHA-256."""
-    return key if SHORT_ID.fullmatch(key) else hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+    return (
+        key if SHORT_ID_PATTERN.fullmatch(key) else hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+    )
 
 
 def shorten_call_ids(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,27 +158,29 @@ def _no_number(name: str) -> NoReturn:
 DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)  # models write line feeds inside strings
 
 
-def calls_in(text: str, tools: Tools, name: str | None = None, is_bare: bool = False) -> list[ToolCall] | None:
+def parse_calls(text: str, tools: Tools, name: str | None = None, is_bare: bool = False) -> list[ToolCall] | None:
     """Returns the calls in a JSON object or list. None: it has none, or one of a tool that is not in `tools`.
 
     Args:
+        text: a JSON object or list, perhaps followed by other text.
+        tools: the tools of the request.
         name: the tool's name, if the object is its arguments only.
         is_bare: whether no mark came before, so that an object with a description is the description of a tool.
     """
     try:
-        text, _ = _value(text)
+        text, _ = _first_value(text)
         if name is not None:
             calls = [_make_call(name, text, tools)]
         else:
             items = [member for _, member in _members(text)] if text.startswith("[") else [text]
-            calls = [_call(item, tools, is_bare) for item in items]
+            calls = [_parse_call(item, tools, is_bare) for item in items]
     except (ValueError, RecursionError):
         return None
     tool_calls = [call for call in calls if call is not None]
     return tool_calls if tool_calls and len(tool_calls) == len(calls) else None
 
 
-def _value(text: str) -> tuple[str, Any]:
+def _first_value(text: str) -> tuple[str, Any]:
     """Returns the text of the JSON value at the beginning, without commas after a last member, and the value.
 
     Raises:
@@ -176,7 +189,7 @@ def _value(text: str) -> tuple[str, Any]:
     try:
         value, end = DECODER.raw_decode(text)
     except ValueError:
-        text = STRING_OR_COMMA.sub(lambda match: match[1] or "", text)
+        text = STRING_OR_COMMA_PATTERN.sub(lambda match: match[1] or "", text)
         value, end = DECODER.raw_decode(text)
     return text[:end], value
 
@@ -197,11 +210,11 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
 
 def _skip_white_space(text: str, at: int) -> int:
     """Returns the position after white space."""
-    space = WHITE_SPACE.match(text, at)
+    space = WHITE_SPACE_PATTERN.match(text, at)
     return at if space is None else space.end()
 
 
-def _call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
+def _parse_call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
     """Returns the call in a JSON value. None: it is not a call, or has further fields that may be its arguments."""
     if not text.startswith("{"):
         return None
@@ -237,23 +250,23 @@ def _make_call(name: Any, text: str, tools: Tools) -> ToolCall | None:
     """Returns a tool's call with arguments in JSON, "" for none. Raises ValueError or RecursionError for other text."""
     if not isinstance(name, str) or name not in tools:
         return None
-    text, arguments, escape_count = (*_value(text), 0) if text else ("", None, 0)
+    text, arguments, escape_count = (*_first_value(text), 0) if text else ("", None, 0)
     if isinstance(arguments, str):
-        escape_count, text = letter_escapes(arguments), arguments.strip()
+        escape_count, text = count_letter_escapes(arguments), arguments.strip()
         arguments = DECODER.decode(text) if text else None
     if arguments is None and not tools[name]:
         text, arguments = "{}", {}
     return ToolCall(name, _write_arguments(text, arguments), escape_count) if isinstance(arguments, dict) else None
 
 
-def letter_escapes(text: str) -> int:
+def count_letter_escapes(text: str) -> int:
     """Returns how many plain letters a JSON text writes as escapes, which neither models nor programs do.
 
     The next turn writes them as letters, in the tokenizer's own tokens. Escapes that JSON requires, and those that
     programs write for HTML, are not counted.
     """
-    codes = (match[1] for match in ESCAPE.finditer(text))
-    return sum(code is not None and chr(int(code, 16)) not in ESCAPED for code in codes)
+    codes = (match[1] for match in ESCAPE_PATTERN.finditer(text))
+    return sum(code is not None and chr(int(code, 16)) not in NECESSARY_ESCAPES for code in codes)
 
 
 def _write_arguments(text: str, arguments: Mapping[str, Any]) -> str:
@@ -270,8 +283,8 @@ def _write_arguments(text: str, arguments: Mapping[str, Any]) -> str:
     return text
 
 
-def requirements(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
-    """Returns what each tool, in OpenAI's format, requires by its schema."""
+def required_arguments(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """Returns the names of the arguments that each tool, in OpenAI's format, requires by its schema."""
     required_of = {}
     for tool in tools:
         schema = tool["function"].get("parameters")
@@ -296,8 +309,8 @@ def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:
         return name
     fault, param = "tool_choice names no tool of this request", {"param": "tool_choice"}
     if isinstance(name, str):
-        raise UsageError(f"{fault}: {name[:MAX_SHOWN]!r}", "name one of `tools`", **param)
+        raise UsageError(f"{fault}: {name[:MAX_CHARACTERS_SHOWN]!r}", "name one of `tools`", **param)
     if not isinstance(choice, str) or choice == "required":
         raise UsageError(fault, "name one of `tools`", **param)
     hint = 'give "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
-    raise UsageError(f"tool_choice is {choice[:MAX_SHOWN]!r}", hint, **param)
+    raise UsageError(f"tool_choice is {choice[:MAX_CHARACTERS_SHOWN]!r}", hint, **param)

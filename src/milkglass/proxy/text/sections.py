@@ -15,16 +15,16 @@ from typing import Literal
 
 import regex
 
-from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, calls_in, letter_escapes, short_id
+from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, count_letter_escapes, parse_calls, short_id
 
-OUTSIDE_STRING = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes a JSON value, or is invalid there
-INSIDE_STRING = re.compile(r'"|\\.', re.DOTALL)
-INSIDE_ONE_LINE_STRING = re.compile(r'"|\\.|\n', re.DOTALL)
-Kind = Literal["content", "reasoning", "call"]
+OUTSIDE_STRING_PATTERN = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes a JSON value, or is invalid there
+INSIDE_STRING_PATTERN = re.compile(r'"|\\.', re.DOTALL)
+INSIDE_ONE_LINE_STRING_PATTERN = re.compile(r'"|\\.|\n', re.DOTALL)
+PartKind = Literal["content", "reasoning", "call"]
 THINK_BEGIN, THINK_END = "<think>", "</think>"
 BETWEEN_CALLS = " \t\r\n;,"  # what models write between two calls
 FENCE = "```"
-OBJECT_BEGIN = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that need not be a call
+OBJECT_BEGIN_PATTERN = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that need not be a call
 NO_TOOLS: Tools = {}
 
 
@@ -47,11 +47,13 @@ class JsonEndFinder:
     def end(self, text: str) -> int | None:
         """Returns where the value ends in the growing text; None if it does not end yet, or is not JSON."""
         while not self.is_broken:
-            pattern = INSIDE_STRING if self.allows_line_feeds else INSIDE_ONE_LINE_STRING
-            match = (pattern if self._in_string else OUTSIDE_STRING).search(text, self.position)
+            pattern = INSIDE_STRING_PATTERN if self.allows_line_feeds else INSIDE_ONE_LINE_STRING_PATTERN
+            match = (pattern if self._in_string else OUTSIDE_STRING_PATTERN).search(text, self.position)
             if match is None:
-                open_escape = self._in_string and text.endswith("\\")  # the character that it escapes is still to come
-                self.position = max(self.position, len(text) - open_escape)
+                has_open_escape = self._in_string and text.endswith(
+                    "\\"
+                )  # the character that it escapes is still to come
+                self.position = max(self.position, len(text) - has_open_escape)
                 return None
             self.position = match.end()
             self._read_mark(match[0])
@@ -86,7 +88,7 @@ class StopStringFilter:
     _held: str = ""
 
     def push(self, text: str) -> str:
-        """Adds text. Returns what can no longer be part of a stop string."""
+        """Adds text, and returns what can no longer be part of a stop string."""
         if self.is_stopped or not self.stops:
             return "" if self.is_stopped else text
         self._held += text
@@ -95,15 +97,15 @@ class StopStringFilter:
             self.is_stopped = True
             shown, self._held = self._held[: min(stop_starts)], ""
             return shown
-        keep = max(partial_mark_length(self._held, stop) for stop in self.stops)
-        cut_at = len(self._held) - keep
+        held_length = max(partial_mark_length(self._held, stop) for stop in self.stops)
+        cut_at = len(self._held) - held_length
         shown, self._held = self._held[:cut_at], self._held[cut_at:]
         return shown
 
     def flush(self) -> str:
         """Returns what was held back, at the end of the text."""
-        fresh, self._held = self._held, ""
-        return fresh
+        released_text, self._held = self._held, ""
+        return released_text
 
 
 def partial_mark_length(text: str, mark: str) -> int:
@@ -119,7 +121,7 @@ class Part:
         escape_count: how many plain letters the JSON of the calls writes as escapes.
     """
 
-    kind: Kind
+    kind: PartKind
     text: str = ""
     calls: Sequence[ToolCall] = ()
     escape_count: int = 0
@@ -133,14 +135,14 @@ class _JsonValue:
     """Tracks a JSON value that may be a call, after a mark or a tool's name, or in code fences.
 
     Attributes:
-        span: finds where the value ends.
+        end_finder: finds where the value ends.
         begin: where its JSON begins in the text that is held.
         is_marked: whether a mark such as <tool_call> precedes it.
         name: the tool's name, if that precedes the JSON.
         fence_count: how many code fences are open.
     """
 
-    span: JsonEndFinder
+    end_finder: JsonEndFinder
     begin: int = 0
     is_marked: bool = True
     name: str | None = None
@@ -155,14 +157,14 @@ class AnswerSplitter:
     model's layout, and are left out.
 
     Attributes:
-        format: how the model writes calls. None: it writes none, and all text is content.
+        tool_format: how the model writes calls. None: it writes none, and all text is content.
         tools: the tools of the request, which calls may name.
         may_reason: whether the answer may begin with a mark of reasoning.
         kind: the kind of the text that comes next.
         has_calls: whether a call was found.
     """
 
-    format: ToolFormat | None = None
+    tool_format: ToolFormat | None = None
     tools: Tools = field(default_factory=lambda: NO_TOOLS)
     may_reason: bool = False
     kind: Literal["content", "reasoning"] = "content"
@@ -172,73 +174,75 @@ class AnswerSplitter:
     _has_content: bool = False  # whether there was content since the beginning or the last call
     _has_begun: bool = False  # whether the answer itself began: a mark of reasoning in it is text
     _json: _JsonValue | None = None
-    _other_span: JsonEndFinder | None = None  # JSON that is not a call: no call begins inside of it
+    _other_end_finder: JsonEndFinder | None = None  # JSON that is not a call: no call begins inside of it
     _last_call: _JsonValue | None = None  # the call that was just found
     _in_section: bool = False  # whether the section of that call is still open
 
     def push(self, text: str) -> Iterator[Part]:
         """Adds text, and yields the parts that became certain."""
         self._held += text
-        yield from self._steps(final=False)
+        yield from self._steps(is_final=False)
 
     def flush(self) -> Iterator[Part]:
         """Yields what was held back, at the end."""
-        yield from self._steps(final=True)
+        yield from self._steps(is_final=True)
         if self._held_space and not self.has_calls:
             yield Part("content", self._held_space)
         self._held_space = ""
 
-    def _steps(self, final: bool) -> Iterator[Part]:
-        while self._held and (part := self._step(final)) is not None:
+    def _steps(self, is_final: bool) -> Iterator[Part]:
+        while self._held and (part := self._step(is_final)) is not None:
             if part.text or part.calls:
                 yield part
 
-    def _step(self, final: bool) -> Part | None:
+    def _step(self, is_final: bool) -> Part | None:
         """Returns the next part. None: more text is needed."""
         if self.kind == "reasoning":
-            return self._read_reasoning(final)
+            return self._read_reasoning(is_final)
         if self._last_call is not None:
-            return self._read_gap(self._last_call, final)
+            return self._read_gap(self._last_call, is_final)
         if self._json is not None:
-            return self._read_call(self._json, final)
-        if self._other_span is not None:
-            return self._read_other_json(self._other_span, final)
-        return self._read_content(final)
+            return self._read_call(self._json, is_final)
+        if self._other_end_finder is not None:
+            return self._read_other_json(self._other_end_finder, is_final)
+        return self._read_content(is_final)
 
     # --- reasoning ----------------------------------------------------------------------------------------------------
-    def _read_reasoning(self, final: bool) -> Part | None:
+    def _read_reasoning(self, is_final: bool) -> Part | None:
         end = self._held.find(THINK_END)
         if end >= 0:
             thought, self._held = self._held[:end], self._held[end + len(THINK_END) :]
             self.kind = "content"
             return Part("reasoning", thought)
-        cut_at = len(self._held) - (0 if final else partial_mark_length(self._held, THINK_END))
+        cut_at = len(self._held) - (0 if is_final else partial_mark_length(self._held, THINK_END))
         thought, self._held = self._held[:cut_at], self._held[cut_at:]
         return Part("reasoning", thought) if thought else None
 
     # --- content ------------------------------------------------------------------------------------------------------
     @cached_property
     def _call_prefix_pattern(self) -> regex.Pattern[str]:
-        assert self.format is not None
-        return self.format.head(self.tools)
+        assert self.tool_format is not None
+        return self.tool_format.prefix_pattern(self.tools)
 
-    def _read_content(self, final: bool) -> Part | None:
+    def _read_content(self, is_final: bool) -> Part | None:
         if self.may_reason and not self._has_begun:
             lead = self._held.lstrip()
             if lead.startswith(THINK_BEGIN):
                 self._held, self._held_space, self.kind = lead[len(THINK_BEGIN) :], "", "reasoning"
                 return EMPTY_PART
-            if not final and THINK_BEGIN.startswith(lead):
+            if not is_final and THINK_BEGIN.startswith(lead):
                 return None
-        if self.format is None:
+        if self.tool_format is None:
             return self._take_text(len(self._held))
-        head = self._call_prefix_pattern.search(self._held, partial=not final)
-        other_object = OBJECT_BEGIN.search(self._held, partial=not final) if self.format.is_bare else None
+        head = self._call_prefix_pattern.search(self._held, partial=not is_final)
+        other_object = (
+            OBJECT_BEGIN_PATTERN.search(self._held, partial=not is_final) if self.tool_format.is_bare else None
+        )
         if other_object is not None and other_object.partial:
             other_object = None
         if other_object is not None and (head is None or other_object.start() < head.start()):
             if other_object.start() == 0:
-                self._other_span = JsonEndFinder(allows_line_feeds=False)
+                self._other_end_finder = JsonEndFinder(allows_line_feeds=False)
                 return EMPTY_PART
             return self._take_text(other_object.start())
         if head is None:
@@ -256,7 +260,7 @@ class AnswerSplitter:
     def _take_text(self, size: int) -> Part:
         """Takes `size` characters of held text as content. If calls may come, white space waits until text follows."""
         shown, self._held = self._held[:size], self._held[size:]
-        if self.format is not None and not self._has_content:
+        if self.tool_format is not None and not self._has_content:
             shown, self._held_space = self._held_space + shown, ""
             if shown.isspace():
                 self._held_space = shown
@@ -265,40 +269,44 @@ class AnswerSplitter:
             self._has_content = self._has_begun = True
         return Part("content", shown)
 
-    def _read_other_json(self, span: JsonEndFinder, final: bool) -> Part | None:
-        end = span.end(self._held)
-        if end is not None or span.is_broken or final:
-            self._other_span = None
-            return self._take_text(end or span.position)
-        if not span.position:
+    def _read_other_json(self, end_finder: JsonEndFinder, is_final: bool) -> Part | None:
+        end = end_finder.end(self._held)
+        if end is not None or end_finder.is_broken or is_final:
+            self._other_end_finder = None
+            return self._take_text(end or end_finder.position)
+        if not end_finder.position:
             return None
-        size, span.position = span.position, 0
+        size, end_finder.position = end_finder.position, 0
         return self._take_text(size)
 
     # --- calls --------------------------------------------------------------------------------------------------------
-    def _read_call(self, json: _JsonValue, final: bool) -> Part | None:
-        end = json.span.end(self._held)
-        if end is None and not json.span.is_broken and not final:
+    def _read_call(self, json: _JsonValue, is_final: bool) -> Part | None:
+        end = json.end_finder.end(self._held)
+        if end is None and not json.end_finder.is_broken and not is_final:
             return None
         self._json = None
         if end is None:  # it is not JSON, or it is cut off
-            return self._take_text((json.begin or 1) if json.is_marked or json.span.is_broken else len(self._held))
-        calls = calls_in(self._held[json.begin : end], self.tools, json.name, not json.is_marked)
+            return self._take_text(
+                (json.begin or 1) if json.is_marked or json.end_finder.is_broken else len(self._held)
+            )
+        calls = parse_calls(self._held[json.begin : end], self.tools, json.name, not json.is_marked)
         if calls is None:
             return self._take_text(end)
-        if self.format is not None and self.format.short_ids:
+        if self.tool_format is not None and self.tool_format.needs_short_ids:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
-        escape_count = letter_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
+        escape_count = count_letter_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
         self._held = self._held[end:]
         self._held_space, self._has_content, self._has_begun, self.has_calls = "", False, True, True
         self._last_call, self._in_section = json, True
         return Part("call", calls=calls, escape_count=escape_count)
 
-    def _read_gap(self, json: _JsonValue, final: bool) -> Part | None:
+    def _read_gap(self, json: _JsonValue, is_final: bool) -> Part | None:
         """Reads what follows a call: layout, closing marks, and in the same section the next call."""
-        assert self.format is not None
+        assert self.tool_format is not None
         self._held = self._held.lstrip(BETWEEN_CALLS if self._in_section else None)
-        closings = ([self.format.closing] if self.format.closing else []) + ([FENCE] if json.fence_count else [])
+        closings = ([self.tool_format.closing] if self.tool_format.closing else []) + (
+            [FENCE] if json.fence_count else []
+        )
         for mark in closings:
             if self._held.startswith(mark):
                 self._held = self._held[len(mark) :]
@@ -306,7 +314,7 @@ class AnswerSplitter:
                 self._in_section = self._in_section and mark == FENCE
                 return EMPTY_PART
         if any(mark.startswith(self._held) for mark in closings) or not self._held:
-            if final:
+            if is_final:
                 self._held = ""
             return None
         self._last_call = None

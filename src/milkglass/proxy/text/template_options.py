@@ -12,10 +12,10 @@ from typing import Any
 
 from milkglass.errors import UsageError
 
-SWITCHES = ("enable_thinking", "thinking")  # variables by which templates switch thinking on and off
-EFFORT = "reasoning_effort"
+SWITCH_VARIABLES = ("enable_thinking", "thinking")  # variables by which templates switch thinking on and off
+EFFORT_VARIABLE = "reasoning_effort"
 OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
-WORD = re.compile(r"[\w .:+-]{1,64}")  # what an option may be: no special token of a tokenizer is spelled so
+WORD_PATTERN = re.compile(r"[\w .:+-]{1,64}")  # what an option may be: no special token of a tokenizer is spelled so
 
 
 def template_options(requested: Mapping[str, Any], variables: frozenset[str], marks_reasoning: bool) -> dict[str, Any]:
@@ -41,13 +41,16 @@ class _TemplateOptions:
 
     Attributes:
         readable: the variables that the template reads.
+        marks_reasoning: whether the template's model marks its reasoning.
+        options: the values of variables so far, by name.
     """
 
     readable: frozenset[str]
     marks_reasoning: bool
     options: dict[str, Any] = field(default_factory=dict)
 
-    def set(self, name: str, value: Any, field_path: str) -> None:
+    def set_variable(self, name: str, value: Any, field_path: str) -> None:
+        """Sets a variable of the template. Raises UsageError if another field gave it another value."""
         if self.options.setdefault(name, value) != value:
             raise UsageError(f"the request asks for two values of {name}", "give one", param=field_path)
 
@@ -55,19 +58,19 @@ class _TemplateOptions:
         """Reads a switch that turns thinking on or off."""
         if not isinstance(switch_value, bool):
             raise UsageError(f"`{field_path}` is neither true nor false", "give one of them", param=field_path)
-        switch = next((name for name in SWITCHES if name in self.readable), None)
+        switch = next((name for name in SWITCH_VARIABLES if name in self.readable), None)
         if switch is not None:
-            self.set(switch, switch_value, field_path)
+            self.set_variable(switch, switch_value, field_path)
         elif switch_value != self.marks_reasoning:  # else the model does so anyway
             problem = "thinks always" if self.marks_reasoning else "has no marks of thinking"
             raise _refusal(field_path, f"by its chat template the model {problem}")
 
     def read_effort(self, field_path: str, effort: Any) -> None:
         """Reads how much the model shall think, such as "low"."""
-        if not isinstance(effort, str) or not WORD.fullmatch(effort):
+        if not isinstance(effort, str) or not WORD_PATTERN.fullmatch(effort):
             raise UsageError(f"`{field_path}` is not a word", "give one such as low", param=field_path)
-        if EFFORT in self.readable:
-            self.set(EFFORT, effort, field_path)
+        if EFFORT_VARIABLE in self.readable:
+            self.set_variable(EFFORT_VARIABLE, effort, field_path)
         elif effort == "none":
             self.read_switch(field_path, False)
         else:
@@ -81,9 +84,11 @@ class _TemplateOptions:
                 shown_name = name if name.isidentifier() and len(name) <= 60 else "a field"
                 reason = f"the model's chat template does not read it; options that it reads: {names}"
                 raise _refusal(f"{field_path}.{shown_name}", reason)
-            if not isinstance(option, bool | int | float) and not (isinstance(option, str) and WORD.fullmatch(option)):
+            if not isinstance(option, bool | int | float) and not (
+                isinstance(option, str) and WORD_PATTERN.fullmatch(option)
+            ):
                 raise _refusal(f"{field_path}.{name}", "an option is true, false, a number or a word")
-            self.set(name, option, field_path)
+            self.set_variable(name, option, field_path)
 
     def read_thinking(self, field_path: str, value: Any) -> None:
         """Reads `{"type": "enabled"}` or `{"type": "disabled"}`."""
@@ -118,6 +123,7 @@ READERS = {
 
 
 def _fields(field_path: str, field: Any) -> dict[str, Any]:
+    """Returns the entries of a field that are not null. Raises UsageError if it is no object."""
     if not isinstance(field, Mapping):
         raise UsageError(f"`{field_path}` is not an object", "give its fields by name", param=field_path)
     return {name: item for name, item in field.items() if item is not None}
