@@ -37,6 +37,7 @@ class Generation(jinja2.ext.Extension):
     tags = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Returns the node of a tag, whose body is rendered as if there were no tag."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)

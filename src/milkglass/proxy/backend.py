@@ -407,6 +407,7 @@ class Backends:
 
     @property
     def models(self) -> list[ServedModel]:
+        """Returns the models of all backends, in order."""
         return [model for backend in self.backends for model in backend.models]
 
     def of(self, name: str) -> Backend:
@@ -425,6 +426,7 @@ class Backends:
                 *(line for backend in self.backends for line in backend.sampling_lines())]  # fmt: skip
 
     async def close(self) -> None:
+        """Closes the connections to the engine."""
         for upstream in {id(backend.upstream): backend.upstream for backend in self.backends}.values():
             await upstream.close()
 

@@ -101,6 +101,8 @@ def _keep_known_fields(document: Any) -> Any:
 
 
 class StreamSettings(RequestBody):
+    """Says what a streamed answer reports beside its text."""
+
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -129,10 +131,12 @@ class GenerationBody(RequestBody):
 
     @property
     def stops(self) -> list[str]:
+        """Returns the strings that end the answer, also where there is one or none."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
     def includes_usage(self) -> bool:
+        """Returns whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> dict[str, Any]:
@@ -161,6 +165,8 @@ class TemplateBody(GenerationBody):
 
 
 class ChatBody(TemplateBody):
+    """Validates the body of /v1/chat/completions."""
+
     messages: list[Message] = Field(min_length=1, max_length=10_000)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -178,10 +184,13 @@ class ChatBody(TemplateBody):
 
     @property
     def max_answer_tokens(self) -> int | None:
+        """Returns the most tokens of the answer; None if no limit was given."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class CompletionBody(GenerationBody):
+    """Validates the body of /v1/completions."""
+
     prompt: Text | list[Text] | list[int] | list[list[int]]
     max_tokens: int | None = Field(16, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -189,6 +198,8 @@ class CompletionBody(GenerationBody):
 
 
 class EmbeddingBody(RequestBody):
+    """Validates the body of /v1/embeddings."""
+
     model: str = Field("", max_length=200)
     input: Text | list[Text] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
@@ -197,6 +208,8 @@ class EmbeddingBody(RequestBody):
 
 
 class ResponseBody(TemplateBody):
+    """Validates the body of /v1/responses."""
+
     input: Text | list[Message]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
@@ -209,6 +222,7 @@ class ResponseBody(TemplateBody):
 
     @property
     def logprobs(self) -> int | None:
+        """Returns how many of the likeliest tokens are reported with each token. None: no token is."""
         return self.top_logprobs
 
     @model_validator(mode="after")

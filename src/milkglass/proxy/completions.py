@@ -46,6 +46,7 @@ class ChatExchange:
         self.replies: list[Reply] = []
 
     async def response(self) -> dict[str, Any]:
+        """Returns the whole answer. Raises what `Reply.pieces` raises."""
         self.replies = self._begin()
         pieces_by_reply = await gather_pieces(self.replies)
         answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, pieces_by_reply, strict=True)]
@@ -165,6 +166,7 @@ class CompletionExchange:
         ]
 
     async def response(self) -> dict[str, Any]:
+        """Returns the whole answer. Raises what `Reply.pieces` raises."""
         self.replies = self._begin()
         pieces_by_reply = await gather_pieces(self.replies)
         answers = []

@@ -80,6 +80,7 @@ class ResponseExchange:
         }  # fmt: skip
 
     async def response(self) -> dict[str, Any]:
+        """Returns the whole answer. Raises what `Reply.pieces` raises."""
         items, reply = _Items(), self._begin()
         for piece in (await gather_pieces([reply]))[0]:
             items.take(piece)

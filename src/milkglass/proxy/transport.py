@@ -93,6 +93,7 @@ class InPlaceExchange:
             raise httpx2.ReadTimeout(f"no answer within {self._read_timeout:g} s") from None
 
     async def close(self) -> None:
+        """Ends the exchange, and waits until the application has ended."""
         self._closed.set()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -152,6 +153,7 @@ class _LocalProxy:
         allow_http: bool = False,
         notice: Log = no_log,
     ) -> _LocalProxy:
+        """Opens the key and the codec. See `transport` for the arguments and errors."""
         upstream = Upstream(ENGINES[engine], server, token, allow_http, certificate)
         unlocked = UnlockedKey.open(Path(key), passphrase)
         return cls(unlocked, codec_of(unlocked, model), upstream, tuple(models), notice)
@@ -170,6 +172,7 @@ class _LocalProxy:
             return self._app
 
     async def close(self) -> None:
+        """Writes the counts, and closes the connections to the engine."""
         await self._open.aclose()
         await self.upstream.close()
 

@@ -198,6 +198,7 @@ class ServerConnection(H11Protocol):
             super().send_400_response(msg)
 
     def abort(self) -> None:
+        """Closes the connection at once, without an answer."""
         self.transport.abort()
 
     def check(self, now: float) -> str | None:
@@ -293,13 +294,16 @@ class AcceptedConnection:
 
     @property
     def is_idle(self) -> bool:
+        """Returns whether closing the connection would lose no work, as during the handshake."""
         return self.protocol is None or self.protocol.is_idle
 
     @property
     def has_answered(self) -> bool:
+        """Returns whether a request was answered on the connection."""
         return self.protocol is not None and self.protocol.has_answered
 
     def close(self) -> None:
+        """Closes the connection at once, also during the handshake."""
         if self.protocol is not None:
             self.protocol.abort()
         elif self.task is not None:
@@ -326,6 +330,7 @@ class Acceptor:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
+        """Begins to accept and to watch connections, in the running event loop."""
         self._listener.setblocking(False)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept()), loop.create_task(self._watch())]
@@ -342,6 +347,7 @@ class Acceptor:
                 client.close()
 
     async def wait_closed(self) -> None:
+        """Waits until both tasks have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def __len__(self) -> int:

@@ -58,6 +58,7 @@ class Throttle(logging.Filter):
         self._buckets: dict[tuple[str, int, str], _Bucket] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether a record is logged, after shortening it and noting how many were left out before it."""
         if isinstance(record.exc_info, tuple) and isinstance(record.exc_info[1], asyncio.CancelledError):
             return False  # a request that a server ended as it stopped is no fault
         with self._lock:

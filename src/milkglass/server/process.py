@@ -113,6 +113,7 @@ class WebServer(uvicorn.Server):
                 await asyncio.wait_for(self.lifespan.shutdown(), DRAIN_SECONDS)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins to shut down, as uvicorn does on SIGINT and SIGTERM, after calling `on_stop`."""
         self._on_stop()
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]  # one is raised again at the end; a second would break off what closes then

@@ -38,6 +38,8 @@ HINTS = {
 
 
 class ErrorBody(BaseModel):
+    """Describes an error, for OpenAPI."""
+
     message: str
     type: str
     code: str
@@ -78,6 +80,7 @@ def error_body(error: MilkglassError) -> dict[str, Any]:
 
 
 def internal_error_response() -> JSONResponse:
+    """Returns the answer for a fault of the server, which says nothing of the request."""
     return JSONResponse(
         error_json(500, INTERNAL_MESSAGE, "internal_error", "its log names the place; please report it"), 500
     )

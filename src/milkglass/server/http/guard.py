@@ -40,6 +40,7 @@ class BodyRule:
 
 
 def too_large_error(max_bytes: int) -> TooLarge:
+    """Returns the error for a body of more than `max_bytes` bytes."""
     return TooLarge(f"the request body is larger than {max_bytes} bytes", HINTS[413])
 
 
@@ -67,6 +68,7 @@ class BodyMemory:
         body.held_bytes += size
 
     def release(self, body: CountedBody) -> None:
+        """Gives back the bytes that are charged to a body."""
         self.used_bytes -= body.held_bytes
         body.held_bytes = 0
         self._arriving.discard(body)
@@ -169,6 +171,7 @@ class CountedBody:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
     def release(self) -> None:
+        """Gives back the bytes that are charged to this body."""
         self._memory.release(self)
 
 

@@ -39,6 +39,8 @@ _FORM = _body_schema(
 
 
 class NewUpload(RequestBody):
+    """Announces an upload: the name, the size and the SHA-256 of a file, and what it is for."""
+
     filename: Name
     bytes: int = Field(ge=1, lt=2**53, strict=True)
     sha256: Sha256
@@ -46,10 +48,12 @@ class NewUpload(RequestBody):
 
 
 def upload_json(upload: UploadRecord, chunk_bytes: int) -> dict[str, Any]:
+    """Returns an unfinished upload, with the bytes that have arrived and the size of a chunk."""
     return {**_shared_fields(upload), "object": "upload", "received": upload.received, "chunk_bytes": chunk_bytes}
 
 
 def file_json(file: FileRecord) -> dict[str, Any]:
+    """Returns a file in OpenAI's format, with its SHA-256."""
     return {**_shared_fields(file), "object": "file", "sha256": file.sha256, "status": "processed"}
 
 
@@ -60,6 +64,7 @@ def _shared_fields(record: UploadRecord | FileRecord) -> dict[str, Any]:
 
 @router.post("/v1/uploads")
 def start_upload(body: NewUpload, shared: SharedContext) -> dict[str, Any]:
+    """Announces an upload, whose chunks follow."""
     upload = shared.uploads.start(body.filename, body.bytes, body.sha256, body.purpose)
     return upload_json(upload, shared.settings.chunk_bytes)
 
@@ -73,6 +78,7 @@ def list_uploads(shared: SharedContext) -> dict[str, Any]:
 
 @router.get("/v1/uploads/{upload_id}")
 def get_upload(upload_id: PathName, shared: SharedContext) -> dict[str, Any]:
+    """Returns how far an upload is."""
     return upload_json(shared.store.uploads.get(upload_id), shared.settings.chunk_bytes)
 
 
@@ -84,6 +90,7 @@ async def write_chunk(
     upload_offset: Annotated[int, Header(ge=0, lt=2**53)],
     chunk_sha256: Annotated[Sha256, Header()],
 ) -> dict[str, Any]:
+    """Adds a chunk, which must begin where the upload ends and have the stated SHA-256."""
     length = _content_length(request)
     lacking = await run_in_threadpool(shared.uploads.check_chunk, upload_id, upload_offset, length)
     with incoming_chunk(shared.home.work) as chunk:
@@ -105,17 +112,20 @@ def _content_length(request: Request) -> int:
 
 @router.post("/v1/uploads/{upload_id}/complete")
 async def complete_upload(upload_id: PathName, shared: SharedContext) -> dict[str, Any]:
+    """Checks an upload whose bytes have all arrived, and makes it a file."""
     return file_json(await shared.run_slow(shared.uploads.complete, upload_id))
 
 
 @router.delete("/v1/uploads/{upload_id}")
 def cancel_upload(upload_id: PathName, shared: SharedContext) -> dict[str, Any]:
+    """Deletes an unfinished upload."""
     shared.uploads.cancel(upload_id)
     return {"id": upload_id, "object": "upload", "deleted": True}
 
 
 @router.post("/v1/files", openapi_extra=_FORM)
 async def add_file(request: Request, shared: SharedContext) -> dict[str, Any]:
+    """Adds a file that comes in one form."""
     async with request.form(max_files=1, max_fields=4, max_part_size=1024) as form:
         upload, purpose = form.get("file"), form.get("purpose")
         if not isinstance(upload, UploadFile) or purpose not in ("model", "fine-tune"):
@@ -133,22 +143,26 @@ def _require_plain_name(name: str) -> str:
 
 @router.get("/v1/files")
 def list_files(shared: SharedContext, purpose: Purpose | None = None) -> dict[str, Any]:
+    """Lists the files, or those for one purpose."""
     listed = [file for file in shared.store.files.all() if purpose in (None, file.purpose)]
     return {"object": "list", "data": [file_json(file) for file in listed]}
 
 
 @router.get("/v1/files/{file_id}")
 def get_file(file_id: PathName, shared: SharedContext) -> dict[str, Any]:
+    """Returns what is known of a file."""
     return file_json(shared.store.files.get(file_id))
 
 
 @router.get("/v1/files/{file_id}/content")
 def get_content(file_id: PathName, shared: SharedContext) -> FileResponse:
+    """Returns a file's content."""
     file = shared.store.files.get(file_id)
     return FileResponse(shared.uploads.path(file_id), media_type="application/octet-stream", filename=file.filename)
 
 
 @router.delete("/v1/files/{file_id}")
 def delete_file(file_id: PathName, shared: SharedContext) -> dict[str, Any]:
+    """Deletes a file, unless a job needs it."""
     shared.uploads.remove_file(file_id)
     return {"id": file_id, "object": "file", "deleted": True}

@@ -152,6 +152,7 @@ def _logprobs(logprobs: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | N
 
 @router.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request, shared: SharedContext) -> Response:
+    """Generates from prompts of ids. With `stream`, ids come as server-sent events."""
     model = await run_in_threadpool(shared.store.models.get, body.model)
     run = PromptRun(body, body.prompts())
     require_max_tokens(body.max_tokens, shared.settings)
@@ -201,11 +202,13 @@ async def _stream(run: PromptRun) -> AsyncGenerator[str, None]:
 # --- classification and embedding -------------------------------------------------------------------------------------
 @router.post("/classify")
 async def classify(body: ClassificationRequest, request: Request, shared: SharedContext) -> Response:
+    """Returns the probability of each class, or a regression's number, for each row of ids."""
     return await _answer_rows(body, "classify", request, shared)
 
 
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingRequest, request: Request, shared: SharedContext) -> Response:
+    """Returns a vector of unit length for each row of ids."""
     return await _answer_rows(body, "embed", request, shared)
 
 

@@ -21,11 +21,15 @@ Digest = Annotated[str, FromPath(pattern=DIGEST)]
 
 
 class DeltaBody(RequestBody):
+    """Names a delta's format, and the digest of the base model that it changes."""
+
     format: str = Field(max_length=64)
     base: str = Field(pattern=DIGEST)
 
 
 class FileBody(RequestBody):
+    """Names a weights file of a model, and the uploaded file with its content."""
+
     name: Name
     file_id: Name
 
@@ -44,6 +48,7 @@ class NewModel(RequestBody):
     files: Annotated[list[FileBody], Field(fail_fast=True, min_length=1, max_length=10_000)]
 
     def registration(self) -> Registration:
+        """Returns the model to add. Raises BadUpload if two files have one name."""
         files = {file.name: file.file_id for file in self.files}
         if len(files) != len(self.files):
             raise BadUpload("two files have the same name", "name each weights file once")
@@ -52,6 +57,7 @@ class NewModel(RequestBody):
 
 
 def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
+    """Returns a model in OpenAI's format, with further fields."""
     return {
         "id": model.id,
         "object": "model",
@@ -70,6 +76,7 @@ def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
 
 @router.post("/v1/models")
 async def add_model(body: NewModel, shared: SharedContext) -> dict[str, Any]:
+    """Makes a model of uploaded files."""
     return await shared.run_slow(lambda: model_json(shared.registry.add(body.registration()), shared))
 
 
@@ -82,16 +89,19 @@ async def get_base_model(digest: Digest, shared: SharedContext) -> dict[str, Any
 
 @router.get("/v1/models")
 def list_models(shared: SharedContext) -> dict[str, Any]:
+    """Lists the models, the oldest first."""
     return {"object": "list", "data": [model_json(model, shared) for model in shared.store.models.all()]}
 
 
 @router.get("/v1/models/{model_id}")
 def get_model(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
+    """Returns what is known of a model."""
     return model_json(shared.store.models.get(model_id), shared)
 
 
 @router.delete("/v1/models/{model_id}")
 def delete_model(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
+    """Deletes a model, unless a job or a request needs it."""
     shared.registry.remove(model_id)
     return {"id": model_id, "object": "model", "deleted": True}
 

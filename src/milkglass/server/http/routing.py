@@ -52,6 +52,7 @@ class RequestBody(BaseModel):
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
+        """Returns the body's JSON. Raises RefusedRequest for what is not strict JSON."""
         try:
             return pydantic_core.from_json(await self.body(), allow_inf_nan=False)
         except ValueError:
@@ -63,6 +64,7 @@ class StrictRoute(APIRoute):
     """Reads JSON strictly, and answers nothing to a client that is gone."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Returns the handler of requests."""
         inner = super().get_route_handler()
 
         async def handle(request: Request) -> Response:

@@ -36,6 +36,7 @@ class ClassifierRow:
     cancelled: bool = False
 
     def fail(self, error: MilkglassError) -> None:
+        """Reports an error in place of an answer."""
         self.on_error(error)
 
 
@@ -92,7 +93,7 @@ class Classifier(Engine[ClassifierRow]):
 
 
 class Embedder(Classifier):
-    """Embeds rows as vectors of length 1: the mean of the last hidden states, as sentence encoders are trained."""
+    """Embeds rows as vectors of unit length: the mean of the last hidden states, as sentence encoders are trained."""
 
     def _compute_answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         mask = batch["attention_mask"][..., None]

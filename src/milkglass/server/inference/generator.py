@@ -64,6 +64,7 @@ class Engine(abc.ABC, Generic[W]):
         """Removes and returns the unfinished work."""
 
     def start(self) -> None:
+        """Starts the thread."""
         self._thread.start()
 
     def submit(self, work: list[W]) -> None:
@@ -102,6 +103,7 @@ class Engine(abc.ABC, Generic[W]):
 
     @staticmethod
     def fail_all(work: list[W], error: MilkglassError) -> None:
+        """Calls `fail` of each item of work with this error."""
         for unit in work:
             unit.fail(error)
 
@@ -127,6 +129,7 @@ def fitting_count(lengths: list[int], limit: int) -> int:
 
 
 def not_finite_error() -> ModelFailed:
+    """Returns the error for logits or answers that are not finite."""
     return ModelFailed("the model returns numbers that are not finite", "were its weights damaged or mixed up?")
 
 
@@ -175,6 +178,7 @@ class Sequence:
         self.rng = seeded_generator(self.sampling)
 
     def fail(self, error: MilkglassError) -> None:
+        """Ends the sequence, and reports an error."""
         self.cancelled = True
         self.on_error(error)
 
@@ -230,6 +234,7 @@ class Scheduler:
 
     @property
     def free_rows(self) -> int:
+        """Returns how many more sequences may run."""
         return self._max_batch - len(self.running)
 
     @staticmethod
@@ -238,6 +243,7 @@ class Scheduler:
         return fitting_count([len(sequence.prompt) for sequence in waiting], MAX_PREFILL_TOKENS)
 
     def drop_cancelled(self) -> None:
+        """Removes the sequences that were cancelled."""
         self._end([not sequence.cancelled for sequence in self.running])
 
     def accept(self, logits: torch.Tensor) -> None:

@@ -57,6 +57,7 @@ class LoadedModel:
 
     @property
     def key(self) -> CacheKey:
+        """Returns the entry's key in the cache."""
         return (self.model.id, self.model.created_at, self.task)
 
     def close(self) -> None:
@@ -112,6 +113,7 @@ class ModelCache:
         raise Busy("every loaded model is in use", "try again in a moment, or raise max_loaded_models")
 
     def release(self, entry: LoadedModel) -> None:
+        """Ends one use of an entry that `acquire` returned."""
         with self._lock:
             entry.user_count -= 1
 
@@ -127,6 +129,7 @@ class ModelCache:
             entry.close()
 
     def close(self) -> None:
+        """Closes all models, also those that are in use."""
         with self._lock:
             self._closed = True  # what is still being loaded closes itself
             loaded = [entry for entry in self._entries.values() if entry.engine.done()]

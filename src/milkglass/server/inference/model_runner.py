@@ -147,6 +147,7 @@ class CachedPrefix:
 
     @property
     def size_bytes(self) -> int:
+        """Returns how many bytes the keys and values take."""
         return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 

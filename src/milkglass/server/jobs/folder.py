@@ -34,6 +34,7 @@ class StoredEvent:
     event: Event
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the event in OpenAI's format, with its data."""
         event = self.event
         return {
             "object": "fine_tuning.job.event",

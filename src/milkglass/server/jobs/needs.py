@@ -107,10 +107,12 @@ class Needs:
 
     @property
     def reserve_bytes(self) -> int:
+        """Returns how many bytes of the disk are reserved for the next checkpoint, or for the result."""
         return max(self.checkpoint_bytes, self.result_bytes)
 
     @property
     def disk_bytes(self) -> int:
+        """Returns how many bytes of the disk a fine-tune takes at most."""
         return self.kept_checkpoints * self.checkpoint_bytes + self.reserve_bytes
 
 
@@ -140,6 +142,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, base: Checkpoint) -> ModelSizes:
+        """Returns the sizes of a checkpoint. Raises what `architecture_of` raises."""
         architecture = families.architecture_of(base)
         layer_lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
         for name, ref in base.tensors.items():

@@ -213,9 +213,11 @@ class Jobs:
         return [(step_of(checkpoint), checkpoint.stat().st_mtime) for checkpoint in checkpoints]
 
     def folder(self, job_id: str) -> Path:
+        """Returns the folder of a job, which need not exist."""
         return self._home.jobs / job_id
 
     def start(self) -> None:
+        """Cleans up after a killed server, and starts the thread."""
         self._sweep()
         self._thread.start()
 

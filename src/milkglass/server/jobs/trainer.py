@@ -64,6 +64,7 @@ class Reserve:
             raise full from None
 
     def release(self) -> None:
+        """Frees the room. Does nothing if none is reserved."""
         self._path.unlink(missing_ok=True)
 
 
@@ -275,6 +276,7 @@ def reported_figures(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def evaluation_event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns what an event says of an evaluation: the finite figures, and the confusion counts if there are any."""
     counts = (metrics or {}).get("eval_confusion")
     return {**reported_figures(metrics), **({} if counts is None else {"confusion": counts})}
 
@@ -296,9 +298,11 @@ class Reporter(TrainerCallback):
         self._time_left = TimeLeft(0)
 
     def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
+        """Writes an event of the job, of the level "error" if `failed`."""
         write_event(self.job, message, "error" if failed else "info", data)
 
     def interrupt(self, *_: object) -> None:
+        """Notes that training is to stop at the next step, to be resumed later. It handles SIGTERM."""
         self._signalled = True
 
     def poll(self) -> None:

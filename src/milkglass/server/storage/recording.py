@@ -40,6 +40,8 @@ class Recording:
         self._record(model, lambda recorder: recorder.add_weights(folder, tuned=model.job is not None))
 
     def record_training(self, model: ModelRecord, train: Path) -> None:
+        """Records the rows of a job's training file, `train`, under the model that is tuned."""
+
         def record(recorder: Recorder) -> None:
             rows = TrainingRows.open(train)
             lengths, flat_ids = rows.map_tensor("lengths"), rows.map_tensor("input_ids")
@@ -48,9 +50,12 @@ class Recording:
         self._record(model, record)
 
     def record_inputs(self, model: ModelRecord, rows: Rows) -> None:
+        """Records rows of ids that were sent for classification or embedding."""
         self._record(model, lambda recorder: recorder.add_tokens(Sequences.of(rows), "infer"))
 
     def record_answers(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
+        """Records prompts that were sent, and the ids that were answered."""
+
         def record(recorder: Recorder) -> None:
             sent = Sequences.of(prompts)
             recorder.add_tokens(sent, "infer")

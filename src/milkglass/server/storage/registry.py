@@ -106,6 +106,7 @@ class Registry:
         self.on_publish: list[Callable[[ModelRecord, Path], None]] = []  # called with a new model and its folder
 
     def folder(self, model_id: str) -> Path:
+        """Returns the folder of a model, which need not exist."""
         return self._home.models / model_id
 
     def add(self, registration: Registration) -> ModelRecord:

@@ -111,10 +111,12 @@ class JobRecord(Record):
 
     @property
     def has_ended(self) -> bool:
+        """Returns whether the job is over."""
         return self.state in ("succeeded", "failed", "cancelled")
 
     @property
     def needs_files(self) -> bool:
+        """Returns whether the job's model and files must stay: it is not over, or can be resumed."""
         return not self.has_ended or self.resumable
 
 
@@ -229,5 +231,6 @@ class Store:
         return digest
 
     def close(self) -> None:
+        """Closes the database."""
         with self.lock:
             self._connection.close()

@@ -141,6 +141,7 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
 
 
 def parquet_error() -> BadUpload:
+    """Returns the error for rows in the format that earlier versions took."""
     return BadUpload(
         "these training rows are Parquet, which servers took before rows/1", "update Milkglass on the client's side"
     )

@@ -61,9 +61,11 @@ class IncomingChunk:
 
     @property
     def sha256(self) -> str:
+        """Returns the SHA-256 of what has arrived, in hex."""
         return self._digest.hexdigest()
 
     def pieces(self) -> Iterator[bytes]:
+        """Yields what has arrived, from its beginning."""
         self._file.seek(0)
         while piece := self._file.read(PIECE_BYTES):
             yield piece
@@ -251,6 +253,7 @@ class Uploads:
         return file
 
     def path(self, file_id: str) -> Path:
+        """Returns the path of a file, which need not exist."""
         return self._home.files / file_id
 
     def remove_file(self, file_id: str) -> None:
