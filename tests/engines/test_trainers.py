@@ -63,7 +63,7 @@ def encoded(made: Path, layout: str, name: str) -> Path:
 def rows_of(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
         with (path / "data-00000-of-00001.arrow").open("rb") as source, pa.ipc.open_stream(source) as reader:
-            return reader.read_tensors_and_notes().to_pylist()
+            return reader.read_all().to_pylist()
     if path.suffix == ".parquet":
         return pa.parquet.read_table(path).to_pylist()
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

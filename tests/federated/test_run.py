@@ -157,7 +157,7 @@ def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path)
     gradient = step.gradient(ids, mask, torch.from_numpy(np.concatenate([rows.labels for rows in every])))
     before, after = weights_of(step), run.weights()
     assert all(torch.allclose(after[name], before[name] - 0.1 * gradient[name], atol=1e-6) for name in before)
-    assert run.done[0].missing == () and run.done[0].norm > 0
+    assert run.done[0].missing == () and run.done[0].update_norm > 0
 
 
 def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path) -> None:
