@@ -16,7 +16,7 @@ import torch
 from opacus.accountants import PRVAccountant, RDPAccountant  # type: ignore[import-not-found]
 from opacus.grad_sample import GradSampleModule  # type: ignore[import-not-found]
 
-from milkglass.gradient_defences.dp_sgd import epsilon
+from milkglass.gradient_defences.dp_sgd import epsilon_after_steps
 from milkglass.models.resolve import resolve
 from milkglass.threat.training_step import SharedStep, pad_texts
 
@@ -58,7 +58,7 @@ def main(model: str) -> None:
             accountant.history = [(noise, rate, steps)]
             said.append(accountant.get_epsilon(1e-5))
         print(
-            f"noise {noise}, {steps} steps at {rate}: milkglass {epsilon(noise, 1e-5, steps, rate):.4f}, "
+            f"noise {noise}, {steps} steps at {rate}: milkglass {epsilon_after_steps(noise, 1e-5, steps, rate):.4f}, "
             f"opacus prv {said[0]:.4f}, rdp {said[1]:.4f}"
         )
 

@@ -12,7 +12,7 @@ from frame.rounds import interleaved, seconds
 from numpy.typing import NDArray
 
 from milkglass.models.resolve import resolve
-from milkglass.nearest.all_rows import groups, nearest
+from milkglass.nearest.all_rows import group_rows, nearest
 from milkglass.nearest.top_k import ExactIndex
 from milkglass.sanitizers.table import open_table
 from parts.obfuscate import bare_products
@@ -31,9 +31,9 @@ def measure(quick: bool) -> Iterator[Figure]:
     yield Figure("candidate lists, speed", ours, (slow,), f"literal program, {SAMPLE} rows, extrapolated", "at least",
                  threads=threads, note=f"{note}{K}")  # fmt: skip
     order = np.arange(n)
-    ours = tuple(seconds(lambda: groups(vectors, order, GROUP, "cosine")) for _ in range(rounds))
+    ours = tuple(seconds(lambda: group_rows(vectors, order, GROUP, "cosine")) for _ in range(rounds))
     yield Figure("groups, time", ours, asked=3.0, threads=threads, note=f"{note}{GROUP}")
-    slow = _literal_groups(vectors, groups(vectors, order, GROUP, "cosine"))
+    slow = _literal_groups(vectors, group_rows(vectors, order, GROUP, "cosine"))
     yield Figure("groups, speed", ours, (slow,), f"literal program, {SAMPLE} groups, extrapolated", "at least",
                  threads=threads, note=f"{note}{GROUP}")  # fmt: skip
     table = torch.from_numpy(vectors)

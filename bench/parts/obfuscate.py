@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import resolve
-from milkglass.nearest.products import onednn_linear, pack
+from milkglass.nearest.products import in_onednn_layout, onednn_linear
 from milkglass.schemes.obfuslm import ObfusLM
 
 K, BETA, EPSILON = 10, 0.99, 0.1
@@ -74,7 +74,7 @@ def bare_products(table: torch.Tensor, rows: int) -> Iterator[tuple[str, Callabl
             torch.mm(block, turned, out=out[: len(block)])
 
     yield "torch.mm", by_torch
-    linear, laid_out = onednn_linear(), pack(table)  # once, as ours does
+    linear, laid_out = onednn_linear(), in_onednn_layout(table)  # once, as ours does
 
     def by_onednn() -> None:
         for block in blocks:

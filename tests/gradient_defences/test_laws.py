@@ -15,9 +15,9 @@ from scipy.stats import binom, kstest, laplace, norm
 
 from milkglass.errors import UsageError
 from milkglass.gradient_defences.defence import NoDefence
-from milkglass.gradient_defences.dp_sgd import CLIPS_EXCHANGED, DPSGD, epsilon
+from milkglass.gradient_defences.dp_sgd import DPSGD, EXCHANGE_SENSITIVITY, epsilon_after_steps
 from milkglass.gradient_defences.noise import AdditiveNoise, GaussianNoise, LaplaceNoise
-from milkglass.gradient_defences.pruning import MagnitudePruning, RandomPruning, largest
+from milkglass.gradient_defences.pruning import MagnitudePruning, RandomPruning, largest_mask
 from milkglass.noise import clipping
 from milkglass.threat.training_step import SharedStep
 from tests.gradient_defences.kit import IDS, flat, literal, shared
@@ -141,7 +141,7 @@ def test_the_largest_of_all_are_kept(bert: SharedStep) -> None:
 @settings(max_examples=60, deadline=None)
 @drawn_by(st.lists(st.integers(-3, 3), min_size=1, max_size=30), st.integers(1, 30))
 def test_of_equals_the_first(values: list[int], count: int) -> None:
-    found = largest(torch.tensor(values, dtype=torch.float32), count)
+    found = largest_mask(torch.tensor(values, dtype=torch.float32), count)
     order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
     assert {i for i, one in enumerate(found.tolist()) if one} == set(order[:count])
 
@@ -173,7 +173,7 @@ def test_sums_with_one_text_exchanged_are_within_what_is_accounted(bert: SharedS
     base = total(ids, labels)
     for which, named in ((ids, torch.tensor([1, 1, 0])), (other_text, labels), (other_text, torch.tensor([1, 1, 0]))):
         apart = float((total(which, named) - base).norm())
-        assert 0 < apart <= CLIPS_EXCHANGED * shield.clip * (1 + 1e-6)
+        assert 0 < apart <= EXCHANGE_SENSITIVITY * shield.clip * (1 + 1e-6)
     assert float((total(ids, torch.tensor([1, 1, 0])) - base).norm()) > 1.5 * shield.clip
 
 
@@ -191,7 +191,7 @@ def test_its_noise_is_the_multiplier_times_the_clip_over_the_texts(bert: SharedS
 @pytest.mark.parametrize(("noise", "steps"), [(1.0, 1), (2.0, 10), (0.7, 3)])
 def test_epsilon_is_the_gaussian_s_own_and_never_below(noise: float, steps: int) -> None:
     exact = get_epsilon_gaussian(noise / math.sqrt(steps), 1e-5)
-    found = epsilon(noise, 1e-5, steps)
+    found = epsilon_after_steps(noise, 1e-5, steps)
     assert exact <= found <= 1.01 * exact
     assert literal.gaussian_delta(found, noise / math.sqrt(steps)) <= 1e-5 * (1 + 1e-6)
 
@@ -200,16 +200,27 @@ def test_epsilon_with_sampling() -> None:
     """Below the moments accountant's bound, above what a finer one finds, and growing with the steps."""
     event = SelfComposedDpEvent(PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1)), 1000)
     moments = RdpAccountant().compose(event).get_epsilon(1e-5)
-    found = epsilon(1.1, 1e-5, 1000, 0.01)
+    found = epsilon_after_steps(1.1, 1e-5, 1000, 0.01)
     assert 0.7 * moments < found < moments
     assert found >= 1.5153, "dp-accounting's finer distributions find 1.51537, and err upward by less than 1e-4"
-    assert found < epsilon(1.1, 1e-5, 2000, 0.01) < epsilon(1.1, 1e-5, 1000)
+    assert found < epsilon_after_steps(1.1, 1e-5, 2000, 0.01) < epsilon_after_steps(1.1, 1e-5, 1000)
 
 
 def test_what_dp_sgd_promises_is_rounded_up() -> None:
     guarantee = DPSGD(1.3).guarantee
     assert guarantee is not None and "one text or label" in guarantee
-    assert epsilon(0.65, 1e-5, 1) <= float(guarantee[1:].split(",")[0]) <= 1.001 * epsilon(0.65, 1e-5, 1)
-    for wrong in ({"steps": 0}, {"delta": 0.0}, {"delta": 1.0}, {"rate": 0.0}, {"rate": 1.1}, {"noise": math.nan}):
+    assert (
+        epsilon_after_steps(0.65, 1e-5, 1)
+        <= float(guarantee[1:].split(",")[0])
+        <= 1.001 * epsilon_after_steps(0.65, 1e-5, 1)
+    )
+    for wrong in (
+        {"step_count": 0},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"sampling_rate": 0.0},
+        {"sampling_rate": 1.1},
+        {"noise_multiplier": math.nan},
+    ):
         with pytest.raises(UsageError):
-            epsilon(**({"noise": 1.0, "delta": 1e-5, "steps": 1} | wrong))  # type: ignore[arg-type]
+            epsilon_after_steps(**({"noise_multiplier": 1.0, "delta": 1e-5, "step_count": 1} | wrong))  # type: ignore[arg-type]

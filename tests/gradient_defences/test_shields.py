@@ -15,7 +15,7 @@ from milkglass.gradient_defences.catalogue import (
 )
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
 from milkglass.gradient_defences.dropout import Dropout
-from milkglass.gradient_defences.freezing import FrozenEmbeddings, tables
+from milkglass.gradient_defences.freezing import FrozenEmbeddings, embedding_kinds
 from milkglass.noise.stream import Stream
 from milkglass.threat.training_step import SharedStep, pad_texts
 from tests.gradient_defences.kit import flat, given, shared
@@ -96,7 +96,7 @@ def test_values_that_cannot_be(entry: dict[str, object]) -> None:
 def test_no_gradient_of_a_frozen_table_is_shared(step: SharedStep) -> None:
     found, bare = shared(step, FrozenEmbeddings()), shared(step, NoDefence())
     gone = set(bare) - set(found)
-    assert gone == set(tables(step)) and step.table_name in gone
+    assert gone == set(embedding_kinds(step)) and step.table_name in gone
     assert all(torch.equal(found[name], bare[name]) for name in found)
     assert not any(name.endswith(("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight"))
                    for name in found)  # fmt: skip
@@ -105,14 +105,14 @@ def test_no_gradient_of_a_frozen_table_is_shared(step: SharedStep) -> None:
 def test_the_kinds_of_tables(bert: SharedStep) -> None:
     start = "bert.embeddings."
     every = {f"{start}{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
-    assert set(tables(bert)) == every
+    assert set(embedding_kinds(bert)) == every
     assert set(shared(bert, NoDefence())) - set(shared(bert, FrozenEmbeddings(("word",)))) == {bert.table_name}
     left = set(shared(bert, FrozenEmbeddings(("position", "type"))))
     assert every & left == {bert.table_name}
 
 
 def test_a_model_without_such_a_table(step: SharedStep) -> None:
-    if "type" not in tables(step).values():
+    if "type" not in embedding_kinds(step).values():
         with pytest.raises(UsageError, match="kind type"):
             shared(step, FrozenEmbeddings(("type",)))
     else:

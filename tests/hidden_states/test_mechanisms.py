@@ -28,7 +28,7 @@ def as64(tensor: torch.Tensor) -> np.ndarray:
 
 def noise(law: str, width: float, *shape: int) -> np.ndarray:
     """What the mechanism draws under KEY, with standard deviation or scale 1."""
-    step = grid.step_of(width)
+    step = grid.step_size(width)
     drawn = getattr(rounded, law)(NoiseStream(KEY).stream, int(np.prod(shape)), width / step)
     return (drawn * step / width).reshape(shape)
 

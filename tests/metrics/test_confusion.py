@@ -14,7 +14,7 @@ NAMES = ("a", "b", "c")
 
 def test_shares_by_hand() -> None:
     found = Confusion(NAMES, np.array([[2, 1, 0], [1, 1, 0], [0, 0, 0]]))
-    assert found.rows == 5 and found.commonest == ("a", 0.6)
+    assert found.text_count == 5 and found.commonest_class == ("a", 0.6)
     assert np.allclose(found.recall[:2], [2 / 3, 1 / 2]) and math.isnan(found.recall[2])
     assert np.allclose(found.precision[:2], [2 / 3, 1 / 2]) and math.isnan(found.precision[2])
     accuracy = found.accuracy()

@@ -9,7 +9,7 @@ import pytest
 
 from milkglass.errors import UsageError
 from milkglass.metrics.ifeval import Instruction, Prompt, loose_variants, score
-from milkglass.metrics.ifeval_rules import RULES, UNSUPPORTED, sentences
+from milkglass.metrics.ifeval_rules import RULES, UNSUPPORTED, sentence_count
 
 CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [  # rule, arguments, kept by, broken by
     ("keywords:existence", {"keywords": ["sky", "C++"]}, ["The SKY and c++.", "skyline, C++"], ["the sky", "C++ only"]),
@@ -173,7 +173,7 @@ def test_an_empty_answer_keeps_no_rule(rule: str) -> None:
     ],
 )  # fmt: skip
 def test_sentences(text: str, many: int) -> None:
-    assert sentences(text) == many
+    assert sentence_count(text) == many
 
 
 def test_the_loose_forms() -> None:
@@ -199,13 +199,13 @@ def test_the_four_accuracies() -> None:
     assert {name: one.units for name, one in found.measures.items()} == {
         "prompt strict": 3, "prompt loose": 3, "instruction strict": 4, "instruction loose": 4,
     }  # fmt: skip
-    assert found.strict.tolist() == [2, 1, 0, 1]
+    assert found.strict_counts.tolist() == [2, 1, 0, 1]
 
 
 def test_what_cannot_be_checked_is_never_passed() -> None:
     found = score([prompt("language:response_language")], ["any answer"])
     assert all(np.isnan(one.value) and one.units == 0 for one in found.measures.values())
-    assert found.strict.tolist() == [0]
+    assert found.strict_counts.tolist() == [0]
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -228,7 +228,7 @@ def test_a_row_of_the_data_set() -> None:
     }
     found = score([Prompt.of(row)], ["very brief"])
     assert found.measures["prompt strict"].value == 1
-    assert found.strict.tolist() == [2]
+    assert found.strict_counts.tolist() == [2]
 
 
 def test_what_is_refused() -> None:

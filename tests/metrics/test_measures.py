@@ -41,13 +41,13 @@ def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str, m
     if order == "sorted":
         by = np.argsort(hits / weights)
         weights, hits = weights[by], hits[by]
-    drawn, real = list[int](), interval._draws
+    drawn, real = list[int](), interval._resampled_counts
 
     def noted(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
         drawn.append(units)
         return real(units, rng)
 
-    monkeypatch.setattr(interval, "_draws", noted)
+    monkeypatch.setattr(interval, "_resampled_counts", noted)
     found = ratio(hits, weights, np.random.default_rng(1))
     assert (
         drawn == [interval.MAX_UNITS] and interval.MAX_UNITS >= 2000
@@ -89,7 +89,7 @@ def test_top_k_over_running_tokens_counts_what_counts() -> None:
     truth = Sequences.of([[1, 2, 9], [3, 9]])
     guess = np.array([[1, 0, 0], [0, 2, 0], [9, 9, 9], [0, 0, 0], [9, 9, 9]])
     counted = truth.ids != 9
-    found = recovery.tokens(guess, truth, counted, np.random.default_rng(0))
+    found = recovery.token_accuracies(guess, truth, counted, np.random.default_rng(0))
     assert found[1].value == pytest.approx(1 / 3)
     assert found[3].value == pytest.approx(2 / 3)
     assert 10 not in found
@@ -98,10 +98,10 @@ def test_top_k_over_running_tokens_counts_what_counts() -> None:
 def test_floors() -> None:
     truth = Sequences.of([[1, 1, 2, 3]])
     counted = np.array([True, True, True, True])
-    assert recovery.floors(truth, counted, None, 50) == {"random guess": 0.02, "commonest token": 0.5}
+    assert recovery.floor_accuracies(truth, counted, None, 50) == {"random guess": 0.02, "commonest token": 0.5}
     public = np.zeros(50, np.int64)
     public[3] = 7
-    assert recovery.floors(truth, counted, public, 50)["commonest token"] == 0.25
+    assert recovery.floor_accuracies(truth, counted, public, 50)["commonest token"] == 0.25
 
 
 def test_an_interval_around_nothing_or_everything_has_a_width() -> None:
@@ -122,7 +122,9 @@ def test_texts_without_a_counted_token_are_like_nothing() -> None:
     """Empty against empty would be alike: a guess of nothing must not earn by it."""
     truth = Sequences.of([[1, 2], *([[]] * 9)])
     nothing = Sequences.of([[]] * 10)
-    found = recovery.texts(nothing, truth, lambda ids: " ".join(map(str, ids.tolist())), np.random.default_rng(0))
+    found = recovery.text_similarity(
+        nothing, truth, lambda ids: " ".join(map(str, ids.tolist())), np.random.default_rng(0)
+    )
     assert all(one.value == 0 and one.units == 1 for one in found.values())
 
 

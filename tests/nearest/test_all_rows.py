@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.nearest import all_rows as module
 from milkglass.nearest.all_rows import nearest
-from milkglass.nearest.select import directions
+from milkglass.nearest.select import unit_rows
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import sanitizers as literal  # noqa: E402
@@ -32,7 +32,7 @@ def grouped(n: int, d: int, seed: int = 0, groups: int = 12) -> NDArray[np.float
 def agree(vectors: NDArray[np.float32], k: int) -> None:
     """Lists are the literal ones. Ranks are compared by their cosines: a tie is one in the same arithmetic only."""
     ids, cosines = nearest(vectors, k)
-    x, unit = vectors.astype(np.float64), directions(vectors.astype(np.float64))
+    x, unit = vectors.astype(np.float64), unit_rows(vectors.astype(np.float64))
     rows = np.arange(len(vectors))[:, None]
     assert (ids != rows).all() and all(len({*one}) == k for one in ids.tolist())
     np.testing.assert_allclose((unit[rows] * unit[ids]).sum(2), cosines, atol=1e-6)

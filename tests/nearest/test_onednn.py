@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from milkglass.nearest.products import has_fast_bf16, multiply_by_onednn, onednn_linear, pack
+from milkglass.nearest.products import has_fast_bf16, in_onednn_layout, multiply_by_onednn, onednn_linear
 
 KINDS = [torch.float32, *([torch.bfloat16] if has_fast_bf16() else [])]
 
@@ -24,7 +24,7 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
     source = torch.Generator().manual_seed(1)
     weight, bias, x = (torch.randn(size, generator=source).to(kind) for size in (shape, shape[:1], (rows, shape[1])))
     found, expected = (
-        linear(x, pack(weight), bias).double(),
+        linear(x, in_onednn_layout(weight), bias).double(),
         linear(x, weight, bias).double(),
     )  # one row: other kernels
     summed = x.abs().double() @ weight.abs().double().T + bias.abs().double()
@@ -34,9 +34,10 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
 def test_a_limit_on_instructions_is_kept() -> None:
     """In a process of its own: oneDNN reads it once."""
     code = (
-        "import torch; from milkglass.nearest.products import onednn_linear, pack, has_fast_bf16\n"
+        "import torch; from milkglass.nearest.products import onednn_linear, in_onednn_layout, has_fast_bf16\n"
         "linear, kind = onednn_linear(), torch.bfloat16 if has_fast_bf16() else torch.float32\n"
-        "if linear is not None: linear(torch.ones(3, 64, dtype=kind), pack(torch.ones(5, 64, dtype=kind)), None)"
+        "if linear is not None: linear(torch.ones(3, 64, dtype=kind), in_onednn_layout(torch.ones(5, 64, dtype=kind)), "
+        "None)"
     )
     for limit in ("SSE41", "AVX2", "AVX512_CORE"):
         done = subprocess.run(
@@ -54,7 +55,7 @@ def test_a_layer_without_weights_in_bf16_stays_in_fp32(biased: bool) -> None:
     x = torch.randn((5, 24), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         before = layer(x)
-        multiply_by_onednn(layer, bf16=False)
+        multiply_by_onednn(layer, uses_bf16=False)
         torch.testing.assert_close(layer(x), before)
         with torch.autocast("cpu", torch.bfloat16):
             after = layer(x)

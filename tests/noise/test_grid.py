@@ -29,7 +29,7 @@ def numbers(seed: int = 0, *shape: int, scale: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("width", [1e-4, 1.2005, 7.4613, 300.0])
 def test_all_inputs_reach_the_same_numbers(mechanism: Any, width: float) -> None:
     """Every released number is a multiple of the grid's step, for every input: no input is ruled out by any output."""
-    step = grid.step_of(width, 1.0)
+    step = grid.step_size(width, 1.0)
     assert math.log2(step) == int(math.log2(step)) and width / 2**25 < step <= width / 2**24
     for seed in range(5):
         x = clipping.matrix_l2(numbers(seed, 30, 16), 1.0)
@@ -42,8 +42,8 @@ def test_all_inputs_reach_the_same_numbers(mechanism: Any, width: float) -> None
 def test_the_same_stream_moves_two_inputs_alike() -> None:
     """released - cut(x) does not depend on x: the noise is added to a whole number of steps, and nothing is rounded."""
     one, two = numbers(1), numbers(2)
-    step = grid.step_of(0.7, 8.0)
-    noise = [grid.gaussian(x, 0.7, Stream(KEY), 8.0) - step * grid.cut(x, 0.7, 8.0) for x in (one, two)]
+    step = grid.step_size(0.7, 8.0)
+    noise = [grid.gaussian(x, 0.7, Stream(KEY), 8.0) - step * grid.whole_steps(x, 0.7, 8.0) for x in (one, two)]
     assert torch.equal(*noise)
 
 
@@ -51,10 +51,10 @@ def test_the_same_stream_moves_two_inputs_alike() -> None:
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), WIDTHS)
 def test_cutting_never_lengthens(values: list[float], width: float) -> None:
     x = torch.tensor(values, dtype=torch.float64)
-    before, cut = x.clone(), grid.cut(x, width, 1e3) * grid.step_of(width, 1e3)
+    before, cut = x.clone(), grid.whole_steps(x, width, 1e3) * grid.step_size(width, 1e3)
     assert torch.equal(x, before), "x is not changed"
     assert (cut.abs() <= x.abs()).all() and (cut * x >= 0).all()
-    assert ((x - cut).abs() < grid.step_of(width, 1e3)).all()
+    assert ((x - cut).abs() < grid.step_size(width, 1e3)).all()
 
 
 def exact_square(x: torch.Tensor) -> Fraction:
@@ -67,10 +67,10 @@ def test_bounds_hold_exactly(seed: int, scale: float, most: float) -> None:
     """Not up to rounding: by fractions."""
     x = numbers(seed, 5, 7, scale=scale)
     assert exact_square(clipping.matrix_l2(x, most)) <= Fraction(most) ** 2
-    step = grid.step_of(most, most)
-    assert exact_square(step * grid.cut(clipping.matrix_l2(x, most), most, most)) <= Fraction(most) ** 2
+    step = grid.step_size(most, most)
+    assert exact_square(step * grid.whole_steps(clipping.matrix_l2(x, most), most, most)) <= Fraction(most) ** 2
     factor = clipping.l2_factor([x.float()], most)
-    assert exact_square(step * grid.cut(x.float(), most, most, factor)) <= Fraction(most) ** 2
+    assert exact_square(step * grid.whole_steps(x.float(), most, most, factor)) <= Fraction(most) ** 2
     pair = clipping.l2({"a": x[:2], "b": x[2:].float()}, most)
     assert exact_square(pair["a"]) + exact_square(pair["b"]) <= Fraction(most) ** 2
     for row in clipping.rows_l1(x, most):

@@ -43,7 +43,7 @@ def whole(numbers: torch.Tensor, step: float) -> bool:
 
 @pytest.mark.parametrize(("mechanism", "width", "most"), STATES, ids=lambda one: getattr(one, "name", None))
 def test_states_are_sent_on_the_grid(mechanism: Any, width: float, most: float | None) -> None:
-    step = grid.step_of(width, most)
+    step = grid.step_size(width, most)
     for seed in range(10):
         hidden = torch.from_numpy(np.random.default_rng(seed).normal(size=(9, 64))).float()
         assert whole(mechanism.mechanism(hidden, NoiseStream(Stream.of_seed(seed))), step)
@@ -52,7 +52,7 @@ def test_states_are_sent_on_the_grid(mechanism: Any, width: float, most: float |
 @pytest.mark.parametrize(("shield", "width"), SHIELDS, ids=lambda one: getattr(one, "name", None))
 def test_gradients_are_shared_on_the_grid(shield: GradientDefence, width: float) -> None:
     """One text, so that DP-SGD divides by 1; the tensors that DP-SGD is given here are cut by it before."""
-    step = grid.step_of(width, getattr(shield, "clip", None))
+    step = grid.step_size(width, getattr(shield, "clip", None))
     tensors = {"a": torch.from_numpy(np.random.default_rng(0).normal(size=(40, 8))).float() / 20}
     assert whole(shield.after(tensors, 1, Stream(KEY))["a"], step)
 

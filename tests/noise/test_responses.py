@@ -45,10 +45,10 @@ def test_no_two_values_are_told_apart_by_more_than_epsilon(epsilon: float) -> No
     by no less than two parts of w fewer, so that the bound is used."""
     found = RandomisedResponse(VALUES, epsilon)
     bound = exact_exp(exact(Fraction(epsilon)))
-    assert mpf(OWN_WEIGHT) / found.weight <= bound
-    assert found.weight == OWN_WEIGHT or mpf(OWN_WEIGHT) / (found.weight - 2) > bound
-    assert log(OWN_WEIGHT) - log(found.weight) == pytest.approx(found.advantage, abs=1e-12)
-    assert found.advantage <= epsilon
+    assert mpf(OWN_WEIGHT) / found.other_weight <= bound
+    assert found.other_weight == OWN_WEIGHT or mpf(OWN_WEIGHT) / (found.other_weight - 2) > bound
+    assert log(OWN_WEIGHT) - log(found.other_weight) == pytest.approx(found.log_likelihood_ratio, abs=1e-12)
+    assert found.log_likelihood_ratio <= epsilon
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 4.0])
@@ -56,14 +56,14 @@ def test_what_is_sent_is_the_literal_one(epsilon: float) -> None:
     ids = np.random.default_rng(2).integers(0, 13, 300)
     found = RandomisedResponse(VALUES, epsilon)
     assert found.respond(ids, Stream(KEY)).tolist() == literal.sent(KEY, epsilon, VALUES.tolist(), ids.tolist())
-    assert found.weight == literal.weight(epsilon)
+    assert found.other_weight == literal.weight(epsilon)
 
 
 def test_what_is_sent_is_the_known_answer() -> None:
     known = json.loads(VECTORS.read_text("utf-8"))
     for case in known["cases"]:
         found = RandomisedResponse(np.array(known["values"]), case["epsilon"])
-        assert found.weight == case["weight"]
+        assert found.other_weight == case["weight"]
         assert found.respond(np.array(known["ids"]), Stream(bytes.fromhex(known["key"]))).tolist() == case["sent"]
 
 

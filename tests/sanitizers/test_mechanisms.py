@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from milkglass.errors import BadTable, UnknownWord, UsageError
-from milkglass.nearest.all_rows import groups
-from milkglass.nearest.select import best
+from milkglass.nearest.all_rows import group_rows
+from milkglass.nearest.select import k_largest
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm, RnmMethod
@@ -111,7 +111,7 @@ def test_settings_of_the_papers_are_the_defaults() -> None:
 def test_greedy_groups_are_the_literal_ones(metric: str) -> None:
     words = table(500, 16)
     order = np.random.default_rng(3).permutation(500)
-    found = groups(words.vectors, order, 20, metric)
+    found = group_rows(words.vectors, order, 20, metric)
     expected = literal.custext_groups(words.vectors.astype(np.float64), order.tolist(), 20, metric)
     assert [set(one.tolist()) for one in found] == [set(one) for one in expected]
     assert np.array_equal(np.sort(np.concatenate(found)), np.arange(500))
@@ -121,7 +121,7 @@ def test_the_best_of_rows_with_ties_and_taken_columns() -> None:
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 4, (50, 333)).astype(np.float32)
     rows[:, 10:300:3] = -np.inf
-    found, values = best(rows, 40)
+    found, values = k_largest(rows, 40)
     expected = np.argsort(-rows, axis=1, kind="stable")[:, :40]
     assert np.array_equal(found, expected)
     assert np.array_equal(values, np.take_along_axis(rows, expected, 1))
@@ -130,7 +130,7 @@ def test_the_best_of_rows_with_ties_and_taken_columns() -> None:
 def test_groups_hold_no_square_matrix() -> None:
     vectors = np.random.default_rng(0).normal(size=(6000, 8)).astype(np.float32)
     tracemalloc.start()
-    groups(vectors, np.arange(6000), 20, "cosine")
+    group_rows(vectors, np.arange(6000), 20, "cosine")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 6000 * 6000 * 4 / 4

@@ -22,7 +22,7 @@ from milkglass.audit.report.verdict import level, unfinished_attacks, verdict, w
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
-from milkglass.metrics.recovery import floors
+from milkglass.metrics.recovery import floor_accuracies
 from milkglass.models.tokenizer import added_text
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
@@ -73,7 +73,7 @@ def audit(
         adversaries=words_of_adversaries,
         best=best,
         cells=finished.cells,
-        floors=floors(
+        floors=floor_accuracies(
             sent,
             ordinary[sent.ids],
             None if corpus is None else np.where(ordinary, corpus.counts(len(ordinary)), 0),

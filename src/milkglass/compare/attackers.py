@@ -22,7 +22,7 @@ from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.experiments.procedures.trials import TrainedHalves
 from milkglass.metrics.interval import ratio
-from milkglass.metrics.recovery import floors
+from milkglass.metrics.recovery import floor_accuracies
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -79,7 +79,7 @@ def _guessing_share(scene: Scene) -> float:
     corpora = [who.knowledge.corpus for who in scene.adversaries if who.knowledge.corpus is not None]
     ordinary, tokens = scene.truth.ordinary, scene.truth.tokens
     counts = np.where(ordinary, corpora[-1].counts(len(ordinary)), 0) if corpora else None
-    return floors(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
+    return floor_accuracies(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
 
 
 def _masks(scene: Scene, reading: Ids) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The interface of defences of gradients. One changes the step, how its gradient is taken, or the gradient itself.
 
     before(step)                         the step that is taken: other parameters trained, dropout on
-    take(step, ids, mask, targets)       its gradient; another way only if examples must be kept apart
-    after(tensors, text_count, stream)   what is shared of it
+    take(step, ids, mask, targets)       the gradient of the step; overridden only if texts must be kept apart
+    after(tensors, text_count, stream)   what is shared of the gradient
 
 All randomness comes from a ChaCha20 stream (noise/): noise on a grid by exact samples, masks of pruning and of dropout.
 """
@@ -63,11 +63,17 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
         return step
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
-        """Returns the gradient of a step for ids (b, t), before `after`."""
+        """Returns the gradient of a step, by parameter, before `after`. It takes what `SharedStep.gradient` takes."""
         return step.gradient(ids, mask, targets)
 
     def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
-        """Returns what is shared of the gradient of so many texts. The given tensors are not changed."""
+        """Returns what is shared of a gradient.
+
+        Args:
+            tensors: the gradient from `take`, by parameter. It is not changed.
+            text_count: how many texts the gradient is of.
+            stream: the source of all randomness.
+        """
         return dict(tensors)
 
 
@@ -85,29 +91,44 @@ def share(
 ) -> Gradients:  # fmt: skip
     """Returns what a client shares of one step.
 
-    The defence's stream depends on the gradient as well (noise/stream.py): no two gradients get the same noise.
+    The stream of `after` depends on the gradient as well (noise/stream.py): no two gradients get the same noise.
     PyTorch's generator is not used.
 
-    Raises UsageError if the gradient is not finite, since nothing that is made of it would hide it.
+    Args:
+        step: the model and its loss.
+        ids: (b, t) the ids of the batch.
+        mask: (b, t) 1 for a text's places, and 0 after them.
+        targets: as in `SharedStep.gradient`.
+        defence: what is done to the step and to its gradient.
+        round: the index of the round, from 0.
+        stream: the source of all randomness.
+
+    Raises:
+        UsageError: the gradient is not finite, so that noise would not hide it.
     """
-    dropping, drawing = stream.child(), stream.child()
-    with drawing_from(dropping):
-        grads = defence.take(defence.before(step), ids, mask, targets)
-    for name, gradient in grads.items():
+    dropout_stream, noise_stream = stream.child(), stream.child()
+    with drawing_from(dropout_stream):
+        gradients = defence.take(defence.before(step), ids, mask, targets)
+    for name, gradient in gradients.items():
         if not torch.isfinite(gradient).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
-    return Gradients(defence.after(grads, len(ids), stream_for(grads, drawing)), len(ids), round)
+    return Gradients(defence.after(gradients, len(ids), stream_for(gradients, noise_stream)), len(ids), round)
 
 
-def alter_step(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
-    """Returns a step with the same model over the same weights, but with its own parameters.
+def copy_step(step: SharedStep, frozen_names: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
+    """Returns a copy of a step whose model has parameters of its own over the same weights.
 
-    A change of the weights is seen in both. Parameters that are named in `frozen` need no gradient.
+    A change of the weights is seen in both.
+
+    Args:
+        step: the step that is copied, and stays as it is.
+        frozen_names: the names of the parameters that are not trained in the copy.
+        dropout: whether the copy applies dropout. None: as the given step does.
     """
     named = dict(step.module.named_parameters())
     memo: dict[int, Any] = {id(buffer): buffer for buffer in step.module.buffers()}
     for name, weight in named.items():
-        needs_gradient = weight.requires_grad and name not in frozen
+        needs_gradient = weight.requires_grad and name not in frozen_names
         memo[id(weight)] = torch.nn.Parameter(weight.detach(), requires_grad=needs_gradient)
     module = copy.deepcopy(step.module, memo)
     return replace(step, module=module, dropout=step.dropout if dropout is None else dropout)

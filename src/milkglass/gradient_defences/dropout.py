@@ -1,8 +1,8 @@
-"""Dropout: takes the step with dropout on, so that an attacker who repeats it has other masks.
+"""Takes the step with dropout on, so that an attacker who repeats the step draws other masks.
 
 GRAB (Feng et al. 2024) optimises the masks with the text; GHOST's comparison runs all attacks without dropout. The
-masks are drawn again at each step. Nothing is promised. Models hold a rate in a Dropout module or, for attention, as a
-number.
+masks are drawn again at each step. Nothing is promised. Models have the rate in a Dropout module or, for attention, as
+a number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from milkglass import papers
 from milkglass.errors import UsageError
-from milkglass.gradient_defences.defence import GradientDefence, alter_step
+from milkglass.gradient_defences.defence import GradientDefence, copy_step
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.threat.training_step import SharedStep
@@ -25,7 +25,8 @@ class Dropout(GradientDefence):
     """Takes the step with dropout, with secret masks.
 
     Attributes:
-        rate: the rate of dropout, wherever the model can drop; a Llama can only in its attention.
+        rate: the probability with which an entry is dropped, wherever the model has dropout; a Llama has it only in its
+            attention.
     """
 
     rate: float = limited(0.1, above=0, below=1, hint="models are trained with 0.1")
@@ -37,7 +38,7 @@ class Dropout(GradientDefence):
 
     def before(self, step: SharedStep) -> SharedStep:
         """Returns the step with dropout. Raises UsageError if the model has no place that drops."""
-        with_dropout = alter_step(step, dropout=True)
+        with_dropout = copy_step(step, dropout=True)
         dropout_count = 0
         for module in with_dropout.module.modules():
             if isinstance(module, torch.nn.Dropout):

@@ -1,4 +1,4 @@
-"""Noise on the gradient, after it is clipped (Zhu et al. 2019, section 5.1; GHOST, section 5.1; Wei et al. 2020).
+"""Adds noise to the gradient, after it is clipped (Zhu et al. 2019, section 5.1; GHOST, section 5.1; Wei et al. 2020).
 
     g' = g min(1, C / |g|) + z,     every entry of z with mean 0 and standard deviation level C
 
@@ -7,7 +7,7 @@ not say of what. Here it is a share of the clip C. The default C is 1, so that i
 deviation, as in LAMP's code. With `clip=None`, as in that code, nothing is clipped and the level is absolute. Zhu et
 al. name the variance: their 0.01 is a level of 0.1. Laplacian noise has the same standard deviation, a scale of level C
 / sqrt(2), so that both laws disturb equally at one level. The noise is drawn exactly and added on a grid
-(noise/grid.py). A promise is for one gradient; n gradients spend more.
+(noise/grid.py). A guarantee is for one gradient; several gradients spend more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 
-DELTA = 1e-5  # delta of the guarantee that is stated in words
+DELTA = 1e-5  # the delta of the stated guarantee
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class AdditiveNoise(GradientDefence):
     """Clips the gradient of a batch, and adds noise to it. The base of noise defences.
 
     Attributes:
-        level: the standard deviation, times the clip if there is one.
+        level: the standard deviation of the noise, in units of the clip, or absolute if there is no clip.
         clip: the largest L2 norm of the gradient of a batch. None if it is not clipped.
     """
 
@@ -56,7 +56,7 @@ class AdditiveNoise(GradientDefence):
 
     @property
     def scale(self) -> float:
-        """Returns the parameter of the law: a standard deviation, or the scale of a Laplacian."""
+        """Returns the parameter of the distribution: a standard deviation, or the scale of a Laplacian."""
         return self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
 
     def added_noise(self, text_count: int) -> AddedNoise | None:

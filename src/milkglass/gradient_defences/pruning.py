@@ -1,9 +1,9 @@
-"""Pruning: sets entries of the gradient to 0 before it is shared.
+"""Prunes the gradient: sets entries to 0 before it is shared.
 
 Random pruning, as in LAMP's code, drops each entry of each tensor with probability `ratio`, independently, and does not
 scale up the rest (GHOST, section 5.1, at 0.99). Magnitude pruning, as in Zhu et al. 2019, section 5.2 (after Lin et al.
-2018), drops the smallest entries of each tensor, or of all together. What is left is exact. A span check, or a look at
-the nonzero rows of the table, still works: nothing is promised.
+2018), drops the smallest entries of each tensor, or of all together. What is left is exact. An attacker can still check
+spans (attacks/gradients/dager.py), or look at the nonzero rows of the table: nothing is promised.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class MagnitudePruning(GradientDefence):
 
     Attributes:
         ratio: the share that is dropped, rounded down to whole entries, so that something is left.
-        among: "tensor": in each tensor; "all": among all entries of the gradient, where small tensors may vanish.
+        among: "tensor": the smallest entries of each tensor are dropped; "all": the smallest of the whole gradient, by
+            which all entries of a tensor may be dropped.
     """
 
     ratio: float = limited(0.99, above=0, below=1, hint="0.99 keeps one entry of a hundred")
@@ -57,11 +58,11 @@ class MagnitudePruning(GradientDefence):
 
     def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         if self.among == "tensor":
-            return {name: tensor * largest(tensor.flatten(), self._remaining_count(tensor.numel())).view_as(tensor)
+            return {name: tensor * largest_mask(tensor.flatten(), self._remaining_count(tensor.numel())).view_as(tensor)
                     for name, tensor in tensors.items()}  # fmt: skip
         entries = torch.cat([tensor.flatten() for tensor in tensors.values()])
         sizes = [tensor.numel() for tensor in tensors.values()]
-        masks = largest(entries, self._remaining_count(len(entries))).split(sizes)
+        masks = largest_mask(entries, self._remaining_count(len(entries))).split(sizes)
         return {
             name: tensor * mask.view_as(tensor) for (name, tensor), mask in zip(tensors.items(), masks, strict=True)
         }
@@ -71,10 +72,10 @@ class MagnitudePruning(GradientDefence):
         return count - int(Fraction(str(self.ratio)) * count)
 
 
-def largest(entries: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns (n,) of 1 for the `count` values that are largest in magnitude, the first of equal ones, else 0.
+def largest_mask(entries: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns (n,) 1 for the `count` entries that are largest in magnitude, the first of equal ones, and else 0.
 
-    It selects a threshold, since a table of 10 million entries takes seconds to sort.
+    The mask comes from a threshold, since a table of 10 million entries takes seconds to sort.
     """
     if count >= len(entries):
         return torch.ones_like(entries)

@@ -1,4 +1,4 @@
-"""A confusion table: accuracy, recall and precision of each class, and the accuracy of always naming the commonest."""
+"""Evaluates a confusion table: accuracy, recall and precision of each class, and the share of the commonest class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ class Confusion:
 
     @classmethod
     def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
-        """Returns a server's table with the client's names, or None if the table is not valid or has no texts."""
+        """Returns a server's table with the client's names, or None if the table is not valid or has no texts.
+
+        Args:
+            counts: a list of rows as in the attribute, from a server that is not trusted.
+            names: the name of each class by its number, from 0.
+        """
         if not isinstance(counts, list) or not counts or sorted(names) != list(range(len(counts))):
             return None
         if any(not isinstance(row, list) or len(row) != len(counts) for row in counts):
@@ -34,21 +39,21 @@ class Confusion:
         if any(type(count) is not int or not 0 <= count < 1 << 53 for row in counts for count in row):
             return None
         table = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
-        return table if table.rows else None
+        return table if table.text_count else None
 
     @property
-    def rows(self) -> int:
+    def text_count(self) -> int:
         """Returns how many texts were assigned."""
         return int(self.counts.sum())
 
     def accuracy(self) -> Interval:
         """Returns the accuracy. The bootstrap is seeded, so that the same counts have the same interval."""
         right_count = int(np.trace(self.counts))
-        return share(np.arange(self.rows) < right_count, np.random.default_rng(0))
+        return share(np.arange(self.text_count) < right_count, np.random.default_rng(0))
 
     @property
-    def commonest(self) -> tuple[str, float]:
-        """Returns the class with most texts and its share, which is the accuracy of always naming it."""
+    def commonest_class(self) -> tuple[str, float]:
+        """Returns the name of the class with most texts and its share, which is the accuracy of always naming it."""
         texts_of_class = self.counts.sum(1)
         return self.names[int(texts_of_class.argmax())], float(texts_of_class.max() / texts_of_class.sum())
 

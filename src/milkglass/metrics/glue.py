@@ -1,8 +1,8 @@
-"""The measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1, with bootstrap intervals.
+"""Computes the measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1.
 
 All take guesses and truth (u,), one label or score for each of u examples, and return a value between -1 and 1 with its
-interval. All raise UsageError for guesses and truth of different shapes. A measure that does not exist (a correlation
-with a constant) is nan, except Matthews', which is then 0 as in GLUE's own program.
+bootstrap interval. All raise UsageError for guesses and truth of different shapes. A measure that does not exist (a
+correlation with a constant) is nan, except Matthews', which is then 0 as in GLUE's own program.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         mean_x, mean_y, mean_xx, mean_yy, mean_xy = (counts @ moments / counts.sum(1, keepdims=True)).T
         denominator = np.sqrt(np.maximum(mean_xx - mean_x**2, 0) * np.maximum(mean_yy - mean_y**2, 0))
-        # Below this, a constant's rounding
+        # A smaller one is the rounding error of a constant
         exists = denominator > 1e-12 * np.sqrt(mean_xx.max() * mean_yy.max() + 1e-300)
         return np.divide(mean_xy - mean_x * mean_y, denominator, out=np.full(len(denominator), np.nan), where=exists)
 

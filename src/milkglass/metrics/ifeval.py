@@ -27,8 +27,8 @@ class Instruction:
     """Checks answers by one rule that they must keep.
 
     Attributes:
-        rule: the rule's id.
-        arguments: the values that the rule takes, by name.
+        rule: the id of the rule, such as "keywords:existence".
+        arguments: the values that the rule takes, by name (`ifeval_rules.RULES`).
 
     Raises:
         UsageError: IFEval has no such rule, or an argument is missing.
@@ -61,7 +61,12 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Holds a prompt, and the instructions in it."""
+    """Holds a prompt, and the instructions in it that can be checked by rules.
+
+    Attributes:
+        text: the prompt.
+        instructions: its instructions, at least one.
+    """
 
     text: str
     instructions: tuple[Instruction, ...]
@@ -84,24 +89,30 @@ class Accuracies:
     Attributes:
         measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
             interval's units are the prompts that count.
-        strict: (prompts,) how many instructions of each prompt are kept strictly.
+        strict_counts: (prompts,) how many instructions of each prompt are kept strictly.
     """
 
     measures: Mapping[str, Interval]
-    strict: NDArray[np.int64]
+    strict_counts: NDArray[np.int64]
 
 
 def loose_variants(answer: str) -> list[str]:
     """Returns the eight forms of an answer that the loose accuracy tries."""
     lines = answer.split("\n")
-    cut = ["\n".join(kept_lines).strip() for kept_lines in (lines[1:], lines[:-1], lines[1:-1])]
-    return [variant for form in (answer, *cut) for variant in (form, form.replace("*", ""))]
+    shorter_answers = ["\n".join(kept_lines).strip() for kept_lines in (lines[1:], lines[:-1], lines[1:-1])]
+    return [variant for form in (answer, *shorter_answers) for variant in (form, form.replace("*", ""))]
 
 
 def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Generator | None = None) -> Accuracies:
-    """Returns the accuracies of answers, one for each prompt. The bootstrap over prompts has seed 0 by default.
+    """Returns the accuracies of answers.
 
-    Raises UsageError if there is not one answer for each prompt.
+    Args:
+        prompts: the prompts.
+        answers: one for each prompt.
+        rng: draws the bootstrap samples of prompts. None: a generator with seed 0.
+
+    Raises:
+        UsageError: there is not one answer for each prompt.
     """
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
@@ -118,5 +129,5 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
         measures[f"prompt {name}"] = share(keeps_all[is_checkable], rng)
         kept_count = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_rules], np.float64)
         measures[f"instruction {name}"] = ratio(kept_count, checkable_count, rng)
-    strict = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_strictly], np.int64)
-    return Accuracies(measures, strict)
+    strict_counts = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_strictly], np.int64)
+    return Accuracies(measures, strict_counts)

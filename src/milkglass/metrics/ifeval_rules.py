@@ -1,4 +1,4 @@
-"""The verifiable instructions of IFEval: a function for each rule id that says whether an answer keeps the rule.
+"""Checks the instructions of IFEval: a function for each rule id returns whether an answer keeps the rule.
 
 Zhou et al. 2023, "Instruction-Following Evaluation for Large Language Models", Table 1. Written from the rule ids,
 their arguments and the words of the prompts. Definitions follow Google's program, with these differences:
@@ -7,7 +7,8 @@ their arguments and the words of the prompts. Definitions follow Google's progra
 - Words in capitals: that program asks NLTK's tokenizer, which needs the same model. Here a word is a run of letters,
   digits, apostrophes and hyphens.
 - Paragraphs separated by blank lines: empty ones in between don't count, and are not numbered either.
-- `change_case:*`: that program also asks a detector whether the text is English. Here all its letters must be Latin.
+- `change_case:*`: that program also asks a language detector whether the text is English. Here all its letters must be
+  Latin.
 - `language:response_language` needs such a detector for the whole rule: it is not among RULES, and `UNSUPPORTED` says
   why.
 """
@@ -31,7 +32,7 @@ _ABBREVIATIONS = re.compile(  # without "no", which ends more sentences than it 
     "|dept|est|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|a\\.m|p\\.m|u\\.s|u\\.k|p\\.s|p\\.p\\.s|ph\\.d",
     re.IGNORECASE,
 )
-_END = re.compile(r"([.!?]+)[\"'\u2019\u201d)\]*]*(?=\s|$)")
+_SENTENCE_END = re.compile(r"([.!?]+)[\"'\u2019\u201d)\]*]*(?=\s|$)")
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 
@@ -44,10 +45,10 @@ def keeps_relation(count: int, relation: Any, bound: int) -> bool:
     raise UsageError(f"the relation {relation!r} is not one of IFEval's", 'it has "at least" and "less than"')
 
 
-def sentences(text: str) -> int:
+def sentence_count(text: str) -> int:
     """Returns the number of sentences. A last part without a mark at its end is one too."""
     count, start = 0, 0
-    for mark in _END.finditer(text):
+    for mark in _SENTENCE_END.finditer(text):
         if not mark[1].strip(".") and not _ends_sentence(text, start, mark):
             continue
         count += any(map(str.isalnum, text[start : mark.end()]))
@@ -80,6 +81,7 @@ def _matches(pattern: str, text: str, flags: int = 0) -> list[str]:
 
 
 def _is_latin(text: str) -> bool:
+    """Returns whether all letters of a text are Latin."""
     return all("LATIN" in unicodedata.name(character, "") for character in text if character.isalpha())
 
 
@@ -90,6 +92,7 @@ def existence(text: str, arguments: Arguments) -> bool:
 
 
 def frequency(text: str, arguments: Arguments) -> bool:
+    """Returns whether a keyword occurs often enough, in any case, also as a part of a word."""
     count = len(re.findall(re.escape(arguments["keyword"]), text, re.IGNORECASE))
     return keeps_relation(count, arguments["relation"], arguments["frequency"])
 
@@ -100,7 +103,7 @@ def forbidden_words(text: str, arguments: Arguments) -> bool:
 
 
 def letter_frequency(text: str, arguments: Arguments) -> bool:
-    """Returns whether a letter occurs often enough. It may be a sign such as # or ! too."""
+    """Returns whether a letter, or a sign such as # or !, occurs as often as `let_relation` demands, in any case."""
     return keeps_relation(
         text.lower().count(arguments["letter"].lower()), arguments["let_relation"], arguments["let_frequency"]
     )
@@ -108,21 +111,23 @@ def letter_frequency(text: str, arguments: Arguments) -> bool:
 
 # --- lengths ----------------------------------------------------------------------------------------------------------
 def number_sentences(text: str, arguments: Arguments) -> bool:
-    return keeps_relation(sentences(text), arguments["relation"], arguments["num_sentences"])
+    """Returns whether there are as many sentences as `relation` demands."""
+    return keeps_relation(sentence_count(text), arguments["relation"], arguments["num_sentences"])
 
 
 def number_words(text: str, arguments: Arguments) -> bool:
+    """Returns whether there are as many words, runs of letters and digits, as `relation` demands."""
     return keeps_relation(len(re.findall(r"\w+", text)), arguments["relation"], arguments["num_words"])
 
 
 def number_paragraphs(text: str, arguments: Arguments) -> bool:
-    """Returns whether there are exactly so many paragraphs, which the markdown divider *** separates."""
+    """Returns whether there are exactly `num_paragraphs` paragraphs, which the markdown divider *** separates."""
     paragraphs = _without_blank_ends(re.split(r"\s?\*\*\*\s?", text))
     return paragraphs is not None and len(paragraphs) == arguments["num_paragraphs"]
 
 
 def nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
-    """Returns whether there are so many paragraphs, separated by blank lines, and the n-th begins with the word."""
+    """Returns whether there are `num_paragraphs`, separated by blank lines, and the n-th begins with the word."""
     paragraphs = [paragraph.strip() for paragraph in text.split("\n\n") if paragraph.strip()]
     if len(paragraphs) != arguments["num_paragraphs"] or not 1 <= arguments["nth_paragraph"] <= len(paragraphs):
         return False
@@ -142,34 +147,36 @@ def json_format(text: str, arguments: Arguments) -> bool:
 
 
 def multiple_sections(text: str, arguments: Arguments) -> bool:
-    """Returns whether there are at least so many headings such as "SECTION 3"."""
+    """Returns whether there are at least `num_sections` headings such as "SECTION 3"."""
     return len(re.findall(rf"\s?{re.escape(arguments['section_spliter'])}\s?\d+\s?", text)) >= arguments["num_sections"]
 
 
 def number_bullet_lists(text: str, arguments: Arguments) -> bool:
-    """Returns whether exactly so many lines begin with * or -."""
+    """Returns whether exactly `num_bullets` lines begin with * or -."""
     stars = _matches(r"^\s*\*[^*].*$", text, re.MULTILINE)
     return len(stars) + len(_matches(r"^\s*-.*$", text, re.MULTILINE)) == arguments["num_bullets"]
 
 
 def number_highlighted_sections(text: str, arguments: Arguments) -> bool:
-    """Returns whether there are at least so many *highlights* or **highlights** that hold something."""
+    """Returns whether there are at least `num_highlights` *highlights* or **highlights** that hold something."""
     single = [part for part in _matches(r"\*[^\n*]*\*", text) if part.strip("*").strip()]
     double = [part for part in _matches(r"\*\*[^\n*]*\*\*", text) if part.strip("*").strip()]
     return len(single) + len(double) >= arguments["num_highlights"]
 
 
 def title(text: str, arguments: Arguments) -> bool:
+    """Returns whether there is a title in <<double angular brackets>>."""
     return any(part.lstrip("<").rstrip(">").strip() for part in _matches(r"<<[^\n]+>>", text))
 
 
 def constrained_response(text: str, arguments: Arguments) -> bool:
+    """Returns whether "My answer is yes.", "no." or "maybe." occurs."""
     return any(f"My answer is {answer}." in text for answer in ("yes", "no", "maybe"))
 
 
 # --- content ----------------------------------------------------------------------------------------------------------
 def number_placeholders(text: str, arguments: Arguments) -> bool:
-    """Returns whether there are at least so many [placeholders]."""
+    """Returns whether there are at least `num_placeholders` [placeholders]."""
     return len(_matches(r"\[.*?\]", text)) >= arguments["num_placeholders"]
 
 
@@ -181,6 +188,7 @@ def postscript(text: str, arguments: Arguments) -> bool:
 
 
 def repeat_prompt(text: str, arguments: Arguments) -> bool:
+    """Returns whether the answer begins with the prompt, in any case."""
     return text.strip().lower().startswith(arguments["prompt_to_repeat"].strip().lower())
 
 
@@ -191,6 +199,7 @@ def two_responses(text: str, arguments: Arguments) -> bool:
 
 
 def end_checker(text: str, arguments: Arguments) -> bool:
+    """Returns whether the answer ends with the phrase, in any case, inside quotation marks or not."""
     return text.strip().strip('"').lower().endswith(arguments["end_phrase"].strip().lower())
 
 
@@ -202,6 +211,7 @@ def quotation(text: str, arguments: Arguments) -> bool:
 
 # --- case and marks ---------------------------------------------------------------------------------------------------
 def capital_word_frequency(text: str, arguments: Arguments) -> bool:
+    """Returns whether there are as many words in capitals as `capital_relation` demands."""
     count = sum(word.isupper() for word in _WORD.findall(text))
     return keeps_relation(count, arguments["capital_relation"], arguments["capital_frequency"])
 
@@ -229,8 +239,8 @@ RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the argum
     "combination:two_responses": (two_responses, ()),
     "startend:end_checker": (end_checker, ("end_phrase",)),
     "startend:quotation": (quotation, ()),
-    "change_case:english_capital": (lambda text, a: text.isupper() and _is_latin(text), ()),
-    "change_case:english_lowercase": (lambda text, a: text.islower() and _is_latin(text), ()),
+    "change_case:english_capital": (lambda text, arguments: text.isupper() and _is_latin(text), ()),
+    "change_case:english_lowercase": (lambda text, arguments: text.islower() and _is_latin(text), ()),
     "change_case:capital_word_frequency": (capital_word_frequency, ("capital_relation", "capital_frequency")),
-    "punctuation:no_comma": (lambda text, a: "," not in text, ()),
+    "punctuation:no_comma": (lambda text, arguments: "," not in text, ()),
 }  # fmt: skip

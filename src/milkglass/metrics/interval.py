@@ -1,4 +1,4 @@
-"""Shares and other statistics with their bootstrap interval (Efron 1979, percentile method)."""
+"""Computes shares and other statistics with their bootstrap interval (Efron 1979, percentile method)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 BOOTSTRAP_DRAWS = 1000
 CONFIDENCE_LEVEL = 0.95
 INTERVAL_ENDS = ((1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2)  # quantiles of the draws
-MAX_WEIGHTS = 4_000_000  # resampling weights held at a time
+MAX_COUNTS = 4_000_000  # numbers of `_resampled_counts` held at a time
 MAX_UNITS = 2000  # more units are dealt into so many buckets, which changes an interval less than the draws do
 
 
@@ -60,13 +60,13 @@ def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[st
 UNDEFINED = Interval(math.nan, math.nan, math.nan, 0)
 
 
-def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """Yields (b, units) how often each unit is drawn, in blocks of BOOTSTRAP_DRAWS rows in all."""
-    step = max(1, MAX_WEIGHTS // units)
+def _resampled_counts(unit_count: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+    """Yields (b, unit_count) how often each unit is drawn, in blocks of rows: BOOTSTRAP_DRAWS rows in all."""
+    step = max(1, MAX_COUNTS // unit_count)
     for start in range(0, BOOTSTRAP_DRAWS, step):
-        yield rng.multinomial(units, np.full(units, 1 / units), size=min(step, BOOTSTRAP_DRAWS - start)).astype(
-            np.float64
-        )
+        yield rng.multinomial(
+            unit_count, np.full(unit_count, 1 / unit_count), size=min(step, BOOTSTRAP_DRAWS - start)
+        ).astype(np.float64)
 
 
 def quotients(numerators: NDArray[Any], denominators: NDArray[Any]) -> NDArray[np.float64]:
@@ -76,11 +76,12 @@ def quotients(numerators: NDArray[Any], denominators: NDArray[Any]) -> NDArray[n
 
 
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """Returns sum(hits) / sum(weights) with its interval. Units are resampled.
+    """Returns sum(hits) / sum(weights), a share, with its interval. Both arrays have an entry for each unit.
 
-    A unit is what is independent, such as a sentence: tokens of one sentence fall together, and resampling tokens would
-    promise too much. More than MAX_UNITS units are dealt into buckets at random, whose sums are resampled;
-    buckets are as independent as units are. For what can be above 1, such as a loss, use `resample`.
+    Units are resampled. A unit is what is independent of the rest, such as a sentence: tokens of one sentence depend on
+    each other, so that resampling tokens would give too narrow an interval. More than MAX_UNITS units are dealt into
+    buckets at random, whose sums are resampled; buckets are as independent as units are. For values that
+    can be above 1, such as a loss, use `resample`.
     """
     total = float(weights.sum())
     if total == 0:
@@ -89,7 +90,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     if len(weights) > MAX_UNITS:
         bucket = rng.permutation(len(weights)) % MAX_UNITS
         hits, weights = (np.bincount(bucket, values).astype(np.float64) for values in (hits, weights))
-    drawn = [quotients(counts @ hits, counts @ weights) for counts in _draws(len(weights), rng)]
+    drawn = [quotients(counts @ hits, counts @ weights) for counts in _resampled_counts(len(weights), rng)]
     low, high = np.nanquantile(np.concatenate(drawn), INTERVAL_ENDS)
     return _widen(Interval(value, float(low), float(high), units))
 
@@ -110,31 +111,35 @@ def _widen(interval: Interval) -> Interval:
     Resampling equal units gives an interval without width, which would promise certainty. There the exact binomial
     bound over the units is taken (Clopper and Pearson 1934).
     """
-    reach = 1 - INTERVAL_ENDS[0] ** (1 / interval.units)
+    binomial_bound = 1 - INTERVAL_ENDS[0] ** (1 / interval.units)
     if interval.value <= 0:
-        return Interval(interval.value, interval.low, max(interval.high, reach), interval.units)
+        return Interval(interval.value, interval.low, max(interval.high, binomial_bound), interval.units)
     if interval.value >= 1:
-        return Interval(interval.value, min(interval.low, 1 - reach), interval.high, interval.units)
+        return Interval(interval.value, min(interval.low, 1 - binomial_bound), interval.high, interval.units)
     return interval
 
 
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-def resample(statistic: Statistic, units: int, rng: np.random.Generator) -> Interval:
+def resample(statistic: Statistic, unit_count: int, rng: np.random.Generator) -> Interval:
     """Returns any statistic with its interval. `share` and `ratio` are quicker.
 
-    Data on which every draw agrees get an interval without width, which is no certainty: look at `units`.
+    The value is the statistic if each unit is drawn once. If all draws agree, the interval has no width, which is no
+    certainty: `Interval.units` says how much data there was.
 
-    The statistic takes (b, u) how often each of u independent units was drawn, and returns (b,) values, nan if it does
-    not exist. Such draws take no part. The value is the statistic of each unit once.
+    Args:
+        statistic: takes (b, u) how often each of u independent units was drawn, and returns (b,) values, nan for a draw
+            for which it does not exist. Such draws are left out.
+        unit_count: u.
+        rng: draws the samples.
     """
-    if not units:
+    if not unit_count:
         return UNDEFINED
-    value = float(statistic(np.ones((1, units)))[0])
-    drawn = np.concatenate([statistic(counts) for counts in _draws(units, rng)])
+    value = float(statistic(np.ones((1, unit_count)))[0])
+    drawn = np.concatenate([statistic(counts) for counts in _resampled_counts(unit_count, rng)])
     drawn = drawn[~np.isnan(drawn)]
     if not len(drawn):
-        return Interval(value, math.nan, math.nan, units)
+        return Interval(value, math.nan, math.nan, unit_count)
     low, high = np.quantile(drawn, INTERVAL_ENDS)
-    return Interval(value, float(low), float(high), units)
+    return Interval(value, float(low), float(high), unit_count)

@@ -1,4 +1,4 @@
-"""How much of a text an attacker recovered: shares of tokens, likeness of texts, and what guessing alone gives."""
+"""Measures how much of a text an attacker recovered: shares of tokens, likeness of texts, and what guessing gives."""
 
 from __future__ import annotations
 
@@ -31,24 +31,33 @@ class Recovery:
         return self.measures[name]
 
 
-def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
-    """Returns top-1, 3 and 10 of (total, k) ids, best first, over the running tokens that count, by k."""
+def token_accuracies(
+    guess: Ids, truth: Sequences, is_counted: NDArray[np.bool_], rng: np.random.Generator
+) -> dict[int, Interval]:
+    """Returns the top-1, top-3 and top-10 accuracy over the running tokens that count, by the rank 1, 3 or 10.
+
+    Args:
+        guess: (total, k) the ids that are guessed for each token, the likeliest first. Ranks above k are left out.
+        truth: the ids of the texts.
+        is_counted: (total,) whether each token counts.
+        rng: draws the bootstrap samples of texts.
+    """
     is_right = guess == truth.ids[:, None]
-    weights = np.bincount(truth.sequence_indices, weights=counted, minlength=len(truth)).astype(np.float64)
+    weights = np.bincount(truth.sequence_indices, weights=is_counted, minlength=len(truth)).astype(np.float64)
     by_rank = {}
     for k in RANKS:
         if k <= guess.shape[1]:
-            hits = (is_right[:, :k].any(1) & counted).astype(np.float64)
+            hits = (is_right[:, :k].any(1) & is_counted).astype(np.float64)
             by_rank[k] = ratio(np.bincount(truth.sequence_indices, hits, len(truth)).astype(np.float64), weights, rng)
     return by_rank
 
 
-def mean(
-    values: NDArray[np.float64], truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator
+def token_mean(
+    values: NDArray[np.float64], truth: Sequences, is_counted: NDArray[np.bool_], rng: np.random.Generator
 ) -> Interval:
-    """Returns the mean of values (total,) over the running tokens that count. Sentences are resampled."""
-    weights = np.bincount(truth.sequence_indices, weights=counted, minlength=len(truth)).astype(np.float64)
-    sums = np.bincount(truth.sequence_indices, values * counted, len(truth)).astype(np.float64)
+    """Returns the mean of values (total,) over the running tokens that count. Texts are resampled."""
+    weights = np.bincount(truth.sequence_indices, weights=is_counted, minlength=len(truth)).astype(np.float64)
+    sums = np.bincount(truth.sequence_indices, values * is_counted, len(truth)).astype(np.float64)
     nonzero = np.flatnonzero(weights)
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -57,34 +66,46 @@ def mean(
     return resample(statistic, len(nonzero), rng)
 
 
-def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
-    """Returns top-1, 3 and 10 of (n, k) ids for each scrambled id, best first, over the vocabulary, by k."""
+def vocabulary_accuracies(
+    guess: Ids, inverse: Ids, is_counted: NDArray[np.bool_], rng: np.random.Generator
+) -> dict[int, Interval]:
+    """Returns the top-1, top-3 and top-10 accuracy over the scrambled ids that count, by the rank 1, 3 or 10.
+
+    Args:
+        guess: (n, k) the public ids that are guessed for each scrambled id, the likeliest first.
+        inverse: (n,) the true public id of each scrambled id.
+        is_counted: (n,) whether each scrambled id counts.
+        rng: draws the bootstrap samples of scrambled ids.
+    """
     is_right = guess == inverse[:, None]
-    return {k: share(is_right[counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
+    return {k: share(is_right[is_counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
 
 
-def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
-    """Returns the share of the sequences with counted tokens in which all of these are right. `guess` is (total,)."""
-    wrong_counts = np.bincount(truth.sequence_indices, weights=(guess != truth.ids) & counted, minlength=len(truth))
-    has_counted = np.bincount(truth.sequence_indices, weights=counted, minlength=len(truth)) > 0
+def exact_share(guess: Ids, truth: Sequences, is_counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
+    """Returns the share of the sequences with counted tokens in which all of these are right.
+
+    `guess` is (total,) the id that is guessed for each token.
+    """
+    wrong_counts = np.bincount(truth.sequence_indices, weights=(guess != truth.ids) & is_counted, minlength=len(truth))
+    has_counted = np.bincount(truth.sequence_indices, weights=is_counted, minlength=len(truth)) > 0
     return share((wrong_counts == 0)[has_counted], rng)
 
 
-def texts(
-    guess: Sequences, truth: Sequences, read: Callable[[Ids], str], rng: np.random.Generator
+def text_similarity(
+    guess: Sequences, truth: Sequences, decode: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
-    """Returns ROUGE and METEOR of the decoded texts.
+    """Returns ROUGE and METEOR of the texts that `decode` decodes.
 
     Texts whose truth is empty are left out. Of more than SAMPLE_TEXTS texts, a sample from `rng` is compared.
     """
     selected = np.flatnonzero(truth.lengths)
     if len(selected) > SAMPLE_TEXTS:
         selected = np.sort(rng.choice(selected, SAMPLE_TEXTS, replace=False))
-    guesses, originals = ([read(ids) for ids in part.select(selected)] for part in (guess, truth))
+    guesses, originals = ([decode(ids) for ids in part.select(selected)] for part in (guess, truth))
     return text.mean_similarity(guesses, originals, rng)
 
 
-def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> dict[str, Interval]:
+def bag_scores(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> dict[str, Interval]:
     """Returns micro-averaged precision, recall and F1 of each text's set of tokens.
 
     Raises ValueError if there is not one set for each text.
@@ -104,10 +125,10 @@ def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> 
     }
 
 
-def whole_texts(
-    guess: Sequences, truth: Sequences, batches: Ids, read: Callable[[Ids], str], rng: np.random.Generator
+def whole_text_scores(
+    guess: Sequences, truth: Sequences, batch_sizes: Ids, decode: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
-    """Returns the recovery of whole texts, which an attacker gives in any order within their batch.
+    """Returns the recovery of whole texts, which an attacker guesses in any order within their batch.
 
     Each true text gets one guess of its batch, no guess twice, so that most tokens are shared (Kuhn's assignment). If
     each text could get its best guess, one good guess would be rewarded many times.
@@ -116,11 +137,11 @@ def whole_texts(
     "tokens top-1" is the share at their own place. "tokens named" is the share of a batch's different tokens that any
     of its guesses has: what is known of the batch without knowing which text a token is from.
 
-    Raises ValueError if there is not one guess for each text, or the batches do not add up to the texts.
+    Raises ValueError if there is not one guess for each text, or the batch sizes do not add up to the texts.
     """
-    if len(guess) != len(truth) or int(batches.sum()) != len(truth):
-        raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
-    assigned = _assign(guess, truth, batches)
+    if len(guess) != len(truth) or int(batch_sizes.sum()) != len(truth):
+        raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batch_sizes.sum())}")
+    assigned = _assign(guess, truth, batch_sizes)
     shared = np.array([_shared_count(a, b) for a, b in zip(assigned, truth, strict=True)], np.float64)
     in_place = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(assigned, truth, strict=True)], np.float64)
     is_exact = [a.tobytes() == b.tobytes() for a, b in zip(assigned, truth, strict=True) if len(b)]
@@ -128,16 +149,16 @@ def whole_texts(
     measures = {
         "token recall": ratio(shared, lengths, rng),
         "tokens top-1": ratio(in_place, lengths, rng),
-        "tokens named": _named_share(guess, truth, batches, rng),
+        "tokens named": _named_share(guess, truth, batch_sizes, rng),
         "exact texts": share(np.array(is_exact), rng),
     }
-    return measures | texts(assigned, truth, read, rng)
+    return measures | text_similarity(assigned, truth, decode, rng)
 
 
-def _named_share(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:
+def _named_share(guess: Sequences, truth: Sequences, batch_sizes: Ids, rng: np.random.Generator) -> Interval:
     """Returns the share of the true texts' different tokens that the guesses of the same batch name."""
     guesses, truths, hits, counts = list(guess), list(truth), list[int](), list[int]()
-    for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
+    for start, size in zip(np.cumsum(batch_sizes) - batch_sizes, batch_sizes, strict=True):
         numbers = range(int(start), int(start + size))
         true_tokens = {token for i in numbers for token in truths[i].tolist()}
         hits.append(len(true_tokens & {token for i in numbers for token in guesses[i].tolist()}))
@@ -145,19 +166,19 @@ def _named_share(guess: Sequences, truth: Sequences, batches: Ids, rng: np.rando
     return ratio(np.array(hits, np.float64), np.array(counts, np.float64), rng)
 
 
-def _assign(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
+def _assign(guess: Sequences, truth: Sequences, batch_sizes: Ids) -> Sequences:
     """Returns the guesses in the order of the true texts that they are assigned to."""
     from scipy.optimize import linear_sum_assignment
 
     guesses, truths, order = list(guess), list(truth), []
-    for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
+    for start, size in zip(np.cumsum(batch_sizes) - batch_sizes, batch_sizes, strict=True):
         numbers = range(int(start), int(start + size))
-        gain = np.array([[_likeness(guesses[i], truths[j]) for i in numbers] for j in numbers])
+        gain = np.array([[_token_f1(guesses[i], truths[j]) for i in numbers] for j in numbers])
         order += [int(start + i) for i in linear_sum_assignment(gain, maximize=True)[1]]
     return guess.select(np.array(order, np.int64))
 
 
-def _likeness(first: Ids, second: Ids) -> float:
+def _token_f1(first: Ids, second: Ids) -> float:
     """Returns F1 of the tokens that two texts share."""
     return 2 * _shared_count(first, second) / max(1, len(first) + len(second))
 
@@ -168,16 +189,19 @@ def _shared_count(first: Ids, second: Ids) -> int:
     return sum(shared.values())
 
 
-def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:
+def floor_accuracies(
+    truth: Sequences, is_counted: NDArray[np.bool_], public: Ids | None, size: int
+) -> dict[str, float]:
     """Returns the accuracy of two guesses that cost nothing: a random id of the vocabulary, and the commonest token.
 
     Args:
-        counted: (total,) the running tokens that count.
+        truth: the ids of the texts.
+        is_counted: (total,) whether each token counts.
         public: (n,) counts of public text, by which the commonest token is chosen. None takes the truth's own commonest
             token, which no attacker knows, so that the value is an upper bound of this floor.
         size: n, the number of ids of the vocabulary.
     """
-    ids = truth.ids[counted]
+    ids = truth.ids[is_counted]
     if not len(ids):
         return {"random guess": float("nan"), "commonest token": float("nan")}
     token_counts = np.bincount(ids)

@@ -1,12 +1,12 @@
-"""How similar two texts are: ROUGE-1, ROUGE-2, ROUGE-L (Lin 2004) and METEOR (Banerjee and Lavie 2005).
+"""Measures how similar two texts are: ROUGE-1, ROUGE-2, ROUGE-L (Lin 2004) and METEOR (Banerjee and Lavie 2005).
 
 ROUGE is rouge-score's F-measure without stemming, as in GHOST (section 5.3) and the published gradient attacks. With
 stemming, a shadow token that is another form of the original would count as the original.
 
 METEOR is NLTK's, over words in lower case with punctuation split off on both sides: one side is often a text as it was
 written and the other one that a tokenizer decoded ("film." and "film ."). It has exact and stem matches. Synonyms would
-need WordNet, data that NLTK downloads and we don't ship, so METEOR's third stage finds nothing: if a defence replaces
-words by synonyms, our METEOR is below the published METEOR, which counts them.
+need WordNet, data that NLTK downloads and Milkglass does not include, so METEOR's third stage finds nothing: if a
+defence replaces words by synonyms, this METEOR is below the published one, which counts them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def mean_loss(losses: NDArray[np.float64], token_counts: NDArray[np.float64], rn
 
     Args:
         losses: (texts,) the summed loss of each text.
-        token_counts: (texts,) its tokens.
+        token_counts: (texts,) the number of tokens of each text.
+        rng: draws the bootstrap samples of texts.
 
     Raises:
         UsageError: there is not one number of tokens for each text.
@@ -115,10 +116,13 @@ def scores_by_text(texts: Sequence[str], references: Sequence[str]) -> dict[str,
 
 
 def mean_scores(scores: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> dict[str, Interval]:
-    """Returns the mean over texts of each measure."""
+    """Returns the mean over texts of each measure in `scores`, which has (texts,) by measure."""
     return {name: ratio(values, np.ones(len(values)), rng) for name, values in scores.items()}
 
 
 def mean_similarity(texts: Sequence[str], references: Sequence[str], rng: np.random.Generator) -> dict[str, Interval]:
-    """Returns the mean score of each of MEASURES."""
+    """Returns the mean over texts of each of MEASURES.
+
+    Raises UsageError if there is not one reference for each text.
+    """
     return mean_scores(scores_by_text(texts, references), rng)

@@ -23,27 +23,34 @@ from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.errors import UsageError
-from milkglass.nearest.select import Ids, Metric, Vectors, best, directions, require_k, similarities
+from milkglass.nearest.select import Ids, Metric, Vectors, k_largest, require_k, similarities, unit_rows
 from milkglass.progress import Progress, no_progress
 from milkglass.system import core_count
 
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
-Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
+NeighbourLists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
 TILE_SIZE = 1024  # rows and columns of a tile: 4 MB
 SAMPLE_COLUMNS = 2048  # columns from which bounds are estimated
-BUCKET_COLUMNS = 16  # columns of a bucket of the sample; only the largest value of a bucket counts, where that suffices
+SAMPLE_BUCKET_COLUMNS = 16  # columns of a bucket of the sample, whose maximum alone is looked at where that suffices
 ROWS_COMPARED_AGAIN = 256  # rows compared at a time where single rows are compared again
 MAX_HELD_PAIRS = 512  # pairs that a row of a strip holds on average, at most, unless k is large
 MIN_FREE_SHARE = 0.8  # the pool is packed when a smaller share of it is free
 SEEDS_AT_A_TIME = 64  # seeds compared at a time: so few that an earlier one seldom takes a later one
 
 
-def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
-    """Returns for every row the k other rows of the largest cosine, and these cosines, in fp32.
+def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> NeighbourLists:
+    """Returns (n, k) the k other rows of the largest cosine for every row, and (n, k) these cosines, in fp32.
 
-    Uses the GPU, or else all cores. Equal computed cosines are in the order of their rows; cosines of equal rows may
-    differ in the last bit. `progress` counts the n rows. Raises UsageError if k is not from 1 to n - 1, or a row is not
-    finite.
+    It uses the GPU, or else all cores. Equal computed cosines are in the order of their rows; cosines of equal rows may
+    differ in the last bit.
+
+    Args:
+        vectors: (n, d) the rows.
+        k: from 1 to n - 1.
+        progress: counts the n rows.
+
+    Raises:
+        UsageError: k is not from 1 to n - 1, or a row is not finite.
     """
     from milkglass.nearest.products import limit_threads  # imports torch, which listing methods does not need
 
@@ -52,7 +59,7 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     vectors = np.asarray(vectors, np.float32)
     if nonfinite_count := int((~np.isfinite(vectors).all(1)).sum()):
         raise UsageError(f"{nonfinite_count} of {n} rows are not finite in fp32", "repair the table, or leave them out")
-    unit = directions(vectors)
+    unit = unit_rows(vectors)
     lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
     if device.on_gpu():
         _fill_on_gpu(unit, k, lists, progress)
@@ -74,8 +81,11 @@ def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists
     return lists
 
 
-def _fill_on_gpu(unit: Vectors, k: int, lists: Lists, progress: Progress) -> None:
-    """Writes the lists. A GPU compares each pair twice in less time than the CPU needs to take out a tile's pairs."""
+def _fill_on_gpu(unit: Vectors, k: int, lists: NeighbourLists, progress: Progress) -> None:
+    """Writes the lists of all rows, by comparing each row with all others.
+
+    A GPU compares each pair twice in less time than the CPU needs to take out a tile's pairs.
+    """
     table = device.tensor(unit)
     for top in range(0, len(unit), TILE_SIZE):
         block = table[top : top + TILE_SIZE] @ table.T
@@ -109,7 +119,7 @@ def _estimate_bounds(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray
     sample = Cosines.of(torch.from_numpy(unit[np.linspace(0, n - 1, size).astype(np.int64)]))
     expected = k * size / n
     rank = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more, since the row may be in the sample
-    bucket_count = min(size, max(BUCKET_COLUMNS * rank, size // BUCKET_COLUMNS))
+    bucket_count = min(size, max(SAMPLE_BUCKET_COLUMNS * rank, size // SAMPLE_BUCKET_COLUMNS))
     bucket_size = size // bucket_count
 
     def strip_bounds(top: int) -> NDArray[np.float32]:
@@ -154,9 +164,10 @@ class _Strip:
     """Collects the pairs of up to TILE_SIZE rows that reached their bounds, in the order of their columns.
 
     Attributes:
-        top: the index of the first row.
+        top: the index of the strip's first row.
         k: how many neighbours each row needs.
-        bounds: (b,) what a pair must reach; a view of the bounds of all rows.
+        bounds: (b,) the cosine that a pair must reach; a view of the bounds of all rows.
+        pairs: the pairs that are held.
         pair_count: how many pairs are held.
     """
 
@@ -167,7 +178,7 @@ class _Strip:
     pair_count: int = 0
 
     def add(self, pairs: Pairs) -> None:
-        """Adds pairs whose columns are larger than all before."""
+        """Adds pairs, whose columns must be larger than those of all pairs before."""
         self.pairs.append(pairs)
         self.pair_count += len(pairs[0])
         if self.pair_count > len(self.bounds) * max(MAX_HELD_PAIRS, 4 * self.k):
@@ -221,18 +232,31 @@ def _compare_again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: ND
         some_rows = rows[start : start + ROWS_COMPARED_AGAIN]
         block = unit[some_rows] @ unit.T
         block[np.arange(len(some_rows)), some_rows] = -np.inf
-        ids[some_rows], cosines[some_rows] = best(block, ids.shape[1])
+        ids[some_rows], cosines[some_rows] = k_largest(block, ids.shape[1])
 
 
-def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
-    """Divides the rows into groups of k: the first free row in `order` takes the k - 1 nearest free rows.
+def group_rows(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
+    """Divides the rows into groups of k: the first free row in `order` takes the k - 1 nearest free rows, and so on.
 
     The fewer than k rows that remain at the end join the last group, which then has up to 2k - 1. A smaller group would
     hide its rows less than requested. Memory is a block times n, never n x n.
+
+    Args:
+        vectors: (n, d) the rows.
+        order: (n,) the rows in the order in which they begin groups.
+        k: the size of a group, from 2 to n.
+        metric: what "nearest" means.
+        progress: counts the n rows.
+
+    Returns:
+        The indices of the rows of each group. The row that began the group is the first.
+
+    Raises:
+        UsageError: k is not from 2 to n.
     """
     n = len(vectors)
     require_k(k, n)
-    rows = directions(vectors) if metric == "cosine" else vectors
+    rows = unit_rows(vectors) if metric == "cosine" else vectors
     pool, pool_rows, waiting = np.arange(n), rows, order  # the free rows, and some that were free until lately
     is_free, free_count, group_list = np.ones(n, np.bool_), n, list[Ids]()
     while free_count >= k:
@@ -247,7 +271,7 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progr
                 continue
             similarity[is_taken] = -np.inf
             similarity[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
-            group = best(similarity[None], k)[0][0]
+            group = k_largest(similarity[None], k)[0][0]
             is_taken[group], is_free[pool[group]] = True, False
             free_count -= k
             group_list.append(pool[group])

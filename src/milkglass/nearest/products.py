@@ -24,7 +24,7 @@ from milkglass.nearest.select import Ids
 
 BLOCK_BYTES = 16 << 20  # bytes of rows in fp32 that are looked at, or converted, at a time
 SMALL_BYTES = 64 << 20  # of a table of at most so many bytes in fp32 a copy is kept, scaled and laid out for oneDNN
-MIN_LENGTH = 1e-30  # the length of a row without direction
+MIN_LENGTH = 1e-30  # the length that a row of zeros is taken to have
 PROBED_ROWS = 16  # rows of a table whose first look is tried
 MAX_UNDECIDED_SHARE = 1 / 200  # of a table's rows that a first look may leave open to be worth its time
 BF16_ROUNDING = 2.0**-8  # the share of a number that it changes by, at most, when it is rounded to bf16
@@ -50,17 +50,17 @@ class Slack:
     share: float = 0.0
 
     def below(self, value: Value) -> Value:
-        """Returns a bound that the rough value exceeds if the true one exceeds `value`."""
-        return value - self._off(value)
+        """Returns a lower bound: if the true value exceeds `value`, the rough one exceeds the bound."""
+        return value - self._max_error(value)
 
     def above(self, value: Value) -> Value:
-        """Returns a bound: if the rough value exceeds it, the true one exceeds `value`."""
-        return value + self._off(value)
+        """Returns an upper bound: if the rough value exceeds the bound, the true one exceeds `value`."""
+        return value + self._max_error(value)
 
-    def _off(self, value: Value) -> Value:
+    def _max_error(self, value: Value) -> Value:
         if not self.share:
             return self.fixed
-        # The share is of the rough value, which is off from this one in turn
+        # `share` refers to the rough value, which differs from `value` in turn
         return (self.fixed + self.share * abs(value)) * (1 + 2 * self.share)
 
 
@@ -68,7 +68,8 @@ class Slack:
 def has_fast_bf16() -> bool:
     """Returns whether the CPU has instructions for bf16 that oneDNN may use.
 
-    DNNL_MAX_CPU_ISA can forbid them. Older releases of torch cannot tell; then the result is false.
+    The environment variable DNNL_MAX_CPU_ISA can forbid them. Older releases of torch do not know; then the result is
+    false.
     """
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
     known = capabilities()
@@ -88,8 +89,8 @@ def onednn_linear() -> Linear | None:
     return lambda x, weight, bias: operator(x, weight, bias, "none", [], "")
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a weight (m, d) in oneDNN's layout, which it would otherwise make at each call.
+def in_onednn_layout(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a weight (m, d) in the layout that oneDNN would otherwise make at each call.
 
     Products are equal up to rounding. If torch cannot make the layout, the weight itself is returned.
     """
@@ -97,11 +98,15 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return weight if operator is None else operator(weight, None)
 
 
-def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
-    """Lets oneDNN multiply the linear layers of a model in place, in fp32, and with `bf16` under autocast too.
+def multiply_by_onednn(model: torch.nn.Module, uses_bf16: bool) -> None:
+    """Makes oneDNN compute the linear layers of a model, which is changed in place.
 
     Weights are converted once, which needs memory for a copy. The model must not be trained, copied or loaded into
     afterwards.
+
+    Args:
+        model: a model in fp32; layers on another device than the CPU stay as they are.
+        uses_bf16: whether the layers compute in bf16 under autocast; otherwise always in fp32.
     """
     linear = onednn_linear()
     if linear is None:
@@ -114,8 +119,8 @@ def multiply_by_onednn(model: torch.nn.Module, bf16: bool) -> None:
         ):
             weight, bias = module.weight.detach(), module.bias
             bf16_bias = None if bias is None else bias.detach().bfloat16()
-            bf16_weights = (pack(weight.bfloat16()), bf16_bias) if bf16 else None
-            module.forward = partial(_linear, linear, (pack(weight), bias), bf16_weights)  # type: ignore[method-assign]
+            bf16_weights = (in_onednn_layout(weight.bfloat16()), bf16_bias) if uses_bf16 else None
+            module.forward = partial(_linear, linear, (in_onednn_layout(weight), bias), bf16_weights)  # type: ignore[method-assign]
 
 
 def _linear(linear: Linear, weights: Any, bf16_weights: Any, x: torch.Tensor) -> torch.Tensor:
@@ -150,7 +155,7 @@ class _ThreadLimit:
                 self._restore.close()
 
 
-_THREADS = _ThreadLimit()
+_THREAD_LIMIT = _ThreadLimit()
 
 
 @cache
@@ -166,11 +171,11 @@ def limit_threads(count: int) -> Iterator[Callable[[], None]]:
     More threads would only wait for each other. oneDNN's operator takes all cores in a thread where torch has done
     nothing before, so each worker must begin with the function that is yielded.
     """
-    count_that_holds = _THREADS.enter(count)
+    count_that_holds = _THREAD_LIMIT.enter(count)
     try:
         yield partial(torch.set_num_threads, count_that_holds)
     finally:
-        _THREADS.leave()
+        _THREAD_LIMIT.leave()
 
 
 # --- cosines ----------------------------------------------------------------------------------------------------------
@@ -198,7 +203,11 @@ class Cosines:
     def of(cls, table: torch.Tensor, shift: torch.Tensor | None = None, k: int = 0) -> Cosines:
         """Prepares a table.
 
-        A first look in bf16 is made only if few rows may be among the `k` nearest by it, and never with k = 0.
+        Args:
+            table: (n, d), in any dtype, on any device.
+            shift: (d,) subtracted from each row. None: nothing is.
+            k: how many nearest rows will be asked for. A first look in bf16 is made only if it leaves few rows that may
+                be among them, and never with k = 0.
         """
         scale = torch.empty(len(table), dtype=torch.float32, device=table.device)
         for block in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
@@ -210,13 +219,15 @@ class Cosines:
             coarse = cls._in_bf16(table, scale, unit)
             if coarse is not None and coarse._undecided_count(k) <= MAX_UNDECIDED_SHARE * len(table):
                 return coarse
-        return cls(table, scale, shift, None if unit is None else pack(unit), None)
+        return cls(table, scale, shift, None if unit is None else in_onednn_layout(unit), None)
 
     @classmethod
     def _in_bf16(cls, table: torch.Tensor, scale: torch.Tensor, unit: torch.Tensor | None) -> Cosines | None:
         """Returns cosines with a first look, or None if bf16 may lose numbers of the table altogether."""
         if unit is not None:
-            return cls(table, scale, None, pack(unit.bfloat16()), _rounding_loss(unit, torch.ones_like(scale)))
+            return cls(
+                table, scale, None, in_onednn_layout(unit.bfloat16()), _rounding_loss(unit, torch.ones_like(scale))
+            )
         is_extreme = (scale < 1e-15) | ((scale > 1e15) & (scale < 1 / MIN_LENGTH))
         return None if is_extreme.any() else cls(table, scale, None, None, _rounding_loss(table, scale))
 
@@ -229,7 +240,10 @@ class Cosines:
         return float((values >= slack.below(slack.below(kth_values))).sum(1).float().mean())
 
     def __call__(self, queries: torch.Tensor) -> tuple[torch.Tensor, Slack]:
-        """Returns (b, n) fp32 cosines of queries (b, d), shifted like the table, and their largest error."""
+        """Returns (b, n) fp32 cosines of queries (b, d) with the rows, and their largest error.
+
+        If the table is shifted, the queries must be, too.
+        """
         rows = queries.to(self.table.device).float()
         rows = rows / lengths(rows)[:, None]
         slack = self.slack
@@ -261,7 +275,7 @@ class Cosines:
         return self.scale.cpu().numpy()
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, in factors of the rows' dtype."""
+        """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, in the dtype of `rows`."""
         all_blocks, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
         if direct and len(all_blocks) == 1:
             return product(rows, self.table).float()
@@ -278,9 +292,9 @@ class Cosines:
 
     @property
     def slack(self) -> Slack:
-        """Returns the largest error of cosines in fp32: twice what was observed.
+        """Returns the largest error of cosines in fp32: twice the largest one that was observed.
 
-        Constant rows of 8,192 numbers are off by 1.8e-5, of 16,384 by 3.6e-5.
+        Cosines of constant rows of 8,192 numbers are off by 1.8e-5, of 16,384 by 3.6e-5.
         """
         return Slack(4e-5 * max(1.0, self.table.shape[1] / 8192))
 
@@ -292,7 +306,7 @@ def product(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def lengths(rows: torch.Tensor) -> torch.Tensor:
-    """Returns (b,) the lengths in fp32, at least `MIN_LENGTH`."""
+    """Returns (b,) the L2 norms of rows (b, d) in fp32, at least `MIN_LENGTH`."""
     rows = rows.float()
     norms = torch.linalg.vector_norm(rows, dim=1)
     needs_fp64 = (norms < 1e-15) | (norms > 1e15)  # squares leave fp32
@@ -312,7 +326,7 @@ def _rounding_loss(table: torch.Tensor, scale: torch.Tensor) -> float:
 
 
 def blocks(table: torch.Tensor) -> list[slice]:
-    """Returns slices of rows that take BLOCK_BYTES in fp32."""
+    """Returns slices of a table's rows, each of at most BLOCK_BYTES in fp32, or of one row."""
     step = max(1, BLOCK_BYTES // (4 * table.shape[1]))
     return [slice(at, at + step) for at in range(0, len(table), step)]
 

@@ -1,4 +1,4 @@
-"""One row's cosines with all rows of a table, whose approximate values are known: the nearest rows, and a quantile.
+"""Finds the rows nearest to one row, and quantiles of its cosines with all rows, from approximate cosines.
 
 Rough values decide wherever they cannot mislead. What they leave open, a few rows near a border or nearly as near as
 each other, is measured in fp64 and rounded to ten decimals, so that results are the same on every machine.
@@ -27,7 +27,7 @@ class SeedRow:
         row: the index of the row that is compared.
         rough: (n,) fp32 approximate cosines; `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of the other values.
-        rank: (n,) the order of rows with equal cosines.
+        rank: (n,) of rows with equal cosines, the one of the lower rank comes first.
         likely: the rows above a high bound, which some dozens of rows reach, and the values above a low bound, which
             enough rows reach for the quantile. A bound that is too high only costs time.
     """
@@ -43,6 +43,8 @@ class SeedRow:
         """Returns the `count` nearest of the free rows (n,) that reach a quantile, nearest first.
 
         Args:
+            is_free: (n,) whether each row may be among them.
+            count: how many rows are wanted; fewer are returned if fewer reach the quantile.
             quantile_index: the index of the quantile among the cosines of all rows that take part, largest first, from
                 0; between two cosines it is interpolated linearly.
         """
@@ -72,7 +74,10 @@ class SeedRow:
         return 0
 
     def quantile(self, quantile_index: float) -> float:
-        """Returns the quantile of exact cosines. Rows surely above the two cosines around it are only counted."""
+        """Returns the quantile of exact cosines, for an index as in `nearest`.
+
+        Rows that are surely above the two cosines around the quantile are only counted.
+        """
         index = int(quantile_index)
         rows, above = _possible_members(self.rough, self._rough_values_at(index), self.slack)
         rows, index = rows[self.rough[rows] > OUTSIDE_VALUE], index - above
@@ -87,7 +92,7 @@ class SeedRow:
     def _is_order_certain(self, values: NDArray[np.float32]) -> bool:
         """Returns whether the order of fp32 values, largest first, is certain.
 
-        Twice the slack would do, except for cosines that are rounded to one number.
+        A gap of twice the slack would suffice, but not if exact cosines are rounded to one number.
         """
         return float((values[:-1] - values[1:]).min(initial=np.inf)) > 3 * self.cosines.slack.fixed
 

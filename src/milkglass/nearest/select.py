@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 
 Ids = NDArray[np.int64]
-BUCKET_COLUMNS = 32  # columns of a bucket
+BUCKET_COLUMNS = 32  # columns of a bucket, whose maximum is looked at
 Metric = Literal["cosine", "euclidean"]
 Vectors = NDArray[np.float32]
 
 
 class LikelyRow(NamedTuple):
-    """Holds the values of one row that reach two bounds.
+    """Holds the values of one row that reach a higher and a lower bound.
 
     Attributes:
         bounds: the higher and the lower bound (`LikelyRows.of`); -inf for one that is not known.
@@ -39,21 +39,21 @@ class LikelyRow(NamedTuple):
 
 @dataclass(frozen=True)
 class LikelyRows:
-    """Finds the large values of many rows at once. An index gives the `LikelyRow` of one.
+    """Finds the large values of many rows at once. Indexed by a row, it gives the row's `LikelyRow`.
 
     Attributes:
         similarity: (b, n) the values of all columns.
         bounds: (b, 2) the higher and the lower bound of each row; -inf for one that is not known.
         bound_index: the bound that was searched for: 1, the lower one, or 0 if the lower one is -inf.
-        places: flat indices into `similarity` where that bound is reached, in order.
-        spans: (b + 1,) where each row's places begin.
+        flat_indices: indices into the flattened `similarity` where that bound is reached, ascending.
+        starts: (b + 1,) where each row's indices begin among `flat_indices`.
     """
 
     similarity: NDArray[np.float32] = field(repr=False)
     bounds: NDArray[np.float32] = field(repr=False)
     bound_index: int
-    places: Ids = field(repr=False)
-    spans: Ids = field(repr=False)
+    flat_indices: Ids = field(repr=False)
+    starts: Ids = field(repr=False)
 
     @classmethod
     def of(cls, similarity: NDArray[np.float32], high_count: int, low_count: int) -> LikelyRows:
@@ -64,12 +64,12 @@ class LikelyRows:
         row_count, n = similarity.shape
         bounds = _bounds(similarity, (high_count, max(high_count, low_count)))
         index = int(np.isfinite(bounds[:, 1]).all())
-        places = np.flatnonzero(similarity >= bounds[:, index : index + 1])  # far faster than np.nonzero
-        return cls(similarity, bounds, index, places, np.searchsorted(places, n * np.arange(row_count + 1)))
+        flat_indices = np.flatnonzero(similarity >= bounds[:, index : index + 1])  # far faster than np.nonzero
+        return cls(similarity, bounds, index, flat_indices, np.searchsorted(flat_indices, n * np.arange(row_count + 1)))
 
     def __getitem__(self, row: int) -> LikelyRow:
         similarity, (high, low) = self.similarity[row], self.bounds[row].tolist()
-        columns = self.places[self.spans[row] : self.spans[row + 1]] - row * len(similarity)
+        columns = self.flat_indices[self.starts[row] : self.starts[row + 1]] - row * len(similarity)
         values = similarity.take(columns)
         if not self.bound_index:
             return LikelyRow((high, low), columns, values, similarity)
@@ -78,7 +78,10 @@ class LikelyRows:
 
 
 def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[np.float32]:
-    """Returns (rows, counts) values that at least so many columns of each row reach; -inf where none is known."""
+    """Returns (rows, counts) a value that at least `count` columns of the row reach, for each of `counts`.
+
+    It is -inf where no such value is known.
+    """
     row_count, n = similarity.shape
     bucket_count = max(1, n // BUCKET_COLUMNS)
     maxima = _maxima(similarity, bucket_count)
@@ -91,8 +94,11 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
     return bounds
 
 
-def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
-    """Returns the k largest of every row, largest first, ties by index, as (b, k) columns and values."""
+def k_largest(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
+    """Returns (b, k) the columns of the k largest values of every row, and (b, k) these values, largest first.
+
+    Ties go to the lower column.
+    """
     count, n = similarity.shape
     bucket_count = max(k, n // BUCKET_COLUMNS)
     bound = np.partition(_maxima(similarity, bucket_count), bucket_count - k, axis=1)[:, bucket_count - k]
@@ -105,7 +111,7 @@ def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float
 
 
 def _maxima(similarity: NDArray[np.float32], bucket_count: int) -> NDArray[np.float32]:
-    """Returns (b, bucket_count) the maxima of the buckets, of as many columns as fill them."""
+    """Returns (b, bucket_count) the maximum of each bucket. Columns that do not fill all buckets are left out."""
     count, n = similarity.shape
     bucket_size = n // bucket_count
     maxima: NDArray[np.float32] = (
@@ -114,8 +120,8 @@ def _maxima(similarity: NDArray[np.float32], bucket_count: int) -> NDArray[np.fl
     return maxima
 
 
-def directions(vectors: Vectors) -> Vectors:
-    """Returns rows of length one. A row of zeros stays zero: its cosine with everything is 0."""
+def unit_rows(vectors: Vectors) -> Vectors:
+    """Returns the rows scaled to length 1. A row of zeros stays zero: its cosine with everything is 0."""
     with np.errstate(over="ignore"):
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
@@ -134,7 +140,7 @@ def require_k(k: int, n: int, lowest: int = 2) -> None:
 
 
 def similarities(rows: Vectors, others: Vectors, metric: Metric) -> NDArray[np.float32]:
-    """Returns (b, n), larger for nearer rows: the cosine of unit rows, or minus the Euclidean distance."""
+    """Returns (b, n) similarities, larger for nearer rows: cosines of unit rows, or minus the Euclidean distances."""
     product = rows @ others.T
     if metric == "cosine":
         return product

@@ -14,7 +14,7 @@ import torch
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
 from milkglass.nearest.select import BUCKET_COLUMNS, Metric
 
-COSINE_BYTES = 16 << 20  # bytes of cosines at a time: larger pieces are taken from the system each time, page by page
+COSINE_BYTES = 16 << 20  # bytes of cosines at a time: larger arrays are allocated anew by the system each time
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,13 @@ class ExactIndex:
 
     @classmethod
     def of(cls, table: torch.Tensor, metric: Metric = "cosine", k: int = 1) -> ExactIndex:
-        """Prepares a table. `k` is how many neighbours will mostly be asked for; it changes the speed, not results."""
+        """Prepares a table.
+
+        Args:
+            table: (n, d) the rows, on any device.
+            metric: what "nearest" means.
+            k: how many neighbours will mostly be asked for. It changes the speed, not the results.
+        """
         if metric == "cosine":
             cosines = Cosines.of(table, k=k)
             return cls(table, metric, cosines, table.new_zeros(table.shape[1]), torch.zeros_like(cosines.scale))
@@ -60,19 +66,19 @@ class ExactIndex:
         return cls(table, metric, cosines, shift, cosines.scale.reciprocal().square_() / 2)
 
     def top_k(self, queries: torch.Tensor, k: int) -> TopK:
-        """Returns the k nearest rows for queries (q, d), or all rows of a table that has fewer, on its device."""
+        """Returns the k nearest rows for queries (q, d), on the table's device. A table of fewer rows gives all."""
         k = min(k, len(self.table))
         step = max(16, COSINE_BYTES // (4 * len(self.table)))
         blocks_of_queries = [block for block in queries.to(self.table.device).split(step) if len(block)]
         empty = TopK(torch.empty(0, k, dtype=torch.long), torch.empty(0, k))
-        top_of_blocks = [self._block(block.float(), k) for block in blocks_of_queries] or [empty]
+        top_of_blocks = [self._top_k_of_block(block.float(), k) for block in blocks_of_queries] or [empty]
         return TopK(torch.cat([top.rows for top in top_of_blocks]), torch.cat([top.values for top in top_of_blocks]))
 
-    def _block(self, queries: torch.Tensor, k: int) -> TopK:
+    def _top_k_of_block(self, queries: torch.Tensor, k: int) -> TopK:
         """Returns the k nearest rows to one block of queries."""
         values, slack = self._compare(queries)
         values.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)  # a row without numbers is near nothing
-        query, row = _places(values >= slack.below(slack.below(_reached_by(values, k)[:, None])))
+        query, row = _rows_and_columns(values >= slack.below(slack.below(_reached_values(values, k)[:, None])))
         counts = torch.bincount(query, minlength=len(queries))
         first = counts.cumsum(0) - counts
         # In order of the rows, which a stable sort keeps among equal values
@@ -118,7 +124,7 @@ def _mean(table: torch.Tensor) -> torch.Tensor:
     return (total / max(count, 1)).float()
 
 
-def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
+def _reached_values(values: torch.Tensor, k: int) -> torch.Tensor:
     """Returns (b,) a value that at least k columns of each row reach, and few more if k is small (select.py)."""
     bucket_count = values.shape[1] // BUCKET_COLUMNS
     if k > bucket_count // 2:
@@ -127,7 +133,7 @@ def _reached_by(values: torch.Tensor, k: int) -> torch.Tensor:
     return maxima.topk(k, dim=1).values[:, -1]
 
 
-def _places(reached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows_and_columns(reached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the row and the column of each true entry, ordered by row. NumPy finds them faster than torch."""
     if reached.device.type != "cpu":
         query, row = reached.nonzero(as_tuple=True)

@@ -27,11 +27,16 @@ NOISE_STEP_BITS = 24  # the noise is 2^24 to 2^25 steps wide: fp32 shows no more
 MAX_BOUND_BITS = 44  # bits of a bound counted in steps, so that fp64 holds sums of them and noise
 MAX_STEPS = 2**52  # the most steps of a number, so that fp64 holds it exactly
 
-Sample = Callable[[Stream, int, float], NDArray[np.int64]]
+Sampler = Callable[[Stream, int, float], NDArray[np.int64]]
 
 
-def step_of(width: float, bound: float | None = None) -> float:
-    """Returns the grid's step g for noise of a standard deviation or scale, and data whose coordinates have a bound."""
+def step_size(width: float, bound: float | None = None) -> float:
+    """Returns the size g of the grid's steps.
+
+    Args:
+        width: the standard deviation or scale of the noise.
+        bound: the largest coordinate of the data. None: it is not bounded.
+    """
     exponent = math.floor(math.log2(width)) - NOISE_STEP_BITS
     if bound is not None:
         exponent = max(exponent, math.ceil(math.log2(bound)) - MAX_BOUND_BITS)
@@ -48,13 +53,21 @@ def laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None =
     return _release(x, scale, stream, bound, rounded.laplace)
 
 
-def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float = 1.0) -> torch.Tensor:
-    """Returns x times the factor, cut toward zero, as the number of steps of the grid for noise of this width, fp64.
+def whole_steps(x: torch.Tensor, width: float, bound: float | None = None, factor: float = 1.0) -> torch.Tensor:
+    """Returns x times the factor in whole steps of the grid, cut toward zero, in fp64.
 
-    Times `step_of` they are numbers again. Sums of such tensors are whole, too. Raises UsageError if a number has too
-    many steps for that.
+    Sums of such tensors are whole numbers, too. Multiplied by `step_size`, they are numbers on the grid.
+
+    Args:
+        x: any numbers.
+        width: the standard deviation or scale of the noise.
+        bound: the largest coordinate of x times the factor. None: it is not bounded.
+        factor: what x is multiplied by.
+
+    Raises:
+        UsageError: a number has more than MAX_STEPS steps, so that sums would not be exact.
     """
-    steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_of(width, bound)).trunc_()
+    steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_size(width, bound)).trunc_()
     if float(steps.abs().max() if steps.numel() else 0) > MAX_STEPS:
         raise UsageError(
             f"a number is more than {MAX_STEPS:.0e} times as large as the steps of its noise",
@@ -63,15 +76,16 @@ def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float
     return steps
 
 
-def _release(x: torch.Tensor, width: float, stream: Stream, bound: float | None, sample: Sample) -> torch.Tensor:
-    step = step_of(width, bound)
+def _release(x: torch.Tensor, width: float, stream: Stream, bound: float | None, sample: Sampler) -> torch.Tensor:
+    """Returns x plus the sampled noise, on the grid, in fp64 and on the device of x."""
+    step = step_size(width, bound)
     noise = torch.from_numpy(sample(stream, x.numel(), width / step)).reshape(x.shape)
-    steps = cut(x.cpu(), width, bound)
+    steps = whole_steps(x.cpu(), width, bound)
     return steps.add_(noise).mul_(step).to(x.device)
 
 
 class _Substituted(torch.autograd.Function):
-    """Returns the released numbers forwards; backwards the gradient goes to x, as with added noise."""
+    """Replaces x by the released numbers. The gradient of these goes to x, as with added noise."""
 
     @staticmethod
     def forward(ctx: object, x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
@@ -83,7 +97,7 @@ class _Substituted(torch.autograd.Function):
 
 
 def substitute(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
-    """Returns the released numbers in x's dtype, with x's gradient."""
+    """Returns the released numbers in the dtype of x. Their gradient is passed on to x."""
     substituted: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
     return substituted
 
@@ -96,11 +110,11 @@ class AddedNoise:
         law: the distribution of the noise.
         width: the standard deviation (gaussian) or scale (laplace), in units of what is sent.
         clip: the bound that was applied to the data. None if there was none.
-        bounded: what the clip bounds: "text" is the L2 norm of all numbers of a text, "row" the mean absolute
+        clip_scope: what the clip bounds: "text" is the L2 norm of all numbers of a text, "row" the mean absolute
             coordinate of each row.
     """
 
     law: Literal["gaussian", "laplace"]
     width: float
     clip: float | None = None
-    bounded: Literal["text", "row"] = "text"
+    clip_scope: Literal["text", "row"] = "text"

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def keep_mask(stream: Stream, like: torch.Tensor, probability: float) -> torch.Tensor:
-    """Returns a bool mask of like's shape, in which each entry is true with this probability."""
+    """Returns a bool mask of the shape of `like`, in which each entry is true with this probability."""
     drawn = torch.from_numpy(stream.uniform(like.numel())).reshape(like.shape)
     return (drawn < probability).to(like.device)
 
@@ -44,7 +44,7 @@ class _Drawing(TorchDispatchMode):
         keywords = kwargs or {}
         if func in self._draw_of:
             return self._draw_of[func](*args, **keywords)
-        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, keywords):
+        if torch.Tag.nondeterministic_seeded in func.tags and not _is_attention_without_dropout(func, args, keywords):
             raise UnsupportedModel(
                 f"this model draws with {func}, whose randomness PyTorch keeps in 32 bits of a seed",
                 "use a model whose only random operator is dropout, or train it without dropout",
@@ -61,8 +61,8 @@ class _Drawing(TorchDispatchMode):
         return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _drops_nothing(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Returns whether this is an operator of attention whose dropout is off."""
+def _is_attention_without_dropout(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """Returns whether an operator is one of attention, called without dropout."""
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
         return False
@@ -75,10 +75,12 @@ def _drops_nothing(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]
 def drawing_from(stream: Stream) -> Iterator[None]:
     """Draws PyTorch's random operators from the stream while entered, in this thread.
 
-    It raises UnsupportedModel for any other operator. It must not be used with gradient checkpointing, which would draw
-    a second mask.
+    Gradient checkpointing must be off, since it would draw a second mask.
+
+    Raises:
+        UnsupportedModel: inside, if another random operator is called than dropout and Bernoulli draws.
     """
-    # Fused attention on a GPU draws its dropout inside; in separate operators it draws by one of those. A CPU's is so.
-    written_out = sdpa_kernel([SDPBackend.MATH]) if device.on_gpu() else nullcontext()
-    with written_out, _Drawing(stream):
+    # Fused attention on a GPU draws its dropout inside a kernel. In separate operators, as on a CPU, dropout is one
+    unfused_attention = sdpa_kernel([SDPBackend.MATH]) if device.on_gpu() else nullcontext()
+    with unfused_attention, _Drawing(stream):
         yield

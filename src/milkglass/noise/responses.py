@@ -35,19 +35,19 @@ class RandomisedResponse:
     epsilon: float
 
     @property
-    def weight(self) -> int:
+    def other_weight(self) -> int:
         """Returns the weight of each other value, w times OWN_WEIGHT, rounded up."""
         return min(OWN_WEIGHT, math.ceil(OWN_WEIGHT * math.exp(-self.epsilon)) + 1)
 
     @property
     def keep_probability(self) -> float:
-        """Returns P(y = x)."""
-        return OWN_WEIGHT / self._total
+        """Returns P(y | x) for y = x, the probability that a value is sent unchanged."""
+        return OWN_WEIGHT / self._total_weight
 
     @property
-    def advantage(self) -> float:
+    def log_likelihood_ratio(self) -> float:
         """Returns log P(y | x) for y = x, less that for any other y: epsilon, as far as integers can express it."""
-        return math.log(OWN_WEIGHT / self.weight)
+        return math.log(OWN_WEIGHT / self.other_weight)
 
     @property
     def noise_bits(self) -> float:
@@ -58,19 +58,22 @@ class RandomisedResponse:
         return -p * math.log2(p) - (1 - p) * math.log2((1 - p) / (m - 1))
 
     def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
-        """Returns (t,) what is sent for these values (t,)."""
+        """Returns (t,) the values that are sent in place of the values `ids` (t,)."""
         responses = np.asarray(ids, np.int64).copy()
         index = np.searchsorted(self.values, responses).clip(max=max(0, len(self.values) - 1))
         known_values = np.flatnonzero(self.values[index] == responses) if len(self.values) else np.empty(0, np.int64)
-        draws = stream.integers(self._total, len(known_values))
+        draws = stream.integers(self._total_weight, len(known_values))
         is_changed = draws >= OWN_WEIGHT
-        step = 1 + (draws[is_changed] - OWN_WEIGHT) // self.weight
+        step = 1 + (draws[is_changed] - OWN_WEIGHT) // self.other_weight
         positions = known_values[is_changed]
         responses[positions] = self.values[(index[positions] + step) % len(self.values)]
         return responses
 
     def expected_counts(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
-        """Returns (size,) how often each value is sent on average, from how often it occurs. Both have the same sum."""
+        """Returns (size,) how often each value is sent on average, for values that occur `occurrences` (size,) times.
+
+        Both arrays have the same sum.
+        """
         sent_counts = np.asarray(occurrences, np.float64).copy()
         counts = sent_counts[self.values]
         other_probability = (1 - self.keep_probability) / max(1, len(self.values) - 1)
@@ -78,5 +81,5 @@ class RandomisedResponse:
         return sent_counts
 
     @property
-    def _total(self) -> int:
-        return OWN_WEIGHT + max(0, len(self.values) - 1) * self.weight
+    def _total_weight(self) -> int:
+        return OWN_WEIGHT + max(0, len(self.values) - 1) * self.other_weight

@@ -19,7 +19,7 @@ SECRET_BYTES = 32  # length of a client half's secret
 
 
 class NoiseStream:
-    """Draws from one stream. The same shapes in the same order under the same key give the same numbers.
+    """Draws tensors and orders from one stream. The same draws in the same order under one key give the same numbers.
 
     Attributes:
         stream: the source, from which noise on data is drawn directly.
@@ -29,7 +29,7 @@ class NoiseStream:
         self.stream = key if isinstance(key, Stream) else Stream(key)
 
     def bound_to(self, hidden: torch.Tensor) -> NoiseStream:
-        """Returns draws that depend on the numbers of these states too (noise/stream.py).
+        """Returns a stream of draws that depends on the numbers of these states too (noise/stream.py).
 
         The last bits of states depend on what else was computed beside them, and states that differ must not get the
         same noise.
@@ -42,11 +42,11 @@ class NoiseStream:
         return torch.from_numpy(flat).reshape(shape)
 
     def orthogonal(self, size: int) -> torch.Tensor:
-        """Returns (size, size) fp64, uniform over the orthogonal group."""
+        """Returns (size, size) an fp64 matrix that is uniform over the orthogonal group."""
         return rotation(self.gaussian(size, size).double())
 
     def order(self, count: int) -> Ids:
-        """Returns a uniform order of 0 to count - 1."""
+        """Returns (count,) a uniform permutation of 0 to count - 1."""
         return self.stream.order(count)
 
     def seed(self) -> int:
@@ -61,19 +61,23 @@ def rotation(gaussian: torch.Tensor) -> torch.Tensor:
 
 
 class NoiseRoot:
-    """Draws from the secret of a client half, 32 bytes, with a salt. Draws under another salt are independent."""
+    """Makes streams of draws from the secret of a client half, 32 bytes, and a salt.
+
+    Streams under different salts are independent.
+    """
 
     def __init__(self, secret: bytes, salt: str) -> None:
         self._secret, self._salt = secret, salt
 
     def draws(self, *label: str | int) -> NoiseStream:
-        """Returns the draws of one purpose, which the label names."""
+        """Returns the stream of draws for one purpose, which the label names."""
         return NoiseStream(subkey(self._secret, self._salt, "encoder " + " ".join(map(str, label))))
 
     def of_text(self, ids: Ids, *label: str | int) -> NoiseStream:
-        """Returns draws for one text. Its ids are in the label, so that different texts never get the same noise.
+        """Returns the stream of draws for one text.
 
-        With the same noise on two texts, their difference would cross in the clear.
+        The text's ids are in the label, so that different texts never get the same noise: otherwise the
+        difference of two texts would cross in the clear.
         """
         return self.draws(*label, hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest())
 

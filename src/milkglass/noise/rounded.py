@@ -1,4 +1,4 @@
-"""Exact samples of round(r Z) for a real Gaussian or Laplacian Z: noise on a grid without a trace of floating point.
+"""Samples round(r Z) exactly, for a real Gaussian or Laplacian Z: noise on a grid without errors of floating point.
 
     Z = F^-1(U),    U = 0.b0 b1 b2 ...  an endless sequence of secret bits,    K = round(r Z)
 
@@ -27,10 +27,10 @@ from milkglass.noise.stream import Stream
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-SAMPLES_AT_A_TIME = 1 << 16  # which a CPU's cache holds
+SAMPLES_AT_A_TIME = 1 << 16  # samples computed at a time: their arrays fit a CPU's cache
 SMALL_TAIL = 2.0**-32  # a tail below this is worked out with 60 digits
-INVERSE_ERROR = 2.0**-42  # of the inverse in fp64, relative to 1 + z: two hundred times what SciPy's functions are off
-TAIL_DIGITS = 60
+INVERSE_ERROR = 2.0**-42  # bound on the error of the inverse in fp64, relative to 1 + z: 200 times that of SciPy's
+TAIL_DIGITS = 60  # decimal digits of a tail that is computed by mpmath
 
 
 def gaussian(stream: Stream, count: int, ratio: float) -> Integers:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.noise import rounded
-from milkglass.noise.grid import step_of
+from milkglass.noise.grid import step_size
 from milkglass.noise.stream import Stream
 
 Integers = NDArray[np.int64]
@@ -29,8 +29,14 @@ NO_CANDIDATE = -(1 << 62)  # the noisy score after a list's end
 
 
 def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
-    """Returns (t,) the columns of the largest noisy scores (t, k), from scores in [0, 1], -inf after a list's end."""
-    step = min(1.0, step_of(scale))
+    """Returns (t,) the column of the largest noisy score of each row.
+
+    Args:
+        scores: (t, k) in [0, 1], and -inf after a list's end.
+        scale: the scale of the Laplace noise.
+        stream: the source of the noise.
+    """
+    step = min(1.0, step_size(scale))
     is_candidate = ~np.isneginf(scores)
     steps = np.trunc(np.where(is_candidate, scores, 0) / step).astype(np.int64)
     noise = rounded.laplace(stream, scores.size, scale / step).reshape(scores.shape)
@@ -38,9 +44,14 @@ def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
 
 
 def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
-    """Returns (m, k) the running sums of each row's whole weights, from scores in [0, 1], -inf after a list's end.
+    """Returns (m, k) the running sums of the integer weights of each row's candidates.
 
-    Raises ValueError if a row is so long that its sum could overflow.
+    Args:
+        scores: (m, k) in [0, 1], and -inf after a list's end.
+        epsilon: the guarantee of one choice.
+
+    Raises:
+        ValueError: a row is so long that its sum could overflow.
     """
     if scores.shape[1] > 1 << 18:
         raise ValueError(f"{scores.shape[1]} candidates, at most {1 << 18} are supported")
@@ -50,6 +61,6 @@ def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
 
 
 def choose(cumulative: Integers, stream: Stream) -> Integers:
-    """Returns (t,) a column of each row, drawn with the probability of its weight, from running sums (t, k)."""
+    """Returns (t,) a column of each row, drawn in proportion to its weight, from `cumulative_weights` (t, k)."""
     drawn = stream.below(cumulative[:, -1])
     return (drawn[:, None] >= cumulative).sum(1)

@@ -1,4 +1,4 @@
-"""ChaCha20 key streams, and the sub-keys that they are made from.
+"""Makes ChaCha20 key streams, and the sub-keys of which they are made.
 
 A sub-key is HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so the same key used
 with another model gives another permutation. `vectors/` holds known answers.
@@ -49,7 +49,7 @@ class Stream:
 
     @classmethod
     def of_seed(cls, *parts: int | str | bytes) -> Stream:
-        """Returns a stream that anyone who has, or guesses, the parts can repeat.
+        """Returns the stream of a seed that consists of these parts. Anyone who guesses the parts can repeat it.
 
         A client's parts hold 256 secret bits, unless its user gave a seed.
         """
@@ -94,7 +94,7 @@ class Stream:
         return ((self.long_words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def random(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """Returns an array of `uniform` numbers."""
+        """Returns an array of this shape of `uniform` numbers."""
         return self.uniform(math.prod(np.atleast_1d(shape).tolist())).reshape(shape)
 
     def laplace(self, count: int) -> NDArray[np.float64]:
@@ -131,7 +131,10 @@ class Stream:
         return self.below(np.full(count, limit, np.int64))
 
     def order(self, count: int) -> NDArray[np.int64]:
-        """Returns 0 to count - 1 in a uniform order. For a million, ties of words are less likely than 2^-25."""
+        """Returns (count,) a uniform permutation of 0 to count - 1.
+
+        It sorts 64-bit words: among a million, two are equal with a probability below 2^-25.
+        """
         return np.argsort(self.long_words(count), kind="stable").astype(np.int64)
 
 

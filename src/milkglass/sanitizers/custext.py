@@ -23,8 +23,8 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
-from milkglass.nearest.all_rows import groups
-from milkglass.nearest.select import Metric, directions, require_k
+from milkglass.nearest.all_rows import group_rows
+from milkglass.nearest.select import Metric, require_k, unit_rows
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -63,11 +63,11 @@ class WordGroups:
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:
         """Groups words: the first free one in `order` with the k - 1 free words nearest to it, and so on."""
-        rows_by_group = groups(vectors, order, k, metric, progress)
+        rows_by_group = group_rows(vectors, order, k, metric, progress)
         width = max(len(row) for row in rows_by_group)
         group, members = np.empty(len(vectors), np.int64), np.full((len(rows_by_group), width), -1, np.int64)
         scores = np.full((len(vectors), width), -np.inf)
-        rows = directions(vectors) if metric == "cosine" else vectors
+        rows = unit_rows(vectors) if metric == "cosine" else vectors
         for group_number, row in enumerate(rows_by_group):
             group[row], members[group_number, : len(row)] = group_number, row
             scores[row, : len(row)] = scale_rows(_similarities(rows[row].astype(np.float64), metric))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
-from milkglass.nearest.select import best
+from milkglass.nearest.select import k_largest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
@@ -119,7 +119,7 @@ class SubstituteSampler:
         known_rows = np.flatnonzero(places < len(self.vectors))
         known_rows = known_rows[self.output_index[places[known_rows]] >= 0]
         distance[known_rows, self.output_index[places[known_rows]]] = 0
-        nearest = best(-distance, self.near.shape[1])[0]
+        nearest = k_largest(-distance, self.near.shape[1])[0]
         exact = np.linalg.norm(self.targets[nearest].astype(np.float64) - rows[:, None], axis=2)
         lowest = exact.min(1, keepdims=True)
         head_weights = np.exp(-self.half_epsilon * (exact - lowest))

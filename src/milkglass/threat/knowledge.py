@@ -85,7 +85,7 @@ class Candidates:
         column_ends = np.cumsum([len(members) for members in own_members])
         likelihood = np.zeros((len(exchanged), int(column_ends[-1])))
         for row, (end, members) in enumerate(zip(column_ends.tolist(), own_members, strict=True)):
-            likelihood[row, end - len(members) : end] = responses.advantage
+            likelihood[row, end - len(members) : end] = responses.log_likelihood_ratio
         merged = Group(np.concatenate([self.groups[number].rows for number in exchanged]), np.concatenate(own_members))
         others = [number for number in range(len(self.groups)) if number not in {*exchanged}]
         groups = (*(self.groups[number] for number in others), merged)

@@ -118,25 +118,27 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     counted = truth.ordinary[tokens.ids]
     if guess.bags is not None:
         bags = tuple(bag[truth.ordinary[bag]] for bag in guess.bags)
-        return Recovery(recovery.bags(bags, tokens.keep(counted), rng))
+        return Recovery(recovery.bag_scores(bags, tokens.keep(counted), rng))
     if guess.texts is not None:
         batch_sizes = np.ones(len(tokens), np.int64) if truth.batch_sizes is None else truth.batch_sizes
         guessed = guess.texts.keep(truth.ordinary[guess.texts.ids])
-        return Recovery(recovery.whole_texts(guessed, tokens.keep(counted), batch_sizes, truth.decode, rng))
+        return Recovery(recovery.whole_text_scores(guessed, tokens.keep(counted), batch_sizes, truth.decode, rng))
     places = truth.readings(guess)
     measures: dict[str, Interval] = {}
     for name, mask in (("tokens", counted), ("content", counted & truth.content[tokens.ids])):
-        measures |= {f"{name} top-{k}": share for k, share in recovery.tokens(places, tokens, mask, rng).items()}
+        measures |= {
+            f"{name} top-{k}": share for k, share in recovery.token_accuracies(places, tokens, mask, rng).items()
+        }
         if (bits := truth.surprise(guess)) is not None:
-            measures[f"{name} hidden bits"] = recovery.mean(bits, tokens, mask, rng)
+            measures[f"{name} hidden bits"] = recovery.token_mean(bits, tokens, mask, rng)
     if guess.table is not None:
         ordinary_rows = truth.ordinary[truth.inverse]
-        ranked = recovery.vocabulary(guess.table, truth.inverse, ordinary_rows, rng)
+        ranked = recovery.vocabulary_accuracies(guess.table, truth.inverse, ordinary_rows, rng)
         measures |= {f"vocabulary top-{k}": share for k, share in ranked.items()}
     best = places[:, 0]
-    measures["exact texts"] = recovery.exact(best, tokens, counted, rng)
+    measures["exact texts"] = recovery.exact_share(best, tokens, counted, rng)
     guessed = Sequences(best, tokens.lengths).keep(counted & (best != NO_BELIEF))
-    measures |= recovery.texts(guessed, tokens.keep(counted), truth.decode, rng)
+    measures |= recovery.text_similarity(guessed, tokens.keep(counted), truth.decode, rng)
     return Recovery(measures)
 
 

@@ -126,7 +126,7 @@ class _Reader:
         """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
             states = device.array(embed_vocabulary(self.runner, self.size, place + self.unused))
-            if self.noise.clip is not None and self.noise.bounded == "row":
+            if self.noise.clip is not None and self.noise.clip_scope == "row":
                 size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
                 states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
             self.states = {place: states}  # one is tens of megabytes
@@ -134,7 +134,7 @@ class _Reader:
 
     def factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
         """Returns the factor by which a text was clipped, from its rows (t, d), or None if none fits the first row."""
-        if self.noise.clip is None or self.noise.bounded != "text":
+        if self.noise.clip is None or self.noise.clip_scope != "text":
             return np.float32(1)
         row = rows[0]
         factors, typical = self._factors(len(rows))

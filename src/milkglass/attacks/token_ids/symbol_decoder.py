@@ -92,7 +92,7 @@ class Symbols:
     @property
     def advantage(self) -> float:
         """Returns log P(s | t) for a member t of s, less that for another token."""
-        return self.responses.advantage if self.responses else 0.0
+        return self.responses.log_likelihood_ratio if self.responses else 0.0
 
     def spans(self, tokens_of_symbols: tuple[Ids, ...]) -> list[slice]:
         """Returns the slices of `order` that hold each symbol's tokens, for `tokens_of_symbol` or `members`."""

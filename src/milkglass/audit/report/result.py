@@ -121,7 +121,7 @@ class Audit:
         adversaries: what each attacker has, in words.
         best: the attack that reads most. None: none reads anything.
         cells: the result of each attack by each attacker.
-        floors: what is recovered without an attack (metrics/recovery.floors).
+        floors: what is recovered without an attack (metrics/recovery.floor_accuracies).
         warnings: the findings, in the order of `findings.all_findings`.
         examples: random texts as the strongest attack reads them.
         curve: what the strongest attack reads of growing parts of the text.

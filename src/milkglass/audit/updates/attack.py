@@ -23,7 +23,7 @@ from milkglass.audit.updates.scenes import AuditedSite
 from milkglass.errors import UsageError
 from milkglass.gradient_defences.catalogue import name_and_parameters
 from milkglass.metrics.interval import Interval
-from milkglass.metrics.recovery import floors
+from milkglass.metrics.recovery import floor_accuracies
 from milkglass.progress import Progress, no_progress
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
@@ -212,7 +212,7 @@ def _floor_figures(site: AuditedSite) -> dict[str, float]:
     if not site.batches:
         return {}
     truth = site.truth([*site.batches.values()])
-    return floors(truth.tokens, truth.ordinary[truth.tokens.ids], None, len(truth.ordinary))
+    return floor_accuracies(truth.tokens, truth.ordinary[truth.tokens.ids], None, len(truth.ordinary))
 
 
 def _read_texts(guess: Guess, sent: Sequences) -> Sequences:

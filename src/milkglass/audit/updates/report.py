@@ -71,7 +71,7 @@ class UpdateAudit:
         refused: the rounds about which nothing can be said, from 0, and why.
         texts: how many texts were behind the attacked rounds, counted once for each round.
         results: one for each attack.
-        floor: what is recovered without an attack (metrics/recovery.floors).
+        floor: what is recovered without an attack (metrics/recovery.floor_accuracies).
         public: the public text that attackers had: the "name" of what the audit was given, how many of those texts
             remain ("given"), how many are the site's "own", from which no attacked update comes, how many of both are
             "left_out", because they contain an attacked text or are part of one, and the "tokens" in all that remain.

@@ -24,9 +24,9 @@ UNEVEN_SHARE = 0.8  # share from which the commonest of 2 classes dominates; of 
 
 def report_lines(confusion: Confusion) -> list[str]:
     """Returns the report as lines of text, the last of which is a table with a row for each class."""
-    accuracy, (commonest, share) = confusion.accuracy(), confusion.commonest
+    accuracy, (commonest, share) = confusion.accuracy(), confusion.commonest_class
     lines = [
-        f"accuracy {accuracy} of {confusion.rows:,} held-out rows; naming {cell_text(commonest)} for all: "
+        f"accuracy {accuracy} of {confusion.text_count:,} held-out rows; naming {cell_text(commonest)} for all: "
         f"{100 * share:.1f} %"
     ]
     if accuracy.low <= share:
@@ -45,7 +45,7 @@ def report_lines(confusion: Confusion) -> list[str]:
 
 def _uneven_warning(confusion: Confusion) -> list[str]:
     """Returns a warning if the commonest class dominates and no row of some other class was recognised, or no line."""
-    name, share = confusion.commonest
+    name, share = confusion.commonest_class
     recalls = zip(confusion.names, confusion.recall.tolist(), strict=True)
     missed_names = [label for label, recall in recalls if recall == 0 and label != name]
     if not missed_names or share < min(UNEVEN_SHARE, 2 / len(confusion.names)):
@@ -56,7 +56,7 @@ def _uneven_warning(confusion: Confusion) -> list[str]:
 
 def document(confusion: Confusion) -> dict[str, Any]:
     """Returns the report as a JSON document. `taken_for` says as which classes the rows of a class were classified."""
-    accuracy, (name, share) = confusion.accuracy(), confusion.commonest
+    accuracy, (name, share) = confusion.accuracy(), confusion.commonest_class
     shares = zip(
         confusion.names, confusion.precision.tolist(), confusion.recall.tolist(), confusion.counts.tolist(), strict=True
     )
@@ -69,7 +69,7 @@ def document(confusion: Confusion) -> dict[str, Any]:
         for label, precision, recall, row in shares
     }
     return {
-        "rows": confusion.rows, "accuracy": accuracy.value, "interval": [accuracy.low, accuracy.high],
+        "rows": confusion.text_count, "accuracy": accuracy.value, "interval": [accuracy.low, accuracy.high],
         "commonest": {"label": name, "share": share}, "classes": classes,
     }  # fmt: skip
 

@@ -219,7 +219,7 @@ def rule_figures(
         predictions: receives how many instructions of each prompt are followed strictly.
     """
     scores = ifeval.score(prompts, texts)
-    add_predictions(predictions, {"ifeval strict": scores.strict}, fields)
+    add_predictions(predictions, {"ifeval strict": scores.strict_counts}, fields)
     return records(with_spread({f"ifeval {name}": measure for name, measure in scores.measures.items()}), **fields)
 
 
