@@ -19,6 +19,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 MAX_THREADS = 8  # the most threads of `in_threads`: more do not read faster
 PR_SET_DUMPABLE = 4  # an operation of Linux's prctl
+# Settings of the libraries below PyTorch, as environment variables. They read them when they are loaded.
+LIBRARY_DEFAULTS = {
+    # Threads that wait by spinning make a training up to five times as long where other programs use the cores, too
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # oneDNN keeps a kernel for each shape of a product, by default 1,024 of nearly 1 MB; texts have many lengths
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+}
 ALLOW_DEBUGGER_VARIABLE = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
 
 
@@ -85,13 +92,13 @@ def close_memory_unless_debugged() -> None:
         close_memory()
 
 
-def let_threads_sleep() -> None:
-    """Lets OpenMP's threads sleep while they wait for each other, unless OMP_WAIT_POLICY says otherwise.
+def set_library_defaults() -> None:
+    """Sets LIBRARY_DEFAULTS in the environment, except what it sets already. Call it before PyTorch is imported.
 
-    By default they spin, which makes a training up to five times as long where other programs use the cores, too. It
-    must be called before PyTorch is imported, when OpenMP reads the variable. Child processes inherit it.
+    Child processes inherit them.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name, value in LIBRARY_DEFAULTS.items():
+        os.environ.setdefault(name, value)
 
 
 def release_memory() -> None:

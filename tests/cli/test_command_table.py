@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from milkglass import cli
 from milkglass.cli import commands
 from milkglass.cli.commands import COMMANDS
 from milkglass.cli.main import app
+from milkglass.system import LIBRARY_DEFAULTS
 
 HEAVY = (
     *("torch", "transformers", "numpy", "pyarrow", "jinja2", "scipy", "asyncio"),
@@ -33,19 +35,20 @@ def test_the_list_of_commands_imports_no_command(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_of_every_command_sleep_while_they_wait(given: str | None, expected: str) -> None:
-    """OpenMP, which PyTorch brings, reads the setting when it is loaded. A user's own setting stays."""
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}])
+def test_every_command_sets_the_defaults_of_the_libraries_before_they_load(given: dict[str, str]) -> None:
+    """Of OpenMP, which PyTorch brings, and oneDNN. A user's own setting stays."""
     code = (
-        "import os, sys\nfrom milkglass.cli import main\n"
-        "main.app = lambda **_: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\nmain.main()"
+        "import json, os, sys\nfrom milkglass.cli import main\n"
+        "main.app = lambda **_: print(json.dumps([dict(os.environ), 'torch' in sys.modules]))\nmain.main()"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    environment = {name: value for name, value in os.environ.items() if name not in LIBRARY_DEFAULTS}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True, env=environment | given
     )
-    assert done.stdout.split() == [expected, "False"]
+    variables, is_torch_loaded = json.loads(done.stdout)
+    assert {name: variables[name] for name in LIBRARY_DEFAULTS} == LIBRARY_DEFAULTS | given
+    assert not is_torch_loaded
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -17,7 +17,7 @@ from milkglass.cli.commands import LazyGroup
 from milkglass.cli.ui.terminal import INTERRUPT_EXIT_CODE, MAX_CELL_CHARACTERS, note_after_interrupt, report_error
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.extras import missing_extra_error
-from milkglass.system import close_memory_unless_debugged, let_threads_sleep
+from milkglass.system import close_memory_unless_debugged, set_library_defaults
 
 HELP = (
     "Measure what a machine that you don't trust reads of the text that you send it, and what each protection costs. "
@@ -122,7 +122,7 @@ def root(
 def main() -> None:
     """Runs the command that the process's arguments name."""
     close_memory_unless_debugged()  # for every command, since most hold a key, a passphrase or text
-    let_threads_sleep()
+    set_library_defaults()
     app(args=sys.argv[1:], prog_name="milkglass")
 
 

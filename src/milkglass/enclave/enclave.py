@@ -29,6 +29,7 @@ from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress, Stage, no_progress, no_stage
 from milkglass.rows.messages import Message
+from milkglass.system import LIBRARY_DEFAULTS
 
 PROGRAM_MODULE = "milkglass.enclave.program"
 SIGN_HINT = "run sign.sh of the enclave's folder with the installed Gramine"
@@ -293,7 +294,7 @@ def _command_and_environment(kind: str) -> tuple[list[str], dict[str, str]]:
     Raises UsageError if the command is not installed.
     """
     environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    environment |= {**LIBRARY_DEFAULTS, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-P", "-m", PROGRAM_MODULE, kind]
     if kind != "process":
         starter = shutil.which(kind)

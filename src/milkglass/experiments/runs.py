@@ -35,7 +35,7 @@ from milkglass.schemes.scheme import Scheme
 from milkglass.server.jobs.folder import EVENTS_FILE, drop_temporary, read_events
 from milkglass.server.settings import WORKER_COMMAND
 from milkglass.server.spec import ATTACHED_ARGUMENT, Hyperparameters, JobSpec, Status
-from milkglass.system import core_count, exit_on_sigterm
+from milkglass.system import LIBRARY_DEFAULTS, core_count, exit_on_sigterm
 
 SPLITS = ("train", "validation")
 USED_COMMITS_FILE = "taken.json"  # see `used_commits`
@@ -191,7 +191,7 @@ def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
         log: receives all that it prints.
     """
     command = [*WORKER_COMMAND, str(job), ATTACHED_ARGUMENT]
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
+    environment = {**LIBRARY_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1"}
     variables = device.child_variables(environment)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)
 

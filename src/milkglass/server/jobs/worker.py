@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from milkglass import device
+from milkglass.system import LIBRARY_DEFAULTS
 
 POLL_SECONDS = 0.1  # seconds between looks at whether a worker still runs
 MAX_LOG_BYTES = 1 << 20  # bytes of worker.log that are kept from one start to the next
@@ -25,8 +26,7 @@ def _worker_environment() -> dict[str, str]:
     """Returns a worker's environment: offline, without Milkglass's variables (a passphrase, a token) but the device."""
     allowed_names = (name for name in os.environ if name == device.DEVICE_VARIABLE or not name.startswith("MILKGLASS_"))
     environment = device.child_variables({name: os.environ[name] for name in allowed_names})
-    # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
-    return {"OMP_WAIT_POLICY": "PASSIVE", **environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {**LIBRARY_DEFAULTS, **environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _keep_end(path: Path, max_bytes: int) -> None:
