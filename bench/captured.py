@@ -125,7 +125,7 @@ def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
 def attacked(scene: Scene, names: Sequence[str], work: float, seed: int) -> Iterator[ResultRecord]:
     """Yields the share of tokens that each attack reads, in percent."""
     chosen = {name: ATTACKS[name] for name in names}
-    for cell in run(scene, chosen, None, Budget.of_work(work), seed).cells:
+    for cell in run(scene, chosen, None, Budget.of_work(work), seed).results:
         if cell.state == "done" and (share := cell.measures.get("tokens top-1")) is not None:
             half_width = 50 * (share.high - share.low)
             yield ResultRecord(
@@ -141,7 +141,7 @@ def audits(
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         client, server = defence.split(base, LabelledTexts(texts, [0, 1] * (len(texts) // 2)), SECRET, home / "server")
-        rows = captured.read(recorded(client, texts, home / "captured.jsonl"))
+        rows = captured.read_captured(recorded(client, texts, home / "captured.jsonl"))
         order = np.random.default_rng(seed).permutation(len(texts))
         private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
         scenes = {"captured": captured.scene_of(base, rows, seed)}

@@ -118,7 +118,7 @@ def attacked(name: str, device: str, texts: list[str]) -> tuple[float, float]:
         began = time.perf_counter()
         audit = audit_defence(base, client, server, private, public, attacks={name: attack}, budget="30m")
         spent = time.perf_counter() - began
-    shares = [cell.measures["tokens top-1"].value for cell in audit.cells if cell.state == "done"]
+    shares = [cell.measures["tokens top-1"].value for cell in audit.results if cell.state == "done"]
     return round(spent, 2), round(max(shares), 4)
 
 

@@ -324,7 +324,7 @@ def main(folder: Path) -> None:
     made, figures = current_code(), list[ResultRecord]()
     for name, quiet in (("streamed", None), ("whole", "whole"), ("slots", "slots")):
         records, took = asyncio.run(recorded(answers, folder, quiet))
-        answered = EncryptedAnswers(records, topics, lengths=lengths, questions=questions)
+        answered = EncryptedAnswers(records, topics, token_lengths=lengths, question_numbers=questions)
         for note, shuffled in (("", False), ("control", True)):
             for measure, one in answered.read_by_sizes(0, Budget(600), shuffled).items():
                 half = 50 * (one.high - one.low)

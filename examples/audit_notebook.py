@@ -60,7 +60,7 @@ for check in verify(base, key, out / "scrambled"):
 # %%
 audit = milkglass.audit_key(out / "audited.mgkey", passphrase, rows, out / "audit", budget=budget)
 print(f"{audit.level}: {audit.verdict}")
-for cell in audit.cells:
+for cell in audit.results:
     if cell.state == "done" and "tokens top-1" in cell.measures:
         print(f"{cell.title} ({cell.adversary}): {cell.measures['tokens top-1']} of the tokens")
 

@@ -47,8 +47,8 @@ def measure(quick: bool) -> Iterator[Figure]:
 
 def _encoder(base: Checkpoint, key: Key, out: Path, rounds: int, threads: int) -> Iterator[Figure]:
     """A forward and a training step of MiniLM on the same rows, as ids of each side's own."""
-    ids = torch.from_numpy(np.random.default_rng(0).integers(2000, len(key.first), (BATCH, LENGTH)))
-    sent = torch.from_numpy(key.first.astype(np.int64))[ids]
+    ids = torch.from_numpy(np.random.default_rng(0).integers(2000, len(key.first_ids), (BATCH, LENGTH)))
+    sent = torch.from_numpy(key.first_ids.astype(np.int64))[ids]
     note = f"MiniLM, {BATCH} rows of {LENGTH} tokens"
     scrambled, plain = (AutoModel.from_pretrained(one, dtype=torch.float32).eval() for one in (out, base.folder))
 
@@ -92,9 +92,9 @@ def _decoder(scratch: Path, rounds: int, threads: int) -> Figure:
     base = Checkpoint.open(resolve("demo:smollm2"))
     key = new_key(base, "demo:smollm2", None, base.digest())
     scramble(base, key, scratch / "smollm2")
-    ids = np.random.default_rng(0).integers(20, len(key.first), (8, PROMPT))
+    ids = np.random.default_rng(0).integers(20, len(key.first_ids), (8, PROMPT))
     folders = {"ours": scratch / "smollm2", "plain": base.folder}
-    prompts = {"ours": key.first.astype(np.int64)[ids].tolist(), "plain": ids.tolist()}
+    prompts = {"ours": key.first_ids.astype(np.int64)[ids].tolist(), "plain": ids.tolist()}
     ours, other = tuple[float, ...](), tuple[float, ...]()
     for order in (["ours", "plain"], ["plain", "ours"]):  # the pages that a model gets move its speed as a whole
         models = {side: _in_own_memory(folders[side]) for side in order}

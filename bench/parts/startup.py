@@ -77,7 +77,7 @@ def _answering(folder: Path) -> Callable[[], object]:
     base = Checkpoint.open(resolve("demo:smollm2"))
     key, numbers = new_key(base, "demo:smollm2", Permuted(), base.digest()), count()
     scramble(base, key, folder / "smollm2")
-    prompt = key.first[20:52].tolist()
+    prompt = key.first_ids[20:52].tolist()
 
     def served(first: bool = False) -> None:
         with (

@@ -42,7 +42,7 @@ def scene_of_answers(codec: Codec, texts: Sequence[str], keeps: bool = True) -> 
     )
     public = Sequences.of(codec.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
     inverse = np.asarray(codec.inverse, np.int64)
-    truth = Truth(inverse, codec.visible, codec.visible, lambda ids: str(codec.tokenizer.decode(ids)), tokens)
+    truth = Truth(inverse, codec.is_visible, codec.is_visible, lambda ids: str(codec.tokenizer.decode(ids)), tokens)
     return Scene.of(transcript, truth, Adversary.without_text(Knowledge(answers=public)))
 
 

@@ -20,7 +20,7 @@ from milkglass.attacks.token_ids.text_in_context import ClusterHmm, TextInContex
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.scene import Scene
-from milkglass.client.codec.aliases import draw_from
+from milkglass.client.codec.aliases import repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.models.checkpoint import Checkpoint
@@ -53,7 +53,7 @@ def scene_of(scheme: ObfusLM, folder: Path) -> Scene:
             at = int(rng.choice(len(words), p=follows[at]))
         lines.append(" ".join(line))
     (folder / "texts.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    codec = Codec.open(key, base.folder, draw_from(Stream(b"s" * 32)))
+    codec = Codec.open(key, base.folder, repeated_stream(Stream(b"s" * 32)))
     return key_scene(key, codec, base.folder, AuditFiles(folder / "texts.txt"))
 
 

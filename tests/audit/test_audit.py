@@ -38,7 +38,7 @@ from milkglass.audit.resume import ResumeStore, pack_candidates, unpack_candidat
 from milkglass.audit.scene import Scene
 from milkglass.cli.audit import report_text, result_line
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import CLASSES, classes, read_encoded
+from milkglass.client.data.texts import TOKEN_CLASSES, read_encoded, token_classes
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import scheme_for
@@ -125,10 +125,10 @@ def test_the_attacker_of_the_same_kind_has_none_of_the_private_texts(setting: Se
 def test_names_and_numbers_are_found_in_the_text(setting: Setting) -> None:
     it = scene(setting)
     counts = it.truth.tokens.counts(len(setting.key.sigma))
-    which = classes(it.texts, it.truth.content, counts)
-    by_class = {name: set() for name in CLASSES}
+    which = token_classes(it.texts, it.truth.content, counts)
+    by_class = {name: set() for name in TOKEN_CLASSES}
     for number, one in zip(which.tolist(), it.texts.original.ids.tolist(), strict=True):
-        by_class[CLASSES[number]].add(setting.codec.tokenizer.decode([one]).strip())
+        by_class[TOKEN_CLASSES[number]].add(setting.codec.tokenizer.decode([one]).strip())
     assert "3" in by_class["number"]
     assert not any(any(char.isdigit() for char in piece) for piece in by_class["name"])
     assert by_class["name"]  # Monday, Runa: in the middle of a sentence
@@ -137,14 +137,14 @@ def test_names_and_numbers_are_found_in_the_text(setting: Setting) -> None:
 
 def test_an_audit_writes_all_it_found(setting: Setting, tmp_path: Path) -> None:
     result = run(setting, tmp_path / "work")
-    assert {cell.state for cell in result.cells} == {"done"}
+    assert {cell.state for cell in result.results} == {"done"}
     page = write(result, tmp_path / "out").read_text("utf-8")
     assert result.verdict.replace("'", "&#39;") in page
     assert "<script" not in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     raw = json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))
     assert raw["milkglass_audit"] == 1
-    assert [AttackResult.from_json(one).to_json() for one in raw["cells"]] == [one.to_json() for one in result.cells]
+    assert [AttackResult.from_json(one).to_json() for one in raw["cells"]] == [one.to_json() for one in result.results]
     for svg in (tmp_path / "out").glob("*.svg"):
         ElementTree.fromstring(svg.read_text("utf-8"))
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0
@@ -168,8 +168,8 @@ def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
     again = run(setting, tmp_path / "work", {"counted": Counted(), "knn": KNN()})
     assert len(Counted.runs) == 1
     assert ResumeStore.open(tmp_path / "work", {"of": "this"}).finished_count() == 2
-    assert again.cells[0].to_json() == first.cells[0].to_json()
-    assert {cell.attack for cell in again.cells} == {"counted", "knn"}
+    assert again.results[0].to_json() == first.results[0].to_json()
+    assert {cell.attack for cell in again.results} == {"counted", "knn"}
     with pytest.raises(UsageError, match=f"{re.escape(str(tmp_path / 'work'))} .*another key"):
         ResumeStore.open(tmp_path / "work", {"of": "another"})
 
@@ -184,26 +184,26 @@ class Breaking(KNN):
 
 def test_an_attack_that_breaks_is_said_to_have_failed_without_its_words(setting: Setting, tmp_path: Path) -> None:
     result = run(setting, tmp_path / "work", {"breaking": Breaking(), "knn": KNN()})
-    broken = result.cells[0]
+    broken = result.results[0]
     assert (broken.state, broken.reason) == ("failed", "RuntimeError")
     assert result.best is not None
     assert result.best.attack == "knn"
-    assert "not finish" in result.warnings[-1].explanation
+    assert "not finish" in result.findings[-1].explanation
 
 
 def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting, tmp_path: Path) -> None:
     attacks: dict[str, Attack] = {"cluster-solve": ClusterSolve(), "knn": KNN(), "tfa": TFA(), "mlc": MLC()}
     it = scene(setting)
     result = run(setting, tmp_path / "work", attacks)
-    who = {(cell.attack, cell.adversary): cell.state for cell in result.cells}
+    who = {(cell.attack, cell.adversary): cell.state for cell in result.results}
     assert who == {
         ("cluster-solve", "model only"): "done",
         ("knn", "model only"): "done",
         ("tfa", "same kind of text"): "done",
         ("mlc", "same kind of text"): "done",
     }
-    assert planned_count(it, attacks) == len(result.cells)
-    bags = next(cell for cell in result.cells if cell.attack == "mlc")
+    assert planned_count(it, attacks) == len(result.results)
+    bags = next(cell for cell in result.results if cell.attack == "mlc")
     assert "bag f1" in bags.measures
     assert result_line(bags).startswith("Words in a text (multi-label) (same kind of text): ")
     write(result, tmp_path / "out")
@@ -214,12 +214,12 @@ def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting,
         Budget(),
         seed=1,
     )
-    assert "no public text" in str(alone.cells[0].reason)
+    assert "no public text" in str(alone.results[0].reason)
 
 
 def test_a_spent_budget_is_said_and_the_verdict_is_no_comfort(setting: Setting, tmp_path: Path) -> None:
     result = run(setting, tmp_path / "work", seconds=1e-9)
-    assert {cell.state for cell in result.cells} == {"not run"}
+    assert {cell.state for cell in result.results} == {"not run"}
     assert result.verdict.startswith("No attack") and "of 100" not in result.verdict
     assert not list((tmp_path / "work").glob("*knn*"))
     write(result, tmp_path / "out")
@@ -230,13 +230,13 @@ def test_where_no_content_was_sent_nobody_is_said_to_read_it(setting: Setting, t
     nothing = Interval(math.nan, math.nan, math.nan, 0)
     cells = tuple(
         replace(one, measures={**one.measures, "content top-1": nothing}) if one.measures else one
-        for one in result.cells
+        for one in result.results
     )
     assert any(one.measures for one in cells)
     raised = all_findings(scene(setting), cells, {})
     assert "An attacker reads your text" not in [one.title for one in raised]
     assert "nan" not in " ".join(one.raised_if for one in raised)
-    without = replace(result, cells=cells, warnings=raised)
+    without = replace(result, results=cells, findings=raised)
     for shown in (report_text(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
         assert "nan" not in shown.replace(str(tmp_path), "") and "of 100 words" in shown
     assert str(nothing) == percent(math.nan) == "-"
@@ -257,10 +257,10 @@ def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path)
     Slow.runs.clear()
     for _ in range(2):
         result = run(setting, tmp_path / "work", {"slow": Slow(), "breaking": Breaking()})
-        assert [(c.state, c.cut) for c in result.cells] == [("done", True), ("failed", False)]
+        assert [(c.state, c.cut) for c in result.results] == [("done", True), ("failed", False)]
         assert "at least" in result.verdict and result.unfinished == ("Nearest neighbour",)
     assert len(Slow.runs) == 2
-    assert "(" not in result_line(result.cells[0]).split(": ", 1)[1]
+    assert "(" not in result_line(result.results[0]).split(": ", 1)[1]
     raw = result.to_json()["cells"][0]
     parts = [*raw["measures"].values(), *raw["by_class"].values()]
     assert parts and all(one["low"] is None and one["high"] is None for one in parts), "no interval of a cut figure"
@@ -299,7 +299,7 @@ def test_what_reads_most_is_run_even_if_finding_the_clusters_took_all_the_time(
 ) -> None:
     attacks: dict[str, Attack] = {"cluster-solve": Spending(), "decipherment": Decipherment(), "late": KNN()}
     result = run(setting, tmp_path / "work", attacks, seconds=2)
-    states = {cell.attack: cell.state for cell in result.cells}
+    states = {cell.attack: cell.state for cell in result.results}
     assert states["decipherment"] == "done"
     assert result.best is not None
     assert result.best.attack == "decipherment"
@@ -309,7 +309,7 @@ def test_nothing_that_waits_for_the_clusters_is_refused_for_want_of_nothing(sett
     """What needs no budget of its own was refused as soon as more than the budget was gone."""
     attacks: dict[str, Attack] = {"cluster-solve": ClusterSolve(), "decipherment": Decipherment()}
     result = run(setting, tmp_path / "work", attacks, seconds=1e-6)
-    assert {cell.attack: cell.state for cell in result.cells} == {"cluster-solve": "not run", "decipherment": "done"}
+    assert {cell.attack: cell.state for cell in result.results} == {"cluster-solve": "not run", "decipherment": "done"}
 
 
 @dataclass(frozen=True)
@@ -355,8 +355,8 @@ def test_an_attack_that_never_returns_is_ended_with_the_budget_of_the_clock(
     budget = Budget(1.5, clock=time.monotonic)
     result = audit(it, attacks, ResumeStore.open(tmp_path / "work", {}), budget, seed=1)
     assert 1.4 < time.monotonic() - begun < 8
-    assert [one.state for one in result.cells] == ["done", "not run"]
-    assert "ended when the budget was spent" in result.cells[1].reason
+    assert [one.state for one in result.results] == ["done", "not run"]
+    assert "ended when the budget was spent" in result.results[1].reason
     assert result.unfinished == ("Nearest neighbour",)
     assert signal.getitimer(signal.ITIMER_REAL)[0] > 60  # the timer of the test goes on
 
@@ -365,7 +365,7 @@ def test_what_came_from_candidates_is_done_again_where_these_are_better(setting:
     """A chain that was cut handed on what it had: with more time its successors start anew."""
     chain: dict[str, Attack] = {"cluster-solve": Short(), "tfa": TFA(), "decipherment": Decipherment()}
     first = run(setting, tmp_path / "work", chain)
-    assert [one.cut for one in first.cells] == [True, False, False]
+    assert [one.cut for one in first.results] == [True, False, False]
 
     def written() -> set[tuple[str, int]]:
         return {(path.name, path.stat().st_mtime_ns) for path in (tmp_path / "work").glob("*.json")}
@@ -405,7 +405,7 @@ def test_a_solver_whose_candidates_were_lost_is_run_again(setting: Setting, tmp_
     next((tmp_path / "work").glob("*.candidates")).unlink()
     again = run(setting, tmp_path / "work", {"cluster-solve": Solved()})
     assert len(Solved.runs) == 2
-    assert again.cells[0].measures == first.cells[0].measures
+    assert again.results[0].measures == first.results[0].measures
 
 
 def test_what_an_audit_writes_is_the_owners_alone_even_in_an_open_folder(setting: Setting, tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_solver_that_failed_hands_nothing_on(setting: Setting, tmp_path: Path)
     rotated = replace(it, transcript=replace(it.transcript, observations=(Weights(hidden), Tokens(it.truth.sent))))
     chain = {"cluster-solve": ClusterSolve(), "matching": Matching(), "decipherment": Decipherment()}
     result = audit(rotated, chain, ResumeStore.open(tmp_path / "work", {"of": "this"}), Budget(600), seed=1)
-    found = {one.attack: one for one in result.cells}
+    found = {one.attack: one for one in result.results}
     assert (found["cluster-solve"].in_group or 0) < 0.1
     assert "candidates" in str(found["matching"].reason)
     assert found["decipherment"].state == "done"
@@ -482,7 +482,7 @@ def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
     without = audit(
         it, {"cluster-solve": ClusterSolve()}, ResumeStore.open(tmp_path / "without", {}), Budget(600), seed=1
     )
-    solved = [next(c.in_group or 0 for c in one.cells if c.attack == "cluster-solve") for one in (with_it, without)]
+    solved = [next(c.in_group or 0 for c in one.results if c.attack == "cluster-solve") for one in (with_it, without)]
     assert solved[0] > 0.9 and solved[1] < 0.1
 
 
@@ -621,7 +621,7 @@ def test_an_attack_on_answers_is_told_apart_from_those_on_what_was_sent(setting:
     attacks: dict[str, Attack] = {"answered": Answered(), "knn": KNN()}
     work = ResumeStore.open(tmp_path / "work", {})
     result = audit(replace(it, transcript=seen), attacks, work, Budget(), seed=1)
-    cells = {cell.attack: cell for cell in result.cells}
+    cells = {cell.attack: cell for cell in result.results}
     assert cells["answered"].value("tokens top-1") == 1
     assert cells["answered"].of_outputs
     assert result.best is not None
@@ -647,8 +647,8 @@ def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path:
         result,
         model="<script>alert(1)</script>",
         curve=points,
-        public={"a <b>": 5, "same": 5, "slow": 5},
-        spent={"a <b>": {}, "same": {"10 %": 20_000}},
+        public_tokens={"a <b>": 5, "same": 5, "slow": 5},
+        tokens_to_reach={"a <b>": {}, "same": {"10 %": 20_000}},
     )
     page = write(result, tmp_path / "out").read_text("utf-8")
     assert "<script" not in page

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.captured import read, scene_of
+from milkglass.audit.captured import read_captured, scene_of
 from milkglass.audit.defence_scene import scene_of as by_halves
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, Scene
@@ -51,10 +51,10 @@ def captured(path: Path, codec: Codec, sent: Callable[[list[int]], Any]) -> Path
 
 
 def best_of(base: Checkpoint, path: Path, *names: str, layer: int = 0) -> dict[str, float]:
-    scene = scene_of(base, read(path), 1, layer)
+    scene = scene_of(base, read_captured(path), 1, layer)
     done = run(scene, {name: ATTACKS[name] for name in names}, None, Budget(60), 1)
-    ended = [one for one in done.cells if one.state == "done"]
-    assert ended, [(one.attack, one.state, one.reason) for one in done.cells]
+    ended = [one for one in done.results if one.state == "done"]
+    assert ended, [(one.attack, one.state, one.reason) for one in done.results]
     return {f"{one.attack}, {one.adversary}": one.measures["tokens top-1"].value for one in ended}
 
 
@@ -68,9 +68,9 @@ def test_the_public_models_own_ids_are_read_whole(base: Checkpoint, codec: Codec
 
 def test_what_crosses_as_it_is_is_read_with_the_smallest_budget(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     """Decipherment uses all that it gets. Had it the first turn, traffic without a defence would look hidden."""
-    scene = scene_of(base, read(captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)), 1)
+    scene = scene_of(base, read_captured(captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)), 1)
     for budget in (Budget.of_work(1.0), Budget(1.0)):
-        done = [one for one in run(scene, ATTACKS, None, budget, 1).cells if one.state == "done"]
+        done = [one for one in run(scene, ATTACKS, None, budget, 1).results if one.state == "done"]
         assert max(one.measures["tokens top-1"].value for one in done if "tokens top-1" in one.measures) == 1
 
 
@@ -104,7 +104,7 @@ def test_the_servers_model_makes_the_figures_those_of_the_audit_by_key(
 ) -> None:
     """Which attacks apply, and what each reads, where the key gives it nothing that the traffic does not."""
     path, served = scrambled(base, codec, tmp_path, k=5, epsilon=1.0, beta=0.9)
-    rows = read(path)
+    rows = read_captured(path)
     chosen = {name: ATTACKS[name] for name in ("cluster-solve", "matching", "tfa", "decipherment", "as-it-is", "knn")}
     order = np.random.default_rng(1).permutation(len(TEXTS))
     private, others = ([TEXTS[i] for i in part] for part in (order[:32], order[32:]))
@@ -122,25 +122,25 @@ def test_the_servers_model_makes_the_figures_those_of_the_audit_by_key(
 
 
 def figures(scene: Scene, chosen: dict[str, Attack]) -> dict[tuple[str, str], str]:
-    cells = run(scene, chosen, None, Budget.of_work(600), 1).cells
+    cells = run(scene, chosen, None, Budget.of_work(600), 1).results
     done = [one for one in cells if one.state == "done" and one.adversary != "known texts"]
     return {(one.attack, one.adversary): str(one.measures["tokens top-1"]) for one in done}
 
 
 def test_one_row_a_cluster_is_seen_in_the_servers_table(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path, served = scrambled(base, codec, tmp_path, k=4, epsilon=0.1, beta=0.9, rows="shared")
-    known = scene_of(base, read(path), 1, served=served).adversaries[0].knowledge
-    assert known.has_shared_ids and not scene_of(base, read(path), 1).adversaries[0].knowledge.has_shared_ids
+    known = scene_of(base, read_captured(path), 1, served=served).adversaries[0].knowledge
+    assert known.has_shared_ids and not scene_of(base, read_captured(path), 1).adversaries[0].knowledge.has_shared_ids
 
 
 def test_a_server_model_that_cannot_be_it_is_refused(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "large.jsonl", codec, lambda ids: [one + 7 * tiny.VOCAB for one in ids])
     with pytest.raises(CodecError, match=r"id \d+ was sent, and the table of bert has"):
-        scene_of(base, read(path), 1, served=base)
+        scene_of(base, read_captured(path), 1, served=base)
     words = tmp_path / "words.jsonl"
     words.write_text("".join(json.dumps({"text": one, "sent": one}) + "\n" for one in TEXTS), "utf-8")
     with pytest.raises(CodecError, match="--server-model is for ids"):
-        scene_of(base, read(words), 1, served=base)
+        scene_of(base, read_captured(words), 1, served=base)
 
 
 def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Cod
     path = tmp_path / "words.jsonl"
     rows = [{"text": text, "sent": f"so {text.rsplit(' ', 1)[0]} time"} for text in TEXTS]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    scene = scene_of(base, read(path), 1)
+    scene = scene_of(base, read_captured(path), 1)
     original, places = scene.truth.tokens, scene.truth.origin
     assert places is not None
     same = np.where(places < 0, -1, scene.truth.sent.ids[places]) == original.ids
@@ -184,20 +184,20 @@ def test_a_row_that_is_none_is_refused_by_its_place(row: dict[str, Any], named: 
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"text": "we see", "sent": [1, 2, 3]}) + "\n" + json.dumps(row) + "\n", "utf-8")
     with pytest.raises(CodecError, match=named):
-        read(path)
+        read_captured(path)
 
 
 def test_ids_of_another_tokenizer_are_refused(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "longer.jsonl", codec, lambda ids: [*ids, 7, 7, 7])
     with pytest.raises(CodecError, match=r"line \d+ of longer\.jsonl"):
-        scene_of(base, read(path), 1)
+        scene_of(base, read_captured(path), 1)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(EmptyText):
-        read(tmp_path / "empty.jsonl")
+        read_captured(tmp_path / "empty.jsonl")
     few = tmp_path / "few.jsonl"
     few.write_text("".join((tmp_path / "longer.jsonl").read_text().splitlines(True)[:9]))
     with pytest.raises(UsageError):
-        scene_of(base, read(captured(few, codec, lambda ids: ids))[:9], 1)
+        scene_of(base, read_captured(captured(few, codec, lambda ids: ids))[:9], 1)
 
 
 def test_the_command_judges_a_client_and_writes_the_page(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Counting(Attack):
 
 
 def counted(attack: Counting, monkeypatch: pytest.MonkeyPatch) -> tuple[BudgetPoint, ...]:
-    monkeypatch.setattr(curve, "FIRST_TOKENS", 20)
+    monkeypatch.setattr(curve, "FIRST_POINT_TOKENS", 20)
     rng, every = np.random.default_rng(0), np.ones(N, np.bool_)
     sent = Sequences.of(rng.integers(0, N, (25, 4)).tolist())
     known = Adversary.with_text(ALIKE, Knowledge(corpus=Sequences.of([[1, 2]])))
@@ -86,7 +86,7 @@ def counted(attack: Counting, monkeypatch: pytest.MonkeyPatch) -> tuple[BudgetPo
     )
     attacks = {"mine": attack}
     done = run(scene, attacks, None, Budget(), 1, options=RECIPE_OPTIONS)
-    return reading_curve(scene, attacks, done, strongest(done.cells), Budget(), 1)
+    return reading_curve(scene, attacks, done, strongest(done.results), Budget(), 1)
 
 
 def test_a_curve_has_a_point_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:

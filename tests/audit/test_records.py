@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.audit.records import audit, read
+from milkglass.audit.records import audit_endpoint, read_answers
 from milkglass.errors import CodecError, EmptyText
 from milkglass.threat.budget import Budget
 from tests.cli.kit import call, document, refused
@@ -35,15 +35,15 @@ def file(folder: Path, found: list[dict[str, Any]]) -> Path:
 
 
 def test_streamed_answers_tell_topics_and_lengths_of_tokens_and_the_control_does_not(tmp_path: Path) -> None:
-    found = audit(read(file(tmp_path, rows(True))), 1, Budget(60))
+    found = audit_endpoint(read_answers(file(tmp_path, rows(True))), 1, Budget(60))
     assert found.reading["topics"].value > 0.9 and found.reading["token lengths"].value > 0.9
-    assert found.control["topics"].value < 0.6 and abs(found.chance - 1 / 3) < 0.01
-    told = dict(found.rows())
+    assert found.control["topics"].value < 0.6 and abs(found.guess_share - 1 / 3) < 0.01
+    told = dict(found.table_rows())
     assert "no text; the topic of" in told["hardware holds"] and "all of the text" in told["hardware fails"]
 
 
 def test_padded_answers_tell_nothing(tmp_path: Path) -> None:
-    found = audit(read(file(tmp_path, rows(False))), 1, Budget(60))
+    found = audit_endpoint(read_answers(file(tmp_path, rows(False))), 1, Budget(60))
     assert found.reading["topics"].low <= 0.45 and found.reading["token lengths"].value < 0.5
 
 
@@ -73,18 +73,18 @@ def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], words: str) 
     found = rows(True)
     found[6] = {**found[6], **change}
     with pytest.raises(CodecError, match=f"line 7 of answers.jsonl.*{words}"):
-        read(file(tmp_path, found))
+        read_answers(file(tmp_path, found))
 
 
 def test_too_few_answers_or_topics_and_lengths_of_some_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EmptyText, match="19 answers"):
-        read(file(tmp_path, rows(True, 19)))
+        read_answers(file(tmp_path, rows(True, 19)))
     with pytest.raises(EmptyText, match="on 1 topics"):
-        read(file(tmp_path, rows(True)[::3]))
+        read_answers(file(tmp_path, rows(True)[::3]))
     found = rows(True)
     del found[4]["lengths"]
     with pytest.raises(CodecError, match="119 of 120"):
-        read(file(tmp_path, found))
+        read_answers(file(tmp_path, found))
 
 
 def test_answers_to_one_question_are_in_one_half(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_answers_to_one_question_are_in_one_half(tmp_path: Path) -> None:
         for question in [*range(40)] * 8
     ]  # fmt: skip
     bare = [{name: value for name, value in one.items() if name != "question"} for one in found]
-    assert audit(read(file(tmp_path, bare)), 1, Budget(60)).reading["topics"].value > 0.9
-    known = audit(read(file(tmp_path, found)), 1, Budget(60))
+    assert audit_endpoint(read_answers(file(tmp_path, bare)), 1, Budget(60)).reading["topics"].value > 0.9
+    known = audit_endpoint(read_answers(file(tmp_path, found)), 1, Budget(60))
     assert known.reading["topics"].value < 0.75 and [*known.control] == ["topics"]
     del found[5]["question"]
     with pytest.raises(CodecError, match="319 of 320"):
-        read(file(tmp_path, found))
+        read_answers(file(tmp_path, found))
     alone = [{**one, "question": "the same"} if one["topic"] == "law" else one for one in rows(True)]
     with pytest.raises(CodecError, match="questions"):
-        read(file(tmp_path, alone))
+        read_answers(file(tmp_path, alone))
     with pytest.raises(EmptyText, match="one question"):
-        read(file(tmp_path, [{**one, "question": one["topic"]} for one in rows(True)]))
+        read_answers(file(tmp_path, [{**one, "question": one["topic"]} for one in rows(True)]))

@@ -70,7 +70,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Scene]:
 def figures(done: AuditRun) -> list[Any]:
     return [
         (one.attack, one.adversary, one.state, one.cut, one.reason, one.seconds, str(one.measures), str(one.by_class))
-        for one in done.cells
+        for one in done.results
     ]
 
 
@@ -92,7 +92,7 @@ def test_no_clock_decides_what_work_cuts(
     hurried(monkeypatch)
     assert figures(run(scenes(name), few, None, Budget.of_work(0.8), 3)) == figures(first)
     monkeypatch.undo()
-    assert any(one.cut or one.state == "not run" for one in first.cells), "nothing was cut: the test shows nothing"
+    assert any(one.cut or one.state == "not run" for one in first.results), "nothing was cut: the test shows nothing"
 
 
 def test_attacks_that_were_finished_are_counted_when_a_run_goes_on(
@@ -127,7 +127,7 @@ def test_an_attack_that_asks_its_budget_counts_what_it_does(scenes: Callable[[st
 
     done = run(scenes(name), attacks(SHORT), None, budget, 3, ended)
     assert not silent
-    assert all(one.seconds > 0 for one in done.cells if one.state == "done")
+    assert all(one.seconds > 0 for one in done.results if one.state == "done")
 
 
 def sent_scene(scene: str) -> tuple[Transcript, Knowledge]:
@@ -179,6 +179,6 @@ def test_work_is_counted_by_no_other_budget() -> None:
 
 def test_an_attack_that_counts_nothing_costs_what_it_declares(scenes: Callable[[str], Scene]) -> None:
     done = run(scenes("obfuslm"), {"tfa": ATTACKS["tfa"], "knn": KNN()}, None, Budget.of_work(60.0), 3)
-    tfa, knn = done.cells
+    tfa, knn = done.results
     assert tfa.seconds == pytest.approx(ATTACKS["tfa"].cost.fixed, rel=0.2)
     assert 0 < knn.seconds < KNN.cost.seconds(tiny.VOCAB, 32, 1000, 1000)

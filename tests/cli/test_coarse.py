@@ -128,7 +128,7 @@ def test_a_model_learns_from_symbols_and_nothing_else_leaves(made: Path) -> None
     codec = Codec.open(key, made / "model")
     texts = [one["text"] for one in rows(1, 240)]
     plain = codec.tokenizer(texts)["input_ids"]
-    assert table["input_ids"].to_pylist() == [key.first[one].tolist() for one in plain]
+    assert table["input_ids"].to_pylist() == [key.first_ids[one].tolist() for one in plain]
     assert max(map(max, table["input_ids"].to_pylist())) < len(key.sigma) <= 44
     assert set(table["labels"].to_pylist()) == {0, 1}
     assert accuracy_of(made / "out", job) > 0.8
@@ -160,7 +160,9 @@ def test_a_decoder_is_trained_as_a_classifier(made: Path, tmp_path: Path, name: 
     assert document(call("verify", tmp_path / "out", "--key", tmp_path / "k", "--json"))["passed"]
     key, config = read_key(tmp_path / "k", PASSPHRASE), Checkpoint.open(tmp_path / "out").config
     padding = config["pad_token_id"]
-    assert padding == key.first[0] and (key.first == padding).sum() == 1, "padding would end texts before their end"
+    assert padding == key.first_ids[0] and (key.first_ids == padding).sum() == 1, (
+        "padding would end texts before their end"
+    )
     assert config["vocab_size"] == len(key.sigma) <= 44
     kept = Checkpoint.open(tmp_path / "out").tensors
     assert {kept[one].shape[0] for one in kept if "embed_tokens" in one or "lm_head" in one} == {len(key.sigma)}

@@ -973,7 +973,7 @@ def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_an_opened_key_shows_nothing(encoder: Owner) -> None:
     unlocked = UnlockedKey.open(encoder.path, PASSPHRASE)
-    assert PASSPHRASE not in repr(unlocked) and str(unlocked.seal.sealing) not in f"{unlocked!r}{unlocked.seal!r}"
+    assert PASSPHRASE not in repr(unlocked) and str(unlocked.seal.cipher_key) not in f"{unlocked!r}{unlocked.seal!r}"
 
 
 def test_obfuscate_with_plus(decoder: Owner, encoder: Owner, tmp_path: Path) -> None:

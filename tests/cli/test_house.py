@@ -107,7 +107,7 @@ def test_a_server_that_is_down_is_told_soon(encoder: Owner, monkeypatch: pytest.
     waits: list[float] = []
 
     def wait(self: RetryPolicy, attempt: int, answer: object = None) -> None:
-        waits.append(min(self.longest, self.first * 2**attempt))  # at most
+        waits.append(min(self.last_limit, self.first_limit * 2**attempt))  # at most
 
     monkeypatch.setattr(RetryPolicy, "wait", wait)
     classify = ("classify", "m", "x", "--key", encoder.path)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import milkglass
-from milkglass.client.codec.aliases import draw_from
+from milkglass.client.codec.aliases import repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey, read_key, seal, unseal, write_key
@@ -133,7 +133,9 @@ def test_several_ids_and_clusters_go_along(scheme: ObfusLM, tmp_path: Path) -> N
     base = Checkpoint.open(tiny.save("bert", tmp_path / "model"))
     key = new_key(base, str(base.folder), scheme, base.digest())
     held = unseal(seal(key.codec_alone(), "pw", scrypt_n=2), "pw")
-    draws = [Codec.open(one, base.folder, draw_from(Stream(b"d" * 32))).encode([TEXT]).ids[0] for one in (key, held)]
+    draws = [
+        Codec.open(one, base.folder, repeated_stream(Stream(b"d" * 32))).encode([TEXT]).ids[0] for one in (key, held)
+    ]
     assert np.array_equal(*draws) and (held.groups is None) == (key.groups is None)
 
 
@@ -144,5 +146,5 @@ def test_a_codec_is_not_passed_off_as_a_key(tmp_path: Path) -> None:
     body = sealed[:-32].replace(b'"milkglass-codec"', b'"milkglass-key"')
     with pytest.raises(TamperedKey):
         unseal(body + hashlib.sha256(body).digest(), "pw")
-    write_key(tmp_path / "k", replace(key, secret=None, kept_identifier="ab" * 16), "pw", scrypt_n=2, weak=True)
+    write_key(tmp_path / "k", replace(key, secret=None, kept_identifier="ab" * 16), "pw", scrypt_n=2, allows_weak=True)
     assert read_key(tmp_path / "k", "pw").identifier == "ab" * 16

@@ -40,7 +40,7 @@ def test_show_names_what_a_key_is_of_and_no_secret(owner: Owner, tmp_path: Path)
     assert answer["key_id"] == owner.key.identifier in shown.stdout
     assert answer["model"] == str(owner.model) and answer["model_digest"] == owner.key.model_digest
     assert answer["scheme"]["name"] == "obfuslm" and answer["kind"] == owner.about["kind"]
-    assert answer["tokens"] == len(owner.key.first) and answer["made_for_job"] is None
+    assert answer["tokens"] == len(owner.key.first_ids) and answer["made_for_job"] is None
     for secret in (SECRET, owner.key.root.hex(), PASSPHRASE):
         assert secret not in shown.stdout + shown.stderr and secret not in str(answer)
     wrong = call("key", "show", owner.path, passphrase="wrong")

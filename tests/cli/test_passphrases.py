@@ -117,7 +117,7 @@ def test_where_a_passphrase_is_not_generated(encoder: Owner, monkeypatch: pytest
 
 def test_a_key_for_a_job_under_a_weak_passphrase_is_warned_about(encoder: Owner, tmp_path: Path) -> None:
     key, child = tmp_path / "k", tmp_path / "child"
-    write_key(key, encoder.key, "hunter2", scrypt_n=2, weak=True)
+    write_key(key, encoder.key, "hunter2", scrypt_n=2, allows_weak=True)
     made = call("key", "for-job", key, "a job", "--out", child, passphrase="hunter2")
     assert (
         made.exit_code == 0 and "warning: the passphrase is weak" in made.stderr and f"{child} is sealed" in made.stderr

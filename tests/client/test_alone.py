@@ -16,7 +16,7 @@ from milkglass.client.alone import (
     FittedCandidate,
     LinearCandidate,
     LinearModel,
-    agreement,
+    agreement_features,
     candidates,
     pool_probabilities,
 )
@@ -53,7 +53,7 @@ def test_what_two_texts_share_tells_pairs_apart() -> None:
 
 
 def test_agreement_is_what_a_person_counts() -> None:
-    (row,) = agreement(alone.Rows(["A cat, 12"], ["a dog 13"]))
+    (row,) = agreement_features(alone.Rows(["A cat, 12"], ["a dog 13"]))
     words = {"a", "cat", ",", "12"}, {"a", "dog", "13"}
     assert row[0] == pytest.approx(len(words[0] & words[1]) / len(words[0] | words[1]))
     assert row[1] == pytest.approx(1 / 4) and row[2] == pytest.approx(1 / 3)
@@ -79,7 +79,7 @@ def test_weights_give_the_outputs_of_scikit_learn(kind: str, classes: int) -> No
 
 def test_scores_are_fitted_by_ridge_regression() -> None:
     scores = [2.5] * 6 + [-1.0] * 6
-    fitted = LinearModel.fit(TEXTS, scores, regression=True)
+    fitted = LinearModel.fit(TEXTS, scores, is_regression=True)
     low, high = fitted.predict(["dull", "fine"])
     assert low < 0.75 < high and fitted.is_regression and 0 < fitted.validation_score < 1
     matrix = sparse.csr_matrix(np.random.default_rng(0).normal(size=(20, 4)))
@@ -124,7 +124,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(UsageError, match="one label"):
         LinearModel.fit(GOOD, [1] * 6)
     with pytest.raises(UsageError, match="scores"):
-        LinearModel.fit(TEXTS, [float(i) for i in range(12)], regression=True).log_probabilities(["a"], None, 2)
+        LinearModel.fit(TEXTS, [float(i) for i in range(12)], is_regression=True).log_probabilities(["a"], None, 2)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -164,9 +164,9 @@ def test_a_damaged_folder_is_refused(damage: object, tmp_path: Path) -> None:
 
 
 def test_the_candidates_are_those_of_the_rows() -> None:
-    kinds = {one.kind for one in candidates(["words"], regression=True)}
+    kinds = {one.kind for one in candidates(["words"], is_regression=True)}
     assert kinds == {"ridge"}
-    dense = {one.kind for one in candidates(["agreement"], regression=False)}
+    dense = {one.kind for one in candidates(["agreement"], is_regression=False)}
     assert dense == {"svm", "logistic"}, "counts below zero are nothing for naive Bayes"
 
 

@@ -43,7 +43,7 @@ AT_ONCE = {"follow", "say", "clear", "__aiter__"}  # iterated, or without a requ
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server, Tap, Scrambled]]:
     root = tmp_path_factory.mktemp("async")
     model = Scrambled.of(root)
-    write_key(root / "k.mgkey", model.key, PASSPHRASE, weak=True, scrypt_n=2)
+    write_key(root / "k.mgkey", model.key, PASSPHRASE, allows_weak=True, scrypt_n=2)
     with Server(root / "home", in_thread=True) as server, server.client() as client:
         register(client, "scrambled", model.folder)  # type: ignore[arg-type]
         with Tap(server.url) as tap:
@@ -78,7 +78,7 @@ def test_answers_are_those_of_the_session(served: tuple[Path, Server, Tap, Scram
             answers = await asyncio.gather(*(session.generate("scrambled", text, asked) for text in tiny.TEXTS * 3))
             texts = await asyncio.gather(*(one.whole() for one in answers))
             assert texts == [expected[text] for text in tiny.TEXTS * 3]
-            assert all(0 < one.tokens <= 12 and one.prompt_tokens for one in answers)
+            assert all(0 < one.token_count <= 12 and one.prompt_tokens for one in answers)
             pieces = [piece async for piece in await session.generate("scrambled", tiny.TEXTS[0], asked)]
             assert len(pieces) > 2 and "".join(pieces) == expected[tiny.TEXTS[0]]
             conversation = await session.chat("scrambled", sampling=asked)
@@ -125,7 +125,7 @@ def test_a_cancelled_answer_ends_its_request(served: tuple[Path, Server, Tap, Sc
                 break
             await left.close()
             await asyncio.to_thread(until, lambda: not server.app_tasks())
-            assert left.tokens < 70
+            assert left.token_count < 70
             assert (await session.describe("scrambled"))["id"] == "scrambled"
 
     asyncio.run(run())
@@ -179,7 +179,7 @@ def test_what_waits_is_cut_and_not_asked_again(served: tuple[Path, Server, Tap, 
 def test_a_fine_tune_is_awaited(tmp_path: Path) -> None:
     model = Scrambled.of(tmp_path, "bert", template="", scheme=ObfusLM(4, 0.1, 0.9))
     key = tmp_path / "k.mgkey"
-    write_key(key, model.key, PASSPHRASE, weak=True, scrypt_n=2)
+    write_key(key, model.key, PASSPHRASE, allows_weak=True, scrypt_n=2)
     rows = [{"text": text, "label": label} for text, label in zip(tiny.TEXTS[:2], ("care", "time"), strict=True)] * 4
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     worker = (sys.executable, "-m", "milkglass.server.training")

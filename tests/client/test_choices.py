@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from milkglass.client.codec.aliases import AliasChoices, draw_from
+from milkglass.client.codec.aliases import AliasChoices, repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key, KeyInfo
@@ -29,7 +29,7 @@ def codec_of(base: Checkpoint, scheme: ObfusLM, seed: int | None = None) -> tupl
     key = new_key(base, str(base.folder), scheme, base.digest(), bytes(range(32)))
     if seed is None:
         return key, Codec.open(key, base.folder)
-    return key, Codec.open(key, base.folder, draw_from(Stream(seed.to_bytes(32))))
+    return key, Codec.open(key, base.folder, repeated_stream(Stream(seed.to_bytes(32))))
 
 
 def test_each_alias_is_as_likely_and_each_draw_by_itself(base: Checkpoint) -> None:

@@ -114,7 +114,7 @@ def test_a_batch_is_not_padded(minilm: Codec) -> None:
     """MiniLM's tokenizer.json asks for padding to 128, and cuts at 128."""
     found = minilm.encode(["short", "a little longer text", "word " * 300])
     assert [len(one) for one in found.ids] == [3, 6, 302]
-    assert found.long == ()
+    assert found.cut_indices == ()
 
 
 def test_pairs_have_types(minilm: Codec) -> None:
@@ -127,7 +127,7 @@ def test_pairs_have_types(minilm: Codec) -> None:
 def test_cutting_keeps_the_special_tokens(minilm: Codec) -> None:
     found = minilm.encode(["word " * 600, "short"], truncate=True)
     assert [len(one) for one in found.ids] == [512, 3]
-    assert len(found.long) == 1
+    assert len(found.cut_indices) == 1
     assert minilm.inverse[found.ids[0][-1]] == minilm.tokenizer.sep_token_id
 
 
@@ -206,7 +206,7 @@ def test_a_template_that_rewrites_earlier_turns_makes_one_example_of_each_answer
     ]  # fmt: skip
     plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     done = codec.encode_examples([plain, talk, plain])
-    assert done.sources == (0, 1, 1, 2)
+    assert done.source_indices == (0, 1, 1, 2)
     learnt = [codec.decode(ids[labels != IGNORED_LABEL]) for ids, labels in zip(done.ids, done.labels, strict=True)]
     assert learnt == ["hello", "<think>hm</think>On Monday.", "<think>so</think>It is free.", "hello"]
     for number, place in ((1, 1), (3, 2)):  # as the model is asked
@@ -339,7 +339,7 @@ def test_another_models_tokenizer_is_refused() -> None:
 def test_roberta_has_fewer_places_than_its_table_of_positions(tmp_path: Path) -> None:
     folder = tiny.save("roberta", tmp_path / "roberta")
     key = Key.new("sha256:test", tiny.VOCAB, (1,), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)}))
-    assert Codec.open(key, folder).limit == 130 - 2
+    assert Codec.open(key, folder).max_tokens == 130 - 2
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -373,12 +373,12 @@ def test_a_conversation_that_loses_its_answer_is_refused(smollm: Codec) -> None:
     with pytest.raises(TooLong, match="conversation 1 has no answer within"):
         smollm.encode_examples([[{"role": "user", "content": "word " * 50}, TALK[1]]], max_length=40, truncate=True)
     cut = smollm.encode_examples([[TALK[0], {"role": "assistant", "content": "word " * 50}]], 60, truncate=True)
-    assert cut.long == (0,) and len(cut.ids[0]) == 60 == len(cut.labels[0])
+    assert cut.cut_indices == (0,) and len(cut.ids[0]) == 60 == len(cut.labels[0])
 
 
 def test_plain_texts_end_with_the_end_token(small: Codec) -> None:
     found = small.encode_causal(["the nurse called", "please " * 40], max_length=20, truncate=True)
-    assert [len(one) for one in found.ids][1] == 20 and found.long == (1,)
+    assert [len(one) for one in found.ids][1] == 20 and found.cut_indices == (1,)
     assert all(one[-1] == small.stop_ids[0] for one in found.ids)
     assert all((one == other).all() for one, other in zip(found.ids, found.labels, strict=True))
 
@@ -466,7 +466,7 @@ def byte_fallback() -> tuple[StreamDecoder, dict[str, int]]:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return StreamDecoder(list, tokenizer.decode, by_byte=True), vocabulary
+    return StreamDecoder(list, tokenizer.decode, replaces_each_byte=True), vocabulary
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 100])

@@ -51,7 +51,7 @@ def codec_with(template: str, folder: Path) -> Codec:
     model = tiny.save("llama-tied", folder / "model")
     (model / "chat_template.jinja").write_text(template, "utf-8")
     key = Key.new("sha256:test", tiny.VOCAB, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(model)}))
-    return replace(Codec.open(key, model), limit=2048)  # nothing is run
+    return replace(Codec.open(key, model), max_tokens=2048)  # nothing is run
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +178,10 @@ def test_an_audit_keeps_the_examples_of_a_conversation_together(rewriting: Codec
 
     rows = [{"messages": [{"role": "user", "content": f"hello {n}"}, *TURNS[1:]]} for n in range(30)]
     whole = read_encoded(rewriting, lines(tmp_path / "a.jsonl", *rows))
-    assert whole.sources is not None and whole.sources.tolist() == [n // 2 for n in range(60)]
+    assert whole.source_indices is not None and whole.source_indices.tolist() == [n // 2 for n in range(60)]
     private, alike = _split_in_halves(whole, 1)
-    assert private.sources is not None and len(private.original) == len(alike) == 30
-    assert all((private.sources == one).sum() == 2 for one in set(private.sources.tolist()))
+    assert private.source_indices is not None and len(private.original) == len(alike) == 30
+    assert all((private.source_indices == one).sum() == 2 for one in set(private.source_indices.tolist()))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

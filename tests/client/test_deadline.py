@@ -19,7 +19,7 @@ from tests.client.stub import TOKEN, Handler, Stub
 from tests.client.test_remote import chunk, told
 
 SHORT = 0.3  # seconds; a deadline that is met late only makes a test slower
-ONCE = RetryPolicy(attempts=1)
+ONCE = RetryPolicy(max_attempts=1)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_comments_are_no_events(stub: Stub, quick: Remote, piece: bytes) -> None
 
 
 def test_a_flood_of_comments_ends_at_once(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_COMMENTS", 20_000)
+    monkeypatch.setattr(connection, "MAX_COMMENT_BYTES", 20_000)
     stub.replies["POST /v1/completions"] = dripping(b": x\n\n" * 10_000)
     with Remote(stub.url, TOKEN, retry=ONCE) as patient, pytest.raises(RemoteError, match="20000 bytes of comments"):
         list(patient.generate("m", [1]))
@@ -129,7 +129,7 @@ def test_a_job_that_tells_nothing_is_given_up(stub: Stub, quick: Remote, monkeyp
     stub.replies["GET /v1/fine_tuning/jobs/j/events"] = dripping(b": still here\n\n", first)
     heard: list[str] = []
     with pytest.raises(Unreachable, match="did not come within"):
-        heard += (event["message"] for event in quick.follow("j", silence=0.0))
+        heard += (event["message"] for event in quick.follow("j", restart_seconds=0.0))
     assert left(stub)
 
 

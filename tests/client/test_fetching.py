@@ -21,7 +21,7 @@ from tests.client.test_remote import serve_model
 
 @pytest.fixture
 def remote(stub: Stub) -> Iterator[Remote]:
-    with Remote(stub.url, TOKEN, retry=RetryPolicy(attempts=2, pause=lambda seconds: None)) as made:
+    with Remote(stub.url, TOKEN, retry=RetryPolicy(max_attempts=2, pause=lambda seconds: None)) as made:
         yield made
 
 
@@ -53,7 +53,7 @@ def test_some_room_is_left(stub: Stub, remote: Remote, tmp_path: Path, monkeypat
 def test_more_than_the_model_can_have_is_not_begun(stub: Stub, remote: Remote, tmp_path: Path) -> None:
     lists(stub, {"name": "model.safetensors", "bytes": 5_000_000, "sha256": None})
     with pytest.raises(RemoteError, match="offers 5 MB, and this model has at most 4 MB"):
-        remote.fetch_model("ft", tmp_path / "out", largest=4_000_000)
+        remote.fetch_model("ft", tmp_path / "out", max_bytes=4_000_000)
     nothing_came(stub, tmp_path)
 
 
@@ -101,4 +101,4 @@ def test_what_is_there_already_needs_no_room(
     with pytest.raises(UsageError, match="MB more"):
         remote.fetch_model("ft", tmp_path / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    assert remote.fetch_model("ft", tmp_path / "out", largest=whole).is_dir()
+    assert remote.fetch_model("ft", tmp_path / "out", max_bytes=whole).is_dir()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.client.key.file import MAX_FILE, KeySeal, read_key, require_key_file, seal, unseal, write_key
+from milkglass.client.key.file import MAX_FILE_BYTES, KeySeal, read_key, require_key_file, seal, unseal, write_key
 from milkglass.client.key.key import Key, KeyInfo, permutation
 from milkglass.errors import (
     DamagedKey,
@@ -111,7 +111,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "k"
     with path.open("wb") as file:
         file.write(b"{")
-        file.truncate(MAX_FILE + 1)
+        file.truncate(MAX_FILE_BYTES + 1)
     for read in (lambda: read_key(path, "pass"), lambda: require_key_file(path)):
         with pytest.raises(KeyFileError, match="268,435,457 bytes, at most 268,435,456 are read"):
             read()

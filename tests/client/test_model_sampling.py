@@ -65,7 +65,7 @@ VALUES = {name: value for name, value in QWEN.items() if name != "do_sample"}
 )
 def test_the_fields_are_read(generation: Any, values: dict[str, float], left_out: tuple[str, ...]) -> None:
     found = ModelSampling.of(generation)
-    assert (found.values, found.left_out) == (values, left_out)
+    assert (found.values, found.left_out_names) == (values, left_out)
     assert ModelSampling.of(found.values).values == values  # as a key keeps them
 
 

@@ -75,16 +75,16 @@ def test_numbers_that_json_does_not_have_are_null() -> None:
 
 
 READERS = (
-    responses.MODEL.rows,
-    responses.MODEL.read,
-    responses.FILE.rows,
-    responses.UPLOAD.rows,
+    responses.MODEL_SHAPE.records_of,
+    responses.MODEL_SHAPE.read,
+    responses.FILE_SHAPE.records_of,
+    responses.UPLOAD_SHAPE.records_of,
     responses.read_job,
     lambda answer: responses.read_event(json.dumps(answer)),
-    lambda answer: [responses.read_prediction(row) for row in responses.sort_by_index(responses.rows(answer), 1)],
+    lambda answer: [responses.read_prediction(row) for row in responses.sort_by_index(responses.records_of(answer), 1)],
     responses.read_prediction,
     lambda answer: responses.completion_ids(json.dumps(answer)),
-    lambda answer: [responses.token_ids(choice) for choice in responses.rows(answer, "choices")[:1]],
+    lambda answer: [responses.token_ids(choice) for choice in responses.records_of(answer, "choices")[:1]],
     transfer.read_offered_file,
     transfer.read_offered_files,
     responses.response_id,

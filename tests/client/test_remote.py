@@ -31,7 +31,7 @@ from milkglass.progress import Stage, no_stage
 from tests import tiny
 from tests.client.stub import TOKEN, Handler, Stub, busy, fine, hang_up, lose_answer
 
-QUICK = RetryPolicy(attempts=5, pause=lambda seconds: None)
+QUICK = RetryPolicy(max_attempts=5, pause=lambda seconds: None)
 DATA = bytes(range(256)) * 20  # 5,120 bytes: 6 chunks
 
 
@@ -80,7 +80,7 @@ def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": [{"id": "m"}]})
-    with Remote(stub.url, TOKEN, retry=RetryPolicy(attempts=1)) as remote:
+    with Remote(stub.url, TOKEN, retry=RetryPolicy(max_attempts=1)) as remote:
         assert remote.models() == [{"id": "m"}]
 
 
@@ -106,7 +106,7 @@ def test_nobody_answers() -> None:
 
 
 def test_somebody_listens_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "FIRST_SILENCE", 0.05)
+    monkeypatch.setattr(connection, "FIRST_SILENCE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         patience = RetryPolicy(pause=lambda seconds: pytest.fail("a wrong address must not look like a slow command"))
@@ -148,7 +148,7 @@ def test_patience_ends(stub: Stub, remote: Remote) -> None:
     stub.faults["GET"] = [busy] * 9
     with pytest.raises(RemoteError, match="503: busy"):
         remote.models()
-    assert stub.count("GET /v1/models") == QUICK.attempts
+    assert stub.count("GET /v1/models") == QUICK.max_attempts
 
 
 def test_a_job_is_never_started_twice(stub: Stub, remote: Remote) -> None:
@@ -187,7 +187,7 @@ def test_a_strange_retry_after_is_not_obeyed(stub: Stub, remote: Remote, asked: 
 
 def test_long_waits_are_told(stub: Stub) -> None:
     told: list[str] = []
-    patience = RetryPolicy(attempts=5, pause=lambda seconds: None, progress=told.append)
+    patience = RetryPolicy(max_attempts=5, pause=lambda seconds: None, notice=told.append)
     stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
     stub.faults["GET"] = [hang_up, busy, hang_up, hang_up]
     with Remote(stub.url, TOKEN, retry=patience) as remote:
@@ -205,7 +205,7 @@ def test_a_server_that_answered_once_is_waited_for(stub: Stub) -> None:
         handler.close_connection = True
 
     stub.replies["GET /v1/models"] = once
-    with Remote(stub.url, TOKEN, retry=RetryPolicy(attempts=6, pause=waits.append)) as remote:
+    with Remote(stub.url, TOKEN, retry=RetryPolicy(max_attempts=6, pause=waits.append)) as remote:
         remote.models()
         stub.shutdown()
         stub.server_close()
@@ -234,7 +234,7 @@ def endless(status: int, piece: bytes) -> Any:
 def test_a_long_answer_is_not_read_to_its_end(
     stub: Stub, remote: Remote, monkeypatch: pytest.MonkeyPatch, status: int, told: str
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_ANSWER", 200_000)
+    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 200_000)
     stub.replies["GET /v1/models"] = endless(status, b" " * 100_000)
     with pytest.raises(RemoteError, match=told):
         remote.models()
@@ -245,7 +245,7 @@ def test_a_long_answer_is_not_read_to_its_end(
 def test_a_long_event_is_not_read_to_its_end(
     stub: Stub, remote: Remote, monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_EVENT", 200_000)
+    monkeypatch.setattr(connection, "MAX_EVENT_BYTES", 200_000)
     stub.replies["POST /v1/completions"] = endless(200, piece)
     with pytest.raises(RemoteError, match="more than 200000 bytes"):
         list(remote.generate("m", [1]))
@@ -261,7 +261,7 @@ def test_a_compressed_answer_is_refused(stub: Stub, remote: Remote) -> None:
 
 def test_waiting_grows_and_obeys_the_server() -> None:
     waits: list[float] = []
-    patience = RetryPolicy(first=1, longest=8, pause=waits.append)
+    patience = RetryPolicy(first_limit=1, last_limit=8, pause=waits.append)
     for attempt in range(6):
         patience.wait(attempt)
     assert all(0.5 * bound <= wait <= bound for wait, bound in zip(waits, (1, 2, 4, 8, 8, 8), strict=True))
@@ -631,7 +631,7 @@ def test_following_gives_up_on_what_waiting_does_not_mend(stub: Stub, remote: Re
         list(remote.follow("ftjob-1"))
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: h.cut()
     with pytest.raises(Unreachable):
-        list(remote.follow("ftjob-1", silence=0.0))
+        list(remote.follow("ftjob-1", restart_seconds=0.0))
 
 
 def test_a_restart_late_in_a_long_stream_is_waited_for(

@@ -69,7 +69,7 @@ def test_the_draws_of_a_text_are_the_known_answer() -> None:
 
 def test_another_text_and_another_key_are_exchanged_otherwise(key: Key, base: Checkpoint) -> None:
     """Where they agree in the words, a shared stream would show which ids were exchanged."""
-    symbols = key.first[Codec.open(key, base.folder).tokenizer(TEXT)["input_ids"]]
+    symbols = key.first_ids[Codec.open(key, base.folder).tokenizer(TEXT)["input_ids"]]
     one, other = sent(key, base, TEXT)[0], sent(key, base, TEXT + " hello")[0]
     kept, again = np.array(one[:-1]) == symbols[:-1], np.array(other[: len(one) - 1]) == symbols[:-1]
     assert not np.array_equal(kept, again)
@@ -80,7 +80,7 @@ def test_another_text_and_another_key_are_exchanged_otherwise(key: Key, base: Ch
 def symbols_sent(key: Key, base: Checkpoint, text: str) -> list[int]:
     """The symbols that were sent, which anyone can solve from the rows of the model."""
     assert key.token_symbols is not None
-    back = {int(key.first[token]): int(symbol) for token, symbol in enumerate(key.token_symbols)}
+    back = {int(key.first_ids[token]): int(symbol) for token, symbol in enumerate(key.token_symbols)}
     return [back[one] for one in sent(key, base, text)[0]]
 
 
@@ -113,10 +113,10 @@ def test_keys_of_before_draws_were_kept_open_and_are_named(key: Key, base: Check
     for number, (one, words) in enumerate(
         ((old_codec, "spends epsilon again"), (old_child, "spends epsilon under each"))
     ):
-        write_key(tmp_path / str(number), one, PASSPHRASE, weak=True)
+        write_key(tmp_path / str(number), one, PASSPHRASE, allows_weak=True)
         result = call("encode", TEXT, "--key", tmp_path / str(number))
         assert words in " ".join(result.stderr.split())
-    write_key(tmp_path / "new", child, PASSPHRASE, weak=True)
+    write_key(tmp_path / "new", child, PASSPHRASE, allows_weak=True)
     assert "spends epsilon" not in call("encode", TEXT, "--key", tmp_path / "new").stderr
 
 
@@ -133,9 +133,9 @@ def test_a_key_for_a_job_exchanges_too(key: Key, base: Checkpoint) -> None:
     child = for_job(base, key, "second")
     assert child.info.scheme["epsilon"] == 1.0
     codec = Codec.open(child, base.folder)
-    assert codec.responses is not None and len(codec.responses.mechanism.values) == 12
+    assert codec.id_exchange is not None and len(codec.id_exchange.mechanism.values) == 12
     plain = codec.tokenizer(TEXT)["input_ids"]
-    assert 0 < (np.array(sent(child, base, TEXT)[0]) != child.first[plain]).sum() < len(plain)
+    assert 0 < (np.array(sent(child, base, TEXT)[0]) != child.first_ids[plain]).sum() < len(plain)
 
 
 def test_rows_that_are_written_again_are_the_same_file(tmp_path: Path) -> None:

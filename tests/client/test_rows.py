@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.marked_rows import RowsMark, mark, mark_path_of, require_marked, sendable_copy
+from milkglass.client.data.marked_rows import RowsMark, mark_path_of, require_marked, sendable_copy, write_mark
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
@@ -131,7 +131,7 @@ def with_notes(path: Path) -> None:
 def test_notes_and_names_of_a_marked_file_stay_here(stub: Stub, remote: Remote, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     with_notes(path)
-    mark(path, "0" * 32)
+    write_mark(path, "0" * 32)
     assert SECRET in path.read_bytes()
     sent = stub.content[remote.upload(path)]
     assert SECRET not in b"".join(repr(call).encode() for call in stub.calls) and SECRET not in sent
@@ -152,7 +152,7 @@ def test_notes_and_names_of_a_marked_file_stay_here(stub: Stub, remote: Remote, 
 def test_other_columns_stay_here(stub: Stub, remote: Remote, tmp_path: Path, columns: dict[str, Any]) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(table(**columns), path)
-    mark(path, "0" * 32)
+    write_mark(path, "0" * 32)
     with pytest.raises(UsageError, match="holds more than ids and labels|holds other values than ids and labels"):
         remote.upload(path)
     assert not stub.calls

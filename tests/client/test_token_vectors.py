@@ -24,7 +24,7 @@ def test_an_interrupted_computation_goes_on(tmp_path: Path, monkeypatch: pytest.
     whole = token_vectors(base, "encoder")
     assert not (tmp_path / "cache").exists(), "a small vocabulary is not kept"
     monkeypatch.setattr(module, "FILE_TOKENS", 64)
-    monkeypatch.setattr(module, "BATCH", 64)
+    monkeypatch.setattr(module, "BATCH_TOKENS", 64)
     done: list[int] = []
 
     def stopping(name: str, size: int) -> Progress:
@@ -39,13 +39,13 @@ def test_an_interrupted_computation_goes_on(tmp_path: Path, monkeypatch: pytest.
         token_vectors(base, "encoder", stopping)
     assert len(list((tmp_path / "cache" / "token_vectors").iterdir())) == 2
     encoded: list[int] = []
-    real = module._encode
+    real = module._mean_states
 
     def counting(model: Any, ids: torch.Tensor, *rest: Any) -> Any:
         encoded.extend(ids.tolist())
         return real(model, ids, *rest)
 
-    monkeypatch.setattr(module, "_encode", counting)
+    monkeypatch.setattr(module, "_mean_states", counting)
     told: list[int] = []
     again = token_vectors(base, "encoder", lambda name, size: told.append)
     assert encoded == list(range(128, tiny.VOCAB)) and sum(told) == tiny.VOCAB

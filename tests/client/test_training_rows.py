@@ -121,7 +121,7 @@ def test_conversations_without_room_are_left_out_and_counted(tmp_path: Path, cod
     long_answer = {"instruction": "no", "output": "please " * 50}
     mixed = lines(tmp_path / "mixed.jsonl", talk(60), talk(1), talk(60), long_answer)
     done = write_parquet(codec, mixed, tmp_path / "mixed", max_length=30, skip_long=True)
-    assert (done.row_count, done.cut_count, [one.number for one in done.left_out]) == (2, 1, [1, 3])
+    assert (done.row_count, done.cut_count, [one.number for one in done.left_out_places]) == (2, 1, [1, 3])
     write_parquet(codec, lines(tmp_path / "short.jsonl", talk(1), long_answer), tmp_path / "short", max_length=30)
     assert (tmp_path / "mixed").read_bytes() == (tmp_path / "short").read_bytes()
     with pytest.raises(TooLong, match="none of the 1 rows of only.jsonl has an answer within 30 tokens"):

@@ -52,8 +52,10 @@ def test_each_audit_is_remembered_with_what_it_found(tmp_path: Path) -> None:
     key = tmp_path / "key"
     usage.record_audit(key, {}, 0)
     assert "audits" not in usage.counts_file(key).read_text("utf-8"), "as earlier versions wrote it"
-    usage.record_audit(key, {"same": {"10 %": 1000}}, 8000, usage.audit_record(30, 0.8, float("nan"), finished=False))
-    usage.record_audit(key, {}, 0, usage.audit_record(40, 0.9, 0.5, finished=True))
+    usage.record_audit(
+        key, {"same": {"10 %": 1000}}, 8000, usage.audit_record(30, 0.8, float("nan"), is_finished=False)
+    )
+    usage.record_audit(key, {}, 0, usage.audit_record(40, 0.9, 0.5, is_finished=True))
     first, second = usage.read(key).audits
     assert (first["texts"], first["tokens"], first["content"], first["finished"]) == (30, 0.8, None, False)
     assert (second["texts"], second["tokens"], second["content"], second["finished"]) == (40, 0.9, 0.5, True)

@@ -256,7 +256,7 @@ def test_attacks_run_on_it(case: Case, tmp_path: Path) -> None:
     names = ("knn", "channel", "near-hidden", "hidden-words", "span-membership", "neuron-alignment")
     chosen = {name: ATTACKS[name] for name in names}
     work = ResumeStore.open(tmp_path / "work", {"case": case.target.name})
-    cells = run(scene, chosen, work, Budget(), 1).cells
+    cells = run(scene, chosen, work, Budget(), 1).results
     assert {cell.state for cell in cells} <= {"done", "does not apply"}
     assert all(cell.reason for cell in cells if cell.state != "done")
     done = {cell.attack: cell for cell in cells if cell.state == "done"}

@@ -71,7 +71,7 @@ def done(found: subprocess.CompletedProcess[str]) -> str:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server, Scrambled]]:
     root = tmp_path_factory.mktemp("light")
     model = Scrambled.of(root)
-    write_key(root / "k.mgkey", model.key, PASSPHRASE, weak=True, scrypt_n=2)
+    write_key(root / "k.mgkey", model.key, PASSPHRASE, allows_weak=True, scrypt_n=2)
     (root / "token").write_text(TOKEN, "utf-8")
     with Server(root / "home", in_thread=True) as server, server.client() as client:
         register(client, "scrambled", model.folder)  # type: ignore[arg-type]
@@ -126,11 +126,11 @@ SCHEMES: dict[str, Scheme] = {
 def test_a_key_of_every_kind_encodes(name: str, tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "model"))
     key = new_key(base, str(base.folder), SCHEMES[name], base.digest())
-    write_key(tmp_path / "k.mgkey", key, PASSPHRASE, weak=True, scrypt_n=2)
+    write_key(tmp_path / "k.mgkey", key, PASSPHRASE, allows_weak=True, scrypt_n=2)
     ids = json.loads(done(run(COMMAND, "encode", "--key", tmp_path / "k.mgkey", tiny.TEXTS[0])))
     codec = Codec.open(key, base.folder)
     assert len(ids) == len(codec.encode(tiny.TEXTS[:1]).ids[0])
-    if codec.readable:
+    if codec.is_readable:
         assert codec.decode(ids).strip() == tiny.TEXTS[0]
 
 

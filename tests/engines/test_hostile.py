@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from milkglass.client.remote.connection import MAX_COMMENTS, MAX_EVENT
+from milkglass.client.remote.connection import MAX_COMMENT_BYTES, MAX_EVENT_BYTES
 from milkglass.engines.engine import IdsRequest
 from milkglass.engines.events import MAX_EMPTY_EVENTS
 from milkglass.engines.upstream import MAX_EVENTS_AFTER_END, Timeouts
@@ -92,9 +92,11 @@ HOSTILE: Cases = {
         flooding(b"HTTP/1.1 500 X\r\nConnection: close\r\n\r\n", b"x" * 65536), RemoteError, "answered 500",
     ),
     # floods
-    "has an event without an end": (flooding(HEAD + b"data: ", b"x" * 65536), RemoteError, f"more than {MAX_EVENT}"),
+    "has an event without an end": (
+        flooding(HEAD + b"data: ", b"x" * 65536), RemoteError, f"more than {MAX_EVENT_BYTES}"
+    ),
     "has comments without an end": (
-        flooding(HEAD, b": x\n\n" * 9000), RemoteError, f"{MAX_COMMENTS} bytes of comments",
+        flooding(HEAD, b": x\n\n" * 9000), RemoteError, f"{MAX_COMMENT_BYTES} bytes of comments",
     ),
     "has empty events without an end": (flooding(HEAD, EMPTY * 100), RemoteError, f"{MAX_EMPTY_EVENTS} events"),
     "sends more tokens than asked": (flooding(HEAD, event([9])), RemoteError, "the 4 tokens"),

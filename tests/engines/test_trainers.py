@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = Checkpoint.open(tiny.save("llama-untied", root / "plain"))
     (base.folder / "chat_template.jinja").write_text(tiny.TRAINABLE_TEMPLATE, "utf-8")
     key = new_key(base, str(root / "plain"), ObfusLM(4, 1.0, 0.9), base.digest())
-    write_key(root / "k.mgkey", key, PASSPHRASE, weak=True)
+    write_key(root / "k.mgkey", key, PASSPHRASE, allows_weak=True)
     scramble(base, key, root / "scrambled")
     copy_with_tokenizer(root / "scrambled", root / "exported")
     (root / "pw").write_text(PASSPHRASE + "\n", "utf-8")

@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Tap
     """The key's file, a tap before the engine, a proxy's address, and what the model answers to each text."""
     root = tmp_path_factory.mktemp("examples")
     model = Scrambled.of(root)
-    write_key(root / "k.mgkey", model.key, PASSPHRASE, weak=True, scrypt_n=2)
+    write_key(root / "k.mgkey", model.key, PASSPHRASE, allows_weak=True, scrypt_n=2)
     with Server(root / "home", in_thread=True) as server, server.client() as client:
         register(client, "scrambled", model.folder)  # type: ignore[arg-type]
         with (
@@ -142,7 +142,7 @@ def test_trl_trains_a_scrambled_model(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "plain"))
     (base.folder / "chat_template.jinja").write_text(tiny.TRAINABLE_TEMPLATE, "utf-8")
     key = new_key(base, str(base.folder), ObfusLM(4, 1.0, 0.9), base.digest())
-    write_key(tmp_path / "k.mgkey", key, PASSPHRASE, weak=True, scrypt_n=2)
+    write_key(tmp_path / "k.mgkey", key, PASSPHRASE, allows_weak=True, scrypt_n=2)
     scramble(base, key, tmp_path / "scrambled")
     out = tmp_path / "out"
     printed(ran("trl_train.py", tmp_path / "k.mgkey", tmp_path / "scrambled", tmp_path / "chats.jsonl", out,

@@ -122,31 +122,31 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
     """The weights of the second round are replayed: with others nothing is in DAGER's spans."""
     found, readings = audited(scene["plain"], names=["free-tokens", "dager"])
     dager = of(found, "dager")
-    assert dager.state == "done" and dager.rounds == found.rounds == (0, 1) and found.texts == 2
-    assert dager.measures["exact texts"].value == 1 and dager.trained == dager.measures
-    assert not dager.left_out
+    assert dager.state == "done" and dager.rounds == found.rounds == (0, 1) and found.text_count == 2
+    assert dager.measures["exact texts"].value == 1 and dager.trained_measures == dager.measures
+    assert not dager.left_out_rounds
     read = [one for one in readings if one["attack"] == "dager"]
     assert [one["readings"] for one in read] == [one["texts"] for one in read] and SECRET in read[0]["texts"][0]
     assert of(found, "free-tokens").measures["token recall"].value > 0.6, "all but what stands there twice"
-    assert require_names(None, ghost=False) == ["free-tokens", "float-holes-rows", "dager", "surviving-entries"]
+    assert require_names(None, uses_ghost=False) == ["free-tokens", "float-holes-rows", "dager", "surviving-entries"]
     sentence = found.to_json()["verdict"]
     assert "at least 100.0 %" in sentence and "site a" in sentence and "not pass through GHOST" in sentence
     assert SECRET not in json.dumps(found.to_json())
-    assert 0 < found.floor["commonest token"] < 1
+    assert 0 < found.floors["commonest token"] < 1
 
 
 def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     scene: Mapping[str, World], heard: Mapping[str, Heard], cache: None
 ) -> None:
     found, readings = audited(scene["ghost"], names=["dager", *SHADOW_ATTACKS])
-    assert require_names(None, ghost=True) == [*INVERSIONS, *SHADOW_ATTACKS]
+    assert require_names(None, uses_ghost=True) == [*INVERSIONS, *SHADOW_ATTACKS]
     dager = of(found, "dager")
-    assert dager.trained is not None and dager.trained["exact texts"].value == 1
+    assert dager.trained_measures is not None and dager.trained_measures["exact texts"].value == 1
     assert dager.measures["rouge-1"].value < 0.3
     assert of(found, AS_THEY_ARE).measures == dager.measures, "an exact inversion is no better than the shadows"
     for name in SHADOW_ATTACKS:
         one = of(found, name)
-        assert one.state == "done" and one.trained is None and 0 <= token_share(one.measures).value < 1
+        assert one.state == "done" and one.trained_measures is None and 0 <= token_share(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one["texts"])
     sentence = found.to_json()["verdict"]
     most = max(100 * token_share(one.measures).value for one in found.results)
@@ -154,10 +154,12 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     assert "100.0 % were read" in sentence and "read more" in sentence
     assert "sees these updates" in sentence
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
-    fewer = replace(found, results=(replace(dager, trained=half), *(of(found, name) for name in SHADOW_ATTACKS)))
+    fewer = replace(
+        found, results=(replace(dager, trained_measures=half), *(of(found, name) for name in SHADOW_ATTACKS))
+    )
     assert "with all shadows" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
-    assert late.rounds == (1,) and late.texts == 1
+    assert late.rounds == (1,) and late.text_count == 1
 
 
 def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
@@ -199,7 +201,7 @@ def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[st
     single = replace(world, ready=tmp_path / "one" / "sites")
     single.run(tmp_path / "one", sites, replace(AVG, batch_size=3), InProcessSites(sites, single.step(), None))
     found, _ = audited(single, names=["free-tokens", "surviving-entries", "shadow-max"])
-    assert found.rounds == (0,) and found.texts == 3 and of(found, "free-tokens").state == "done"
+    assert found.rounds == (0,) and found.text_count == 3 and of(found, "free-tokens").state == "done"
     assert "3 texts" in of(found, "surviving-entries").reason
     assert "no shadows" in of(found, "shadow-max").reason
 
@@ -325,7 +327,7 @@ def test_the_page_has_the_figures_of_the_report_and_escapes_what_was_read(
     assert SECRET in page and "&lt;script&gt;x" in page and "<script" not in page
     assert "guessing the commonest" in page and "This page shows private text" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    nothing = replace(found, results=(), rounds=(), refused={0: "no texts"}, floor={})
+    nothing = replace(found, results=(), rounds=(), refused={0: "no texts"}, floors={})
     page = render(nothing, [])
     assert '<section class="verdict unknown">' in page and "Nothing could be attacked (no texts)" in page
     assert "round 1 is left out: no texts" in page and "<svg" not in page and "nan" not in page
@@ -336,17 +338,19 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     one = Interval(0.3, 0.2, 0.4, 8)
     bag = {"token recall": one, "tokens named": Interval(1, 0.9, 1, 2), "rouge-1": one}
     decoded = {"tokens top-1": Interval(0.8, 0.7, 0.9, 8), "rouge-1": Interval(0.8, 0.7, 0.9, 8)}
-    taken = UpdateResult("free-tokens", "", "server", "done", measures={**bag, "tokens named": one}, trained=bag)
+    taken = UpdateResult(
+        "free-tokens", "", "server", "done", measures={**bag, "tokens named": one}, trained_measures=bag
+    )
     of_ghost = (taken, UpdateResult("shadow-decoding", "", "exact inversion", "done", measures=decoded))
     public = {"name": "no file", "given": 0, "own": 0, "left_out": 0, "tokens": 0}
     ghost = UpdateAudit("a", True, (0,), {}, 8, of_ghost, {}, public)
     sentence = verdict(ghost)
     assert re.match("Of the shadows .* 30.0 % were read .* 100.0 % of the", sentence)
     assert re.search("with all shadows .* at least 80.0 %", sentence)
-    noisy = replace(ghost, noise="dp-sgd (clip = 1.0, noise = 0.5)")
+    noisy = replace(ghost, noise_defence="dp-sgd (clip = 1.0, noise = 0.5)")
     assert verdict(noisy).startswith(f"{sentence} Noise ") and "(dp-sgd (clip = 1.0, noise = 0.5))" in verdict(noisy)
     bare = UpdateResult("free-tokens", "", "server", "done", measures=bag)
-    plain = verdict(replace(ghost, ghost=False, results=(bare,)))
+    plain = verdict(replace(ghost, uses_ghost=False, results=(bare,)))
     assert "at least 30.0 %" in plain and "site a" in plain
     assert re.search(r"knows 100\.0 % of the different tokens .*\(free-tokens\)", plain)
     alone = verdict(replace(ghost, results=of_ghost[:1]))

@@ -63,7 +63,7 @@ def showing(
     model = model or Scrambled.of(root, scheme=Orthogonal())
     key = root / "k.mgkey"
     root.mkdir(exist_ok=True)
-    write_key(key, model.key, "a passphrase", scrypt_n=2, weak=True)
+    write_key(key, model.key, "a passphrase", scrypt_n=2, allows_weak=True)
     attacker = attacker or LiveAttacker(Checkpoint.open(model.plain), model.key, model.codec, public)
     with Server(root / "home", in_thread=True) as server, server.client() as client:
         register(client, "scrambled", model.folder)  # type: ignore[arg-type]

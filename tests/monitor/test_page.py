@@ -15,7 +15,7 @@ import httpx2
 import openai
 import pytest
 
-from milkglass.audit.report.verdict import LABELS
+from milkglass.audit.report.verdict import LEVEL_LABELS
 from milkglass.engines.milkglass import MilkglassServer
 from milkglass.engines.upstream import Upstream
 from milkglass.models.checkpoint import Checkpoint
@@ -240,4 +240,7 @@ def test_nothing_read_is_not_called_some() -> None:
     assert banner_level("done", 0, 103) == NOTHING_READ
     assert banner_level("working", 0, 103) == ""
     assert banner_level("done", 0, 0) == ""
-    assert banner_level("done", 1, 103) == LABELS["some"] and banner_level("working", 60, 103) == LABELS["most"]
+    assert (
+        banner_level("done", 1, 103) == LEVEL_LABELS["some"]
+        and banner_level("working", 60, 103) == LEVEL_LABELS["most"]
+    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milkglass.client.codec import spelling
 from milkglass.client.codec.codec import Codec
-from milkglass.client.codec.spelling import ALLOWED_PLACES, misspelt_runs
+from milkglass.client.codec.spelling import ALLOWED_PLACE_COUNT, misspelt_runs
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.client.results import Answer, Conversation
@@ -229,10 +229,12 @@ def test_escapes_that_programs_write_are_none(model: Plain) -> None:
 def test_short_answers_are_counted_together(model: Plain, path: str, more: dict[str, Any]) -> None:
     words = [one for one in WORDS if len(model.own(" " + one)) == 1]
     answers = [[*model.own("Noted"), *model.spelled(f" {one}"), *model.own("!")] for one in words]
-    asking, most = Chosen(model, *answers), spelling.max_places(sum(map(len, answers)))
+    asking, most = Chosen(model, *answers), spelling.max_place_count(sum(map(len, answers)))
     answers = [asking.one(path, max_tokens=60, **more).text for _ in words]
     shown = sum("misspelt_answer" not in one for one in answers)
-    assert ALLOWED_PLACES <= shown <= most < len(words) and asking.backend.memory.misspelt_count == len(words) - shown
+    assert (
+        ALLOWED_PLACE_COUNT <= shown <= most < len(words) and asking.backend.memory.misspelt_count == len(words) - shown
+    )
     assert asking.said(messages=QUESTION)["content"] == "Yes."  # an honest answer is none of these
 
 
@@ -242,11 +244,11 @@ def test_the_same_piece_of_text_counts_once_and_old_answers_are_forgotten(model:
         check = spelling.SpellingCheck(model.codec, last)
         check.push([*model.own("Well,"), *model.spelled(" diagnosis")])
         check.flush()
-    assert last.count_places(check.spelled)[0] == 1
+    assert last.count_places(check.counts)[0] == 1
     for number in range(200):
         check = spelling.SpellingCheck(model.codec, last)
-        check.spelled.token_count, check.spelled.runs = 100, {(number,)}
-    assert last.count_places(check.spelled) == (41, 4100, 1)
+        check.counts.token_count, check.counts.runs = 100, {(number,)}
+    assert last.count_places(check.counts) == (41, 4100, 1)
 
 
 def test_an_answer_that_breaks_off_is_counted(model: Plain) -> None:
@@ -254,7 +256,7 @@ def test_an_answer_that_breaks_off_is_counted(model: Plain) -> None:
     check = spelling.SpellingCheck(model.codec, last)
     check.push([*model.own("Noted"), *model.spelled(" patient diagnosis"), *model.own(" and")])
     check.close()
-    assert check.places >= 2
+    assert check.place_count >= 2
 
 
 def test_a_hot_answer_is_odd_by_itself(model: Plain) -> None:
@@ -264,13 +266,13 @@ def test_a_hot_answer_is_odd_by_itself(model: Plain) -> None:
 
 def test_a_few_other_tokens_end_nothing(model: Plain) -> None:
     """As many as models write now and then; one more is the limit."""
-    words = [*WORDS, *(word.upper() for word in WORDS)][: ALLOWED_PLACES + 1]
+    words = [*WORDS, *(word.upper() for word in WORDS)][: ALLOWED_PLACE_COUNT + 1]
     whole = [one for one in words if len(model.own(" " + one)) == 1]
     ids = [one for word in whole for one in (model.own(" " + word) if word != whole[0] else model.spelled(" " + word))]
     assert len(misspelt_runs(model.codec, ids)) == 1
     assert misspelt_runs(model.codec, model.own("naïve 日本語 👩\u200d👩 x=1;\n\n\tdone ")) == set()
-    asking = Chosen(model, model.spelled(" ".join(WORDS[:ALLOWED_PLACES])))
-    assert asking.said(messages=QUESTION)["content"] == " ".join(WORDS[:ALLOWED_PLACES])
+    asking = Chosen(model, model.spelled(" ".join(WORDS[:ALLOWED_PLACE_COUNT])))
+    assert asking.said(messages=QUESTION)["content"] == " ".join(WORDS[:ALLOWED_PLACE_COUNT])
     assert asking.backend.memory.misspelt_count == 0
 
 
@@ -294,7 +296,7 @@ def test_places_are_found_alike_by_names_and_by_letters(model: Plain, words: lis
     assert {one for run in found for one in run} <= {one for run in by_letters for one in run}  # all of a letter's
     assert bool(found) == bool(by_letters)
     cut = model.own("👩")[:-1]  # a character that is not whole ends nothing and breaks nothing
-    assert len(misspelt_runs(codec, [*ids, *cut], final=False)) <= len(found)
+    assert len(misspelt_runs(codec, [*ids, *cut], is_final=False)) <= len(found)
 
 
 def test_a_conversation_sends_its_answers_in_their_ids(model: Plain) -> None:
@@ -358,5 +360,5 @@ def test_no_answer_of_a_real_model_is_ended(model: Plain, temperature: float) ->
         for one in model.codec.sigma[ids].tolist():
             check.push([one])
         check.flush()
-        places.append(check.places)
-    assert len(places) == len(asked) and max(places) <= ALLOWED_PLACES
+        places.append(check.place_count)
+    assert len(places) == len(asked) and max(places) <= ALLOWED_PLACE_COUNT

@@ -155,7 +155,7 @@ def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkey
 def test_a_count_that_cannot_be_written_is_kept_told_once_and_written_later(
     tmp_path: Path, model: Scrambled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, weak=True)
+    write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, allows_weak=True)
     reported: list[str] = []
     counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), reported.append)
     real, tries = UnlockedKey.count, 0
@@ -194,7 +194,7 @@ def test_what_stays_uncounted_is_said_at_the_end(
 
     monkeypatch.setattr(UnlockedKey, "count", full)
     reported: list[str] = []
-    write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, weak=True)
+    write_key(tmp_path / "k.mgkey", model.key, "a passphrase", scrypt_n=2, allows_weak=True)
     counter = UsageCount(UnlockedKey.open(tmp_path / "k.mgkey", "a passphrase"), reported.append)
 
     async def run() -> None:

@@ -196,7 +196,7 @@ def test_embeddings_are_the_scrambled_models(tmp_path: Path) -> None:
         packed = client.embeddings.create(model="scrambled", input=tiny.TEXTS[0], encoding_format="base64")
         with pytest.raises(openai.BadRequestError, match="encoder"):
             client.completions.create(model="scrambled", prompt="a")
-        before, letters = len(endpoint.heard), 200 * model.codec.limit
+        before, letters = len(endpoint.heard), 200 * model.codec.max_tokens
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             client.embeddings.create(model="scrambled", input=["a", "b" * letters])
         assert len(endpoint.heard) == before

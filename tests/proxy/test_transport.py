@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Tap
     """The key's file, and a tap before the engine."""
     root = tmp_path_factory.mktemp("transport")
     model = Scrambled.of(root)
-    write_key(root / "k.mgkey", model.key, "a passphrase", weak=True)
+    write_key(root / "k.mgkey", model.key, "a passphrase", allows_weak=True)
     with Server(root / "home", in_thread=True) as server, server.client() as client:
         register(client, "scrambled", model.folder)  # type: ignore[arg-type]
         with Tap(server.url) as tap:
@@ -57,7 +57,9 @@ def test_the_official_client_in_one_process(served: tuple[Path, Tap]) -> None:
 
 def test_a_codec_alone_is_enough(served: tuple[Path, Tap], tmp_path: Path) -> None:
     key, tap = served
-    write_key(tmp_path / "worker.mgkey", read_key(key, "a passphrase").codec_alone(), "another", weak=True, scrypt_n=2)
+    write_key(
+        tmp_path / "worker.mgkey", read_key(key, "a passphrase").codec_alone(), "another", allows_weak=True, scrypt_n=2
+    )
     asked = {"model": "scrambled", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
     texts = []
     for file, passphrase in ((key, "a passphrase"), (tmp_path / "worker.mgkey", "another")):

@@ -16,7 +16,7 @@ import aliases as literal  # noqa: E402
 
 from milkglass.client.codec.aliases import (
     AliasChoices,  # noqa: E402
-    draw_from,
+    repeated_stream,
 )
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import cluster_order, new_key  # noqa: E402
@@ -124,7 +124,7 @@ def test_without_mixing_every_alias_has_its_tokens_logit(name: str, tmp_path: Pa
     key = made(base, ObfusLM(4, 1.0, 0.9, aliases=3))
     identity = Mixture.identity(tiny.VOCAB)
     scramble(base, key, tmp_path / "out", mixture=AliasedMixture((identity,) * 3, key.slots))
-    codec = Codec.open(key, base.folder, draw_from(Stream(b"d" * 32)))
+    codec = Codec.open(key, base.folder, repeated_stream(Stream(b"d" * 32)))
     ids = codec.encode(tiny.TEXTS[:1] * 8).ids
     assert len({one.tobytes() for one in ids}) == 8, "the aliases are drawn anew for each text"
     kind = AutoModelForMaskedLM if name == "bert" else AutoModelForCausalLM

@@ -135,18 +135,18 @@ def test_what_the_client_sends_is_permuted_and_comes_back(case: Case) -> None:
     (sent,) = codec.encode([TEXTS[0]]).ids
     plain = codec.tokenizer(TEXTS[0])["input_ids"]
     choices = AliasChoices.of(case.key)
-    if codec.responses is not None:
-        exchanged = codec.responses.mechanism.values.tolist()
+    if codec.id_exchange is not None:
+        exchanged = codec.id_exchange.mechanism.values.tolist()
         for one, token in zip(sent.tolist(), plain, strict=True):
-            own = int(case.key.first[token])
+            own = int(case.key.first_ids[token])
             assert one in (exchanged if own in exchanged else [own])
     elif choices is None:
-        assert [int(one) for one in sent] == [int(case.key.first[one]) for one in plain]
+        assert [int(one) for one in sent] == [int(case.key.first_ids[one]) for one in plain]
     else:
         for one, token in zip(sent.tolist(), plain, strict=True):
             start = choices.starts[token]
             assert one in choices.ids[start : start + choices.counts[token]].tolist()
-    if codec.readable:
+    if codec.is_readable:
         assert codec.inverse[sent].tolist() == plain
         assert codec.decode(sent).strip() == TEXTS[0]
     assert set(np.unique(case.key.sigma).tolist()) == set(range(len(case.key.sigma)))

@@ -90,7 +90,7 @@ def test_what_is_computed_is_what_the_literal_program_computes(scheme: AloePri, 
     config = {**base.config, "base": 10_000.0}
     ids = np.random.default_rng(2).integers(4, tiny.VOCAB, 23).tolist()
     wanted = literal.logits(
-        tensors, config, ids, held, keys.stream.kappa, orders, scheme.alpha_e * noise[0], scheme.alpha_h * noise[1]
+        tensors, config, ids, held, keys.stream_keys.kappa, orders, scheme.alpha_e * noise[0], scheme.alpha_h * noise[1]
     )
     sigma = torch.from_numpy(key.sigma).long()
     found = logits(tmp_path / "out", sigma[torch.tensor([ids])])[0][:, sigma]
@@ -228,7 +228,7 @@ def test_a_wider_model_is_audited(tmp_path: Path) -> None:
     scene = key_scene(key, Codec.open(key, base.folder), base.folder, AuditFiles(text))
     names = ("knn", "known-weight", "sorted-rows", "neuron-alignment")
     chosen, work = {name: ATTACKS[name] for name in names}, ResumeStore.open(tmp_path / "work", {})
-    cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1).cells}
+    cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1).results}
     assert cells["neuron-alignment"].value("tokens top-1") > 0.95
     assert all(cells[name].state == "does not apply" and "dimensions" in cells[name].reason for name in names[:3])
     assert np.isnan(mean_cosine_with_originals(scene))
@@ -236,6 +236,6 @@ def test_a_wider_model_is_audited(tmp_path: Path) -> None:
 
 def test_the_deviation_of_a_table_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "base"))
-    monkeypatch.setattr(covariant, "DEVIATION_ROWS", 7)
+    monkeypatch.setattr(covariant, "DEVIATION_BLOCK_ROWS", 7)
     name = "model.embed_tokens.weight"
     assert covariant._deviation(base, name, 0.5) == 0.5 * float(base.read(name).std())

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import EvalPrediction
 
 from milkglass import device
-from milkglass.client.model_config import NAMES
+from milkglass.client.model_config import PRIVATE_ENTRIES
 from milkglass.errors import UsageError
 from milkglass.server import training
 from milkglass.server.jobs import trainer
@@ -225,7 +225,7 @@ def test_the_identifier_of_the_key_outlives_training_and_names_do_not_appear(tmp
     assert training.main(job) == 0
     made = json.loads((job / "result" / "config.json").read_text())
     assert made["milkglass_key_id"] == "ab" * 16
-    assert not {name for name in NAMES if made.get(name)}
+    assert not {name for name in PRIVATE_ENTRIES if made.get(name)}
 
 
 def test_a_cancelled_job_says_so(tmp_path: Path) -> None:

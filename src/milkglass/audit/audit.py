@@ -28,8 +28,8 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
-EXAMPLES_SHOWN = 6
-ATTACKING_SHARE = 0.75  # share of the budget; the rest is for measuring the key's budget
+MAX_EXAMPLES = 6
+ATTACKING_SHARE = 0.75  # the attacks' share of the time; the rest is for measuring the key's budget
 
 
 def audit(
@@ -38,61 +38,67 @@ def audit(
     store: ResumeStore,
     budget: Budget,
     seed: int,
-    progress: Callable[[AttackResult], None] = lambda cell: None,
+    on_result: Callable[[AttackResult], None] = lambda cell: None,
 ) -> Audit:
     """Runs the attacks on a scene, measures the key's budget, and returns all findings.
 
     Args:
-        store: where results are kept, so that an interrupted audit goes on.
-        budget: for the attacks, and then for the key's budget.
-        progress: receives the result of each attack.
+        scene: what is attacked.
+        attacks: the attacks by the names of their results.
+        store: keeps results, so that an interrupted audit goes on.
+        budget: the time of the attacks, and of measuring the key's budget after them.
+        seed: decides every random draw.
+        on_result: receives the result of each attack as soon as it is known.
     """
     started = time.monotonic()
     clock_deadline = deadline(budget)
     options = RunOptions(deadline=clock_deadline)
-    finished = run(scene, attacks, store, budget.part(ATTACKING_SHARE), seed, progress, options)
-    best = strongest(finished.cells)
-    points = reading_curve(scene, attacks, finished, best, budget, seed, clock_deadline)
-    spent = curve.tokens_to_reach(points)
+    audit_run = run(scene, attacks, store, budget.part(ATTACKING_SHARE), seed, on_result, options)
+    best = strongest(audit_run.results)
+    points = reading_curve(scene, attacks, audit_run, best, budget, seed, clock_deadline)
+    tokens_to_reach = curve.tokens_to_reach(points)
     words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
-    public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
-    corpus = next(reversed(public.values()), None)
+    corpora = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
+    corpus = next(reversed(corpora.values()), None)
     return Audit(
         model=scene.model,
         scheme=scene.scheme,
-        kept={} if scene.sends_states else asdict(scene.promise),
-        texts=len(sent),
-        tokens=len(sent.ids),
-        public={name: len(corpus_.ids) for name, corpus_ in public.items()},
-        vocabulary=scene.transcript.size,
+        promise={} if scene.sends_states else asdict(scene.promise),
+        text_count=len(sent),
+        token_count=len(sent.ids),
+        public_tokens={name: len(corpus_.ids) for name, corpus_ in corpora.items()},
+        vocab_size=scene.transcript.size,
         seconds=time.monotonic() - started,
-        verdict=verdict(best, words_of_adversaries, finished.cells, what_crosses(scene)),
-        level=level(best, finished.cells),
-        unfinished=tuple(unfinished_attacks(best, finished.cells)),
+        verdict=verdict(best, words_of_adversaries, audit_run.results, what_crosses(scene)),
+        level=level(best, audit_run.results),
+        unfinished=tuple(unfinished_attacks(best, audit_run.results)),
         adversaries=words_of_adversaries,
         best=best,
-        cells=finished.cells,
+        results=audit_run.results,
         floors=floor_accuracies(
             sent,
             ordinary[sent.ids],
             None if corpus is None else np.where(ordinary, corpus.counts(len(ordinary)), 0),
             len(ordinary),
         ),
-        warnings=all_findings(scene, finished.cells, spent, attacks),
-        examples=read_examples(scene, finished, best, seed),
+        findings=all_findings(scene, audit_run.results, tokens_to_reach, attacks),
+        examples=read_examples(scene, audit_run, best, seed),
         curve=points,
-        spent=spent,
-        distortion=mean_cosine_with_originals(scene),
+        tokens_to_reach=tokens_to_reach,
+        mean_cosine=mean_cosine_with_originals(scene),
         metadata=None if scene.sends_states else metadata_leakage(sent),
         seed=seed,
-        rate=id_information(scene),
+        id_information=id_information(scene),
         notice=words_of(scene).notice,
     )
 
 
 def deadline(budget: Budget) -> Budget | None:
-    """Returns when attacks are ended, if the budget counts the clock's seconds; not before GRACE_SECONDS are over."""
+    """Returns the budget of the clock's seconds after which attacks are ended. None: `budget` counts other seconds.
+
+    Attacks are not ended before GRACE_SECONDS are over.
+    """
     if budget.clock is not time.monotonic:
         return None
     return Budget(max(budget.left(), GRACE_SECONDS), clock=time.monotonic)
@@ -101,7 +107,7 @@ def deadline(budget: Budget) -> Budget | None:
 def reading_curve(
     scene: Scene,
     attacks: Mapping[str, Attack],
-    finished: AuditRun,
+    audit_run: AuditRun,
     best: AttackResult | None,
     budget: Budget,
     seed: int,
@@ -112,38 +118,44 @@ def reading_curve(
     It takes the strongest attack that every audit runs, since it runs again for each point. There are no points if more
     text makes no difference to it. The last attacker, who has the most, is measured first. A curve ends at the point
     where the budget is spent or the attack fails, and an attacker may have no point.
+
+    Args:
+        audit_run: what the attacks of the scene found.
+        best: the strongest attack of them. None: none ran to its end.
+        budget: what is left of the audit's time.
+        clock_deadline: what `deadline` returned.
     """
     if not scene.has_key_budget:
         return ()
     if best is not None and best.costly:
-        best = strongest(tuple(cell for cell in finished.cells if not cell.costly))
+        best = strongest(tuple(cell for cell in audit_run.results if not cell.costly))
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     points = []
-    rerun_options = RunOptions(use_minimum=False, own_budget=lambda: budget, deadline=clock_deadline)
+    rerun_options = RunOptions(counts_min_seconds=False, own_budget=lambda: budget, deadline=clock_deadline)
     for adversary in reversed(scene.adversaries):
         if adversary.knowledge.corpus is None:
             continue
-        sole_adversary = replace(adversary, knowledge=replace(adversary.knowledge, candidates=finished.candidates))
+        sole_adversary = replace(adversary, knowledge=replace(adversary.knowledge, candidates=audit_run.candidates))
         for size in curve.curve_sizes(len(scene.truth.sent.ids)):
             subset, tokens = curve.first_texts_of(replace(scene, adversaries=(sole_adversary,)), size)
             (rerun,) = run(
                 subset, {best.attack: attacks[best.attack]}, None, budget, seed, options=rerun_options
-            ).attacks
+            ).finished_attacks
             if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break
             points.append(BudgetPoint(adversary.name, tokens, *curve.shares_read(subset, rerun.reading)))
     return tuple(points)
 
 
-def read_examples(scene: Scene, finished: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
-    """Returns random texts as the strongest attack reads them."""
+def read_examples(scene: Scene, audit_run: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
+    """Returns up to MAX_EXAMPLES random texts as the strongest attack reads them; none if `best` is None."""
     if best is None:
         return ()
     sent, sent_ids = scene.truth.tokens, () if scene.sends_states else [*scene.truth.sent]
-    reading = finished.readings[best.adversary, best.attack]
+    reading = audit_run.readings[best.adversary, best.attack]
     ends = np.cumsum(sent.lengths)
-    selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:EXAMPLES_SHOWN]
+    selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:MAX_EXAMPLES]
     examples = []
     for index in sorted(selected.tolist()):
         token_range = slice(ends[index] - sent.lengths[index], ends[index])
@@ -166,7 +178,7 @@ def joined_pieces(read: Callable[[Ids], str], read_ids: list[int], true_ids: lis
 
 
 def write(result: Audit, out: Path) -> Path:
-    """Writes audit.html, audit.json and the charts. They contain private text."""
+    """Writes audit.html, audit.json and the charts into `out`. They contain private text. Returns the page's path."""
     files.make_private_dir(out)
     for name, svg in charts_svg(result).items():
         if svg:

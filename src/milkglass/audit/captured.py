@@ -42,8 +42,8 @@ from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Observation, Tokens, Weights
 
-Kind = Literal["ids", "text", "vectors"]
-MAX_ID = 1 << 22
+SentKind = Literal["ids", "text", "vectors"]
+MAX_ID = 1 << 22  # ids must be lower
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ class CapturedRow:
 
     place: Place
     text: str
-    kind: Kind
+    kind: SentKind
     sent: Any
 
 
-def read(path: Path) -> list[CapturedRow]:
-    """Reads captured rows.
+def read_captured(path: Path) -> list[CapturedRow]:
+    """Reads the captured rows of a JSON Lines file.
 
     Raises:
         CodecError: a row has no text, or what was sent is of none of the three kinds, or not of the first row's kind.
         EmptyText: there are no rows.
     """
-    rows = list(_rows(path))
+    rows = list(_read_rows(path))
     if not rows:
         raise EmptyText(f"{path.name} has no rows", 'give {"text": ..., "sent": ...} a line')
     for row in rows:
@@ -82,7 +82,7 @@ def read(path: Path) -> list[CapturedRow]:
     return rows
 
 
-def _rows(path: Path) -> Iterator[CapturedRow]:
+def _read_rows(path: Path) -> Iterator[CapturedRow]:
     for place, row in json_rows(path):
         text = text_of(place, row, "text")
         if "sent" not in row:
@@ -90,7 +90,7 @@ def _rows(path: Path) -> Iterator[CapturedRow]:
         yield CapturedRow(place, text, *_parse_sent(place, row["sent"]))
 
 
-def _parse_sent(place: Place, value: Any) -> tuple[Kind, Any]:
+def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
     """Returns the kind and the value of what was sent for one text. Raises CodecError."""
     if isinstance(value, str):
         return "text", value
@@ -112,12 +112,13 @@ def _parse_sent(place: Place, value: Any) -> tuple[Kind, Any]:
 def scene_of(
     base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: int = 0, served: Checkpoint | None = None
 ) -> Scene:
-    """Returns the scene.
+    """Returns the scene of captured rows.
 
     Args:
         base: the public model whose tokenizer the client uses.
+        rows: what `read_captured` returned.
         seed: decides which half is attacked.
-        layer: of vectors, how many layers the client runs before it sends.
+        layer: how many layers the client runs before it sends vectors.
         served: the model on the vendor's server, to which ids are sent. None: the attacker does not have it.
 
     Raises:
@@ -138,7 +139,7 @@ def scene_of(
     text_and_client = replace(text_alone, **client.knowledge_fields(attacker_sent))
     attackers = [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
     max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (private_sent, attacker_sent))
-    served_weights = [] if served is None else [_weights(served, rows[0], max_id)]
+    served_weights = [] if served is None else [_served_weights(served, rows[0], max_id)]
     size = max(len(codec.sigma), max_id + 1, *(weights.model.vocab_size for weights in served_weights))
     truth = replace(truth, inverse=_likeliest_public_ids(private_sent, size))
     scene = public_scene(
@@ -157,8 +158,13 @@ def scene_of(
     return replace(scene, adversaries=tuple(shared))
 
 
-def _weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
-    """Returns what rests on the server. Raises CodecError if it cannot be what these ids are sent to."""
+def _served_weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
+    """Returns the weights of the model on the server. Raises CodecError if these ids cannot be sent to it.
+
+    Args:
+        row: the first captured row.
+        max_id: the highest id that was sent.
+    """
     if row.kind != "ids":
         raise CodecError(f"{row.place} has {row.kind}, and --server-model is for ids", "leave --server-model out")
     model = Model.open(served.folder)
@@ -198,14 +204,18 @@ class _SentTexts:
 
 @dataclass(frozen=True)
 class _CapturedClient:
-    """Says what a client sent, in the public model's tokens, and what an attacker knows who ran that client."""
+    """Computes what a client sent, in the public model's tokens, and what an attacker knows who ran that client."""
 
     base: Checkpoint
     codec: Codec
     layer: int
 
     def sent_texts(self, rows: Sequence[CapturedRow]) -> _SentTexts:
-        """Returns what was sent, and where each token of the texts went. Raises CodecError."""
+        """Returns what was sent, and where each token of the texts went.
+
+        Raises:
+            CodecError: what was sent does not fit the public model's tokens.
+        """
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
             return self._vectors(rows, original)
@@ -226,7 +236,11 @@ class _CapturedClient:
         return np.asarray(self.codec.encode([row.sent], truncate=True).ids[0], np.int64)
 
     def _aligned_places(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
-        """Returns where each token of a text was sent. Special tokens may be left out. Raises CodecError."""
+        """Returns (tokens,) the place where each token of a text was sent, NO_BELIEF for special tokens left out.
+
+        Raises:
+            CodecError: the numbers of ids and tokens do not fit.
+        """
         if len(sent) == len(token_ids):
             return _places_if_reordered(token_ids, sent)
         special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
@@ -258,7 +272,7 @@ class _CapturedClient:
         return _SentTexts(Activations(hidden, lengths, self.layer, pooled), original, original, None)
 
     def knowledge_fields(self, sent_texts: _SentTexts) -> dict[str, Any]:
-        """Returns what somebody knows who ran the client on the other half of the rows."""
+        """Returns the fields of `Knowledge` of an attacker who ran the client on the other half of the rows."""
         corpus, observation = sent_texts.original, sent_texts.observation
         captured_texts = _CapturedTexts(corpus)
         if isinstance(observation, Activations):
@@ -286,7 +300,7 @@ class _CapturedClient:
 
 
 class _CapturedTexts:
-    """Finds captured texts by their ids: what the client sent is known for these alone."""
+    """Finds captured texts by their public ids: what the client sent is known for these texts alone."""
 
     def __init__(self, corpus: Sequences) -> None:
         self._index_of = {ids.tobytes(): index for index, ids in enumerate(corpus)}

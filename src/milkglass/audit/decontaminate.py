@@ -32,17 +32,19 @@ def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
     """Returns (texts left,) the indices of the public texts that remain, in order."""
     public_letters, private_letters = ([letters_and_digits(text) for text in texts] for texts in (public, private))
     private_set = set(private_letters)
-    left_out = {index for index, letters in enumerate(public_letters) if letters in private_set}
+    left_out_indices = {index for index, letters in enumerate(public_letters) if letters in private_set}
     long_texts = [
-        letters for index, letters in enumerate(public_letters) if index not in left_out and _is_long(public[index])
+        letters
+        for index, letters in enumerate(public_letters)
+        if index not in left_out_indices and _is_long(public[index])
     ]
     contained_texts = {part for part, _ in _occurrences(long_texts, sorted(private_set))}
-    left_out |= {
+    left_out_indices |= {
         index for index, letters in enumerate(public_letters) if letters in contained_texts and _is_long(public[index])
     }
     long_private_texts = [letters for letters, text in zip(private_letters, private, strict=True) if _is_long(text)]
-    left_out |= {index for _, index in _occurrences(long_private_texts, public_letters)}
-    return np.array([index for index in range(len(public)) if index not in left_out], np.int64)
+    left_out_indices |= {index for _, index in _occurrences(long_private_texts, public_letters)}
+    return np.array([index for index in range(len(public)) if index not in left_out_indices], np.int64)
 
 
 def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Sequences:
@@ -80,18 +82,18 @@ def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[
     the wholes. Only if these are equal the part itself is compared. Time grows with the letters of both, times the
     logarithm of the longest part.
     """
-    by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    parts_by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for part in {*parts} - {""}:
         size = 1 << (len(part).bit_length() - 1)
-        by_size[size][part[:size]].append(part)
+        parts_by_size[size][part[:size]].append(part)
     joined = _END.join(wholes)
     ends = np.cumsum([len(text) + 1 for text in wholes])
     hashes_by_size = _hashes(joined)
-    for size in (1 << power for power in range(max(by_size, default=0).bit_length())):
+    for size in (1 << power for power in range(max(parts_by_size, default=0).bit_length())):
         hashes = next(hashes_by_size, None)
         if hashes is None:  # the wholes are shorter than this
             return
-        starts = by_size[size]
+        starts = parts_by_size[size]
         keys = np.array([_hash_of(start) for start in starts], np.uint64)
         for place in np.flatnonzero(np.isin(hashes, keys)).tolist():
             for part in starts.get(joined[place : place + size], ()):

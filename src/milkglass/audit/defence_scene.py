@@ -18,7 +18,7 @@ from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.key_scene import AttackerText, assemble, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import PrivateTexts, encode_examples, token_marks
+from milkglass.client.data.texts import PrivateTexts, encode_examples, name_and_number_masks
 from milkglass.defences.obfuscated_tables import TableClient, key_from, public_codec
 from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizingClient
 from milkglass.errors import UsageError
@@ -34,6 +34,7 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Tokens, Transcript
 from milkglass.threat.truth import Truth
 
+# Puts texts through a client under the secret of a seed, and returns what is sent, and where each token was sent
 Rehearsal = Callable[[Sequences, int], tuple[Sequences, Ids]]
 
 
@@ -43,6 +44,9 @@ def scene_of(
     """Returns the scene of a defence. One attacker has no text.
 
     Args:
+        base: the public model.
+        client: the half of the defence that sends.
+        server: the half that receives.
         private: the texts that are sent.
         public: the texts of each further attacker, by name. Texts that contain a private text or are part of one are
             left out, and so is an attacker with no text left.
@@ -195,11 +199,13 @@ def public_scene(
     """Returns a scene in public ids, in which the public model itself is attacked.
 
     Args:
-        codec: its tokenizer, without a key.
+        base: the public model.
+        codec: the public model's tokenizer, without a key.
         observations: what the server sees.
         truth: grades the guesses.
         private: the texts, in which names and numbers are marked. None: they are not marked.
         size: how many ids can be sent. None: the model's.
+        adversaries: the attackers with text.
         details: further fields of `Scene`.
     """
     size, public = size or len(codec.sigma), Model.open(base.folder)
@@ -209,7 +215,7 @@ def public_scene(
 
     without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
     no_marks = np.zeros(len(truth.tokens.ids), np.bool_)
-    names, numbers = (no_marks, no_marks) if private is None else token_marks(codec, private, truth.tokens)
+    names, numbers = (no_marks, no_marks) if private is None else name_and_number_masks(codec, private, truth.tokens)
     texts = PrivateTexts(truth.sent, truth.tokens, names, numbers)
     return Scene.of(
         Transcript(observations, size), truth, without_text, adversaries, texts=texts, model=base.folder.name, **details
@@ -220,7 +226,10 @@ def public_scene(
 def sent_and_original(
     client: TableClient | SanitizingClient, texts: Sequence[str]
 ) -> tuple[Sequences, Sequences, NDArray[np.int64] | None]:
-    """Returns what is sent for these texts, what they are, both in public ids, and where each token was sent."""
+    """Returns what is sent for these texts and the texts themselves, in public ids, and where each token was sent.
+
+    The last is None if each token was sent in its own place.
+    """
     if not isinstance(client, ReplacedTextClient):
         ids = Sequences.of(client.codec.encode(texts, truncate=True).ids)
         if not isinstance(client, SanitizingClient):
@@ -254,7 +263,7 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
     batch = codec.tokenizer(
         ["".join(pieces) for pieces in pieces_of_texts],
         truncation=True,
-        max_length=codec.limit,
+        max_length=codec.max_tokens,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
         split_special_tokens=True,

@@ -15,7 +15,7 @@ from milkglass.threat.observations import Gradients, Tokens, Transcript
 from milkglass.threat.truth import Truth, content_tokens, score
 
 MEASURES = ("token recall", "tokens named", "tokens top-1", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
-SERVER, INVERSION = "server", "exact inversion"
+SERVER, INVERSION = "server", "exact inversion"  # the names of the attackers
 
 
 def gradient_scene(
@@ -61,6 +61,9 @@ def gradient_truth(original: Sequences, sent: Sequences, tokenizer: Any, vocabul
 
 
 def measure(guess: Guess, truth: Truth, seed: int) -> dict[str, Interval]:
-    """Returns the scores of a guess by those of MEASURES that apply to it. For places there is no "token recall"."""
+    """Returns the scores of a guess by those of MEASURES that apply to it.
+
+    A guess about places has no "token recall". `seed` draws the samples from which intervals are computed.
+    """
     scores = score(guess, truth, np.random.default_rng(seed))
     return {name: scores[name] for name in MEASURES if name in scores.measures}

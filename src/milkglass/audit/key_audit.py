@@ -61,7 +61,7 @@ def audit_key(
 
     Args:
         key: the key file that `milkglass obfuscate` wrote. The audit's figures are noted beside it.
-        passphrase: of the key file.
+        passphrase: opens the key file.
         text: your texts: a file, or a `DataFile` that names its columns. A random half is attacked; the other half is
             what an attacker has of the same kind.
         out: a folder. It must not hold another audit.
@@ -145,6 +145,9 @@ def open_scene(
     Args:
         build_scene: builds the scene, and reports its progress.
         settings: everything that decides the result, besides the attacks.
+        out: the folder of the audit.
+        stage: receives the progress.
+        attacks: the attacks by the names of their results.
 
     Raises:
         UsageError: the folder holds the work of another audit.
@@ -167,7 +170,7 @@ def run_and_write(
     attacks: Mapping[str, Attack] = ATTACKS,
 ) -> tuple[Audit, Path]:
     """Runs the attacks and writes the report. Returns the report and its page."""
-    result = audit(scene, attacks, resume_store, budget, seed, progress=progress)
+    result = audit(scene, attacks, resume_store, budget, seed, on_result=progress)
     page = write(result, out)
     if not result.unfinished:
         resume_store.remove()
@@ -192,7 +195,7 @@ def note_in_usage(key: Path, result: Audit) -> None:
     """
     best, nan = result.best, float("nan")
     figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))
-    record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)
-    is_measured = bool(result.spent) and set(result.spent) == set(result.public)
-    measured_tokens = max(map(result.max_measured_tokens, result.public)) if is_measured else 0
-    usage.record_audit(key, result.spent if is_measured else {}, measured_tokens, record)
+    record = usage.audit_record(result.text_count, *figures, is_finished=not result.unfinished)
+    is_measured = bool(result.tokens_to_reach) and set(result.tokens_to_reach) == set(result.public_tokens)
+    measured_tokens = max(map(result.max_measured_tokens, result.public_tokens)) if is_measured else 0
+    usage.record_audit(key, result.tokens_to_reach if is_measured else {}, measured_tokens, record)

@@ -18,18 +18,21 @@ from milkglass.audit.scene import Scene
 from milkglass.sequences import Ids
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 
-REACHED_SHARES = (0.10, 0.25, 0.50)
-FIRST_TOKENS = 1000
+REACHED_SHARES = (0.10, 0.25, 0.50)  # shares of content tokens: measured is after how many tokens they are read
+FIRST_POINT_TOKENS = 1000  # tokens of the curve's first point
 
 
 def curve_sizes(total_tokens: int) -> list[int]:
     """Returns how many tokens each point of the curve has, in a text of `total_tokens`: 1,000, 3,000, ... and all."""
-    sizes = (round(FIRST_TOKENS * 10 ** (i / 2) / FIRST_TOKENS) * FIRST_TOKENS for i in range(20))
+    sizes = (round(FIRST_POINT_TOKENS * 10 ** (i / 2) / FIRST_POINT_TOKENS) * FIRST_POINT_TOKENS for i in range(20))
     return [*(size for size in sizes if size < 0.8 * total_tokens), total_tokens]
 
 
 def first_texts_of(scene: Scene, token_count: int) -> tuple[Scene, int]:
-    """Returns the scene with its first texts alone, which have `token_count` tokens or some more, and their number."""
+    """Returns the scene with its first texts alone, and how many tokens these have.
+
+    They have `token_count` tokens or some more, or all tokens if there are fewer.
+    """
     sent = scene.truth.sent
     text_count = int(np.searchsorted(np.cumsum(sent.lengths), token_count) + 1)
     indices = np.arange(min(text_count, len(sent)))

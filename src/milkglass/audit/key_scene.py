@@ -54,14 +54,14 @@ class AuditFiles:
         text: the user's texts. A random half is private, the other half is an attacker's text of the same kind.
         public: text of another kind that an attacker has.
         known: texts that are sent too and that one attacker has word for word.
-        rows: how many texts of the file are read. None: all.
+        max_rows: how many rows of `text` are read. None: all.
         seed: chooses the private half.
     """
 
     text: Source
     public: Source | None = None
     known: Source | None = None
-    rows: int | None = None
+    max_rows: int | None = None
     seed: int = 1
 
 
@@ -104,7 +104,7 @@ def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tupl
     replaced = replace_tensors(base, architecture_of(base), key, stage)
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
     config = scrambled_configs(base, key).config
-    promise = replace(replaced.mixture.promise(scheme_of(key).k), condition=replaced.condition)
+    promise = replace(replaced.mixture.promise(scheme_of(key).k), condition=replaced.condition_number)
     return Model(overlay_tensors(StoredTensors(replaced.base), changed), config), promise
 
 
@@ -120,6 +120,10 @@ def key_scene(
     """Returns the scene of a key's audit from its files.
 
     Args:
+        key: the audited key.
+        codec: the codec of the key.
+        folder: the original model's folder.
+        files: the texts.
         transcript: a server's transcript, in place of the model and the ids that this key makes.
 
     Raises:
@@ -129,7 +133,7 @@ def key_scene(
     """
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
-    all_texts = read_encoded(codec, files.text, files.rows)
+    all_texts = read_encoded(codec, files.text, files.max_rows)
     require_enough(all_texts.original, files.text.name)
     private, alike_text = _split_in_halves(all_texts, files.seed)
     attackers = {} if files.public is None else {OTHER: AttackerText(read_encoded(codec, files.public).original)}
@@ -145,7 +149,7 @@ def key_scene(
                 "give as --known only what an attacker has, a template or a published piece",
             )
     if transcript is not None and transcript.all(Tokens):
-        if not codec.readable:
+        if not codec.is_readable:
             raise UsageError(
                 "the texts of this transcript cannot be told from its ids, which name clusters, not tokens",
                 "audit the texts themselves, without --server-transcript",
@@ -163,7 +167,8 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
     Whoever has a text needs no attack on it. Removing it from the attacker's text instead might leave none.
 
     Args:
-        attacker_texts: those texts in original ids.
+        attacker_texts: the texts that the attacker has, in original ids.
+        text: the user's file, for messages.
 
     Raises:
         UsageError: too few texts are left.
@@ -203,7 +208,7 @@ def _split_in_halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, 
 
     All examples of one conversation are in one half, since later ones contain earlier ones.
     """
-    sources = np.arange(len(all_texts.original)) if all_texts.sources is None else all_texts.sources
+    sources = np.arange(len(all_texts.original)) if all_texts.source_indices is None else all_texts.source_indices
     conversations = np.unique(sources)
     order = np.random.default_rng(seed).permutation(len(conversations))
     is_private = np.isin(sources, conversations[order[: len(order) // 2]])
@@ -218,8 +223,9 @@ def assemble(
     """Returns the scene of a key from texts. The first attacker has the public model alone.
 
     Args:
+        private: the texts that are sent.
         attackers: the text of each further attacker, by name.
-        server_transcript: in place of the model and the ids that this key makes.
+        server_transcript: replaces the model and the ids that this key makes. None: these are attacked.
     """
     model, promise = scrambled_model(base, key, stage)
     scheme = scheme_of(key)
@@ -235,7 +241,7 @@ def assemble(
         has_shared_ids=scheme.shares,
     )
     if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
-        symbols = key.first.astype(np.int64)
+        symbols = key.first_ids.astype(np.int64)
         candidates = Candidates.of_symbols(symbols)
         without_text = replace(without_text, symbols=symbols, candidates=candidates, responses=mechanism_of(key))
     adversaries = []
@@ -245,7 +251,7 @@ def assemble(
             Adversary.with_text(name, Knowledge(corpus=text_left.corpus_with(original), pairs=text.pairs))
         )
     truth = truth_of(codec, transcript.tokens, original, [attacker.text_for_counts for attacker in attackers.values()])
-    truth = replace(truth, original=None) if codec.readable else truth
+    truth = replace(truth, original=None) if codec.is_readable else truth
     description = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}
     public_model_only = Adversary.without_text(without_text)
     return Scene.of(transcript, truth, public_model_only, adversaries, texts=private, promise=promise, **description)
@@ -255,7 +261,10 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
     """Returns the truth of an audit.
 
     Args:
-        public: texts by which, with the original, tokens are common or carry content. Each counts alike, however long.
+        sent: what crosses.
+        original: the same texts in public ids.
+        public: further texts. Their tokens and those of `original` decide which tokens are common and which carry
+            content; each of these texts has the same weight, however long it is.
     """
     size = len(codec.sigma)
     counts = np.sum([texts.counts(size) / max(1, len(texts.ids)) for texts in (original, *public)], axis=0)
@@ -264,7 +273,7 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
     def decode(ids: Ids) -> str:
         return str(codec.tokenizer.decode(ids.tolist()))
 
-    return Truth(codec.inverse, codec.visible, content, decode, sent, original)
+    return Truth(codec.inverse, codec.is_visible, content, decode, sent, original)
 
 
 def _transcript(model: Model, private: PrivateTexts, size: int, transcript: Transcript | None, key: Key) -> Transcript:
@@ -297,6 +306,6 @@ def _simulator(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Calla
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
         attacker_key = new_key(base, ref, scheme, digest, root)
-        return scrambled_model(base, attacker_key)[0], attacker_key.first.astype(np.int64)
+        return scrambled_model(base, attacker_key)[0], attacker_key.first_ids.astype(np.int64)
 
     return simulate

@@ -19,23 +19,30 @@ MIN_PATTERN_TOKENS = 16  # the pattern of a shorter text recognises few texts
 
 @dataclass(frozen=True)
 class MetadataLeakage:
-    """Says what ids reveal by themselves.
+    """Holds what ids reveal by themselves.
 
     Attributes:
         length_bits: the entropy of the texts' lengths, in bits.
-        repeated: the share of the texts that occur earlier, id for id.
-        long: how many distinct texts have MIN_PATTERN_TOKENS or more.
-        recognised: the share of these whose pattern of repeated ids no other text of the file has, so that anyone with
-            a copy of the text recognises it.
-        sized: the median relative error of reading a text's length off the bytes of its request's body. TLS hides a
-            body, not its size.
+        repeated_share: the share of the texts that occur earlier, id for id.
+        long_text_count: how many distinct texts have MIN_PATTERN_TOKENS or more.
+        recognised_share: the share of these texts whose pattern of repeated ids no other text of the file has, so that
+            anyone with a copy of the text recognises it.
+        length_error: the median relative error of reading a text's length off the bytes of its request's body. TLS
+            hides a body, not its size.
     """
 
     length_bits: float
-    repeated: float
-    long: int
-    recognised: float
-    sized: float
+    repeated_share: float
+    long_text_count: int
+    recognised_share: float
+    length_error: float
+
+    def to_json(self) -> dict[str, float]:
+        """Returns the figures by their names in audit.json."""
+        return {
+            "length_bits": self.length_bits, "repeated": self.repeated_share, "long": self.long_text_count,
+            "recognised": self.recognised_share, "sized": self.length_error,
+        }  # fmt: skip
 
 
 def metadata_leakage(sent: Sequences) -> MetadataLeakage:
@@ -46,22 +53,25 @@ def metadata_leakage(sent: Sequences) -> MetadataLeakage:
     counts = Counter(map(repetition_pattern, distinct))
     is_recognised = [counts[repetition_pattern(text)] == 1 for text in long_texts]
     return MetadataLeakage(
-        length_bits=entropy(sent.lengths),
-        repeated=1 - len(distinct) / len(texts) if texts else float("nan"),
-        long=len(long_texts),
-        recognised=float(np.mean(is_recognised)) if long_texts else float("nan"),
-        sized=_length_error(texts),
+        length_bits=entropy_bits(sent.lengths),
+        repeated_share=1 - len(distinct) / len(texts) if texts else float("nan"),
+        long_text_count=len(long_texts),
+        recognised_share=float(np.mean(is_recognised)) if long_texts else float("nan"),
+        length_error=_length_error(texts),
     )
 
 
 def repetition_pattern(text: Ids) -> bytes:
-    """Returns the text with each id replaced by its first place, which a substitution does not change."""
+    """Returns the bytes of a text in which each id is replaced by the place of its first occurrence.
+
+    Two texts have the same pattern if a substitution of ids can turn one into the other.
+    """
     _, first, where = np.unique(text, return_index=True, return_inverse=True)
     return np.asarray(first[where], np.int64).tobytes()
 
 
-def entropy(values: Ids) -> float:
-    """Returns the entropy in bits; nan if there are no values."""
+def entropy_bits(values: Ids) -> float:
+    """Returns the entropy, in bits, of how often each value occurs; nan if there are no values."""
     if not len(values):
         return float("nan")
     _, counts = np.unique(values, return_counts=True)
@@ -70,7 +80,10 @@ def entropy(values: Ids) -> float:
 
 
 def _length_error(texts: list[Ids]) -> float:
-    """Returns the error for a request in JSON as `classify` and `generate` send it: decimal ids between commas."""
+    """Returns `MetadataLeakage.length_error` of texts that are sent in JSON: decimal ids between commas.
+
+    `classify` and `generate` send ids so. It is nan if no text has an id.
+    """
     texts_with_ids = [text for text in texts if len(text)]
     if not texts_with_ids:
         return float("nan")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.data.texts import CLASSES, PrivateTexts, classes
+from milkglass.client.data.texts import TOKEN_CLASSES, PrivateTexts, token_classes
 from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
 from milkglass.threat.guess import Guess
@@ -25,6 +25,10 @@ class AttackResult:
     """Holds the figures of one attack by one adversary, or why it has none.
 
     Attributes:
+        attack: the attack's name.
+        title: the attack's name in reports.
+        adversary: the attacker's name.
+        state: whether the attack ran to its end, does not apply, failed, or was not begun.
         reason: why the attack is in this state; empty if it is "done".
         seconds: how long the attack ran, by the clock of its budget.
         measures: figures of metrics/recovery.py by name.
@@ -51,10 +55,12 @@ class AttackResult:
     in_group: float | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the result as JSON-like data, which `from_json` reads."""
         return dict(nan_as_none(asdict(self)))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> AttackResult:
+        """Returns the result that `to_json` wrote."""
         fields_by_name = dict(raw)
         for name in ("measures", "by_class"):
             fields_by_name[name] = {
@@ -67,9 +73,12 @@ class AttackResult:
         """Returns the attack's title, and that it reads answers if it does."""
         return f"{self.title}, of the answers" if self.of_outputs else self.title
 
-    def with_cut(self, cut: bool) -> AttackResult:
-        """Returns the result with this `cut`. A partial result has no intervals, since it is not a random sample."""
-        if not cut:
+    def with_cut(self, is_cut: bool) -> AttackResult:
+        """Returns the result, marked as cut or as complete.
+
+        A partial result has no intervals, since it is not a random sample.
+        """
+        if not is_cut:
             return replace(self, cut=False)
         measures, by_class = without_intervals(self.measures), without_intervals(self.by_class)
         return replace(self, cut=True, measures=measures, by_class=by_class)
@@ -79,6 +88,7 @@ class AttackResult:
         return self.measures[measure].value if measure in self.measures else float("nan")
 
     def selected_measures(self, names: Iterable[str]) -> dict[str, Interval]:
+        """Returns the figures of these names, as far as there are such."""
         return {name: self.measures[name] for name in names if name in self.measures}
 
 
@@ -88,7 +98,7 @@ def without_intervals(measures: Mapping[str, Interval]) -> dict[str, Interval]:
 
 
 def nan_as_none(value: Any) -> Any:
-    """Replaces nan, which JSON lacks, by None at any depth."""
+    """Returns a JSON-like value with None for each nan, which JSON lacks, at any depth."""
     if isinstance(value, dict):
         return {name: nan_as_none(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -97,7 +107,7 @@ def nan_as_none(value: Any) -> Any:
 
 
 def interval_from_json(raw: Mapping[str, Any]) -> Interval:
-    """Returns the interval whose fields `nan_as_none` prepared for JSON."""
+    """Returns the interval of a JSON object with its fields, in which null stands for nan."""
     value, low, high = (math.nan if raw[part] is None else float(raw[part]) for part in ("value", "low", "high"))
     return Interval(value, low, high, int(raw["units"]))
 
@@ -123,35 +133,38 @@ class AuditRun:
     """Holds what came of all attacks of a run.
 
     Attributes:
-        attacks: each with its result, guess and reading.
+        finished_attacks: each attack with its result, guess and reading.
         candidates: what the solvers that need no text found.
     """
 
-    attacks: tuple[FinishedAttack, ...]
+    finished_attacks: tuple[FinishedAttack, ...]
     candidates: Candidates | None
 
     @property
-    def cells(self) -> tuple[AttackResult, ...]:
-        return tuple(attack.result for attack in self.attacks)
+    def results(self) -> tuple[AttackResult, ...]:
+        """Returns the result of each attack by each attacker."""
+        return tuple(attack.result for attack in self.finished_attacks)
 
     @property
     def readings(self) -> dict[tuple[str, str], Ids]:
+        """Returns the reading of each attack that has one, by the names of attacker and attack."""
         return {
             (attack.result.adversary, attack.result.attack): attack.reading
-            for attack in self.attacks
+            for attack in self.finished_attacks
             if attack.reading is not None
         }
 
 
-def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> AttackResult | None:
+def strongest(results: tuple[AttackResult, ...], measure: str | None = None) -> AttackResult | None:
     """Returns the attack that recovered most of what was sent, or None if none ran to its end.
 
     Args:
-        measure: by which they are compared. None: the sum of running and content tokens, so that neither figure of a
-            verdict is far below another attack's.
+        results: the results to compare.
+        measure: the figure by which they are compared. None: the sum of the shares of running and of content tokens, so
+            that neither figure of a verdict is far below another attack's.
     """
     names = ("tokens top-1", "content top-1") if measure is None else (measure, "tokens top-1")
-    comparable = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
+    comparable = [cell for cell in results if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
 
     def shares(cell: AttackResult) -> tuple[float, ...]:
         values = [0.0 if math.isnan(cell.value(name)) else cell.value(name) for name in names]  # no content at all
@@ -175,9 +188,9 @@ def shares_by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.ran
     """Returns the share of each class of tokens that was read correctly. Classes that do not occur are left out."""
     sent = truth.tokens
     is_counted: NDArray[np.bool_] = truth.ordinary[sent.ids]
-    class_of_token = classes(texts, truth.content, sent.counts(len(truth.content)))
+    class_of_token = token_classes(texts, truth.content, sent.counts(len(truth.content)))
     shares: dict[str, Interval] = {}
-    for class_number, name in enumerate(CLASSES):
+    for class_number, name in enumerate(TOKEN_CLASSES):
         in_class = is_counted & (class_of_token == class_number)
         if in_class.any():
             weights = np.bincount(sent.sequence_indices, in_class, len(sent)).astype(np.float64)

@@ -25,7 +25,7 @@ GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however
 CHAIN_SHARE = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 MAX_DOUBLINGS = 12  # how often a budget that is too short is doubled in search of one that would do
 REFERENCE_SECONDS = 0.10  # CPU seconds of `slowness`'s job on the machine on which attacks were timed
-JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # the sizes of that job
+JOB_ROWS, JOB_WIDTH, JOB_OTHER_ROWS, JOB_PRODUCTS = 512, 256, 8192, 4  # the sizes of the job of `slowness`
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class AttackTurn:
 
     @property
     def takes_candidates(self) -> bool:
+        """Returns whether the attack uses candidates that solvers found."""
         return "candidates" in self.attack.assumes | self.attack.uses
 
     @property
@@ -74,7 +75,7 @@ class AttackTurn:
         return max(seconds_left / 2, self.min_seconds) if self.min_seconds else seconds_left
 
     def why_late(self, seconds_left: float) -> str:
-        """Returns why there is no time for the attack, or ""."""
+        """Returns why there is no time for the attack; "" if there is."""
         if seconds_left <= 0 and not self.must_run:
             return "the budget was spent before its turn"
         if self.begin_seconds and seconds_left < self.begin_seconds:
@@ -108,8 +109,10 @@ class AttackTurn:
 ScheduledAttack = tuple[Adversary, AttackTurn]
 
 
-def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[AttackTurn]:
-    return [AttackTurn(name, attack, attack.min_seconds if use_minimum else 0.0) for name, attack in attacks.items()]
+def turns_of(attacks: Mapping[str, Attack], counts_min_seconds: bool = True) -> list[AttackTurn]:
+    return [
+        AttackTurn(name, attack, attack.min_seconds if counts_min_seconds else 0.0) for name, attack in attacks.items()
+    ]
 
 
 def scheduled_attacks(scene: Scene, turns: Sequence[AttackTurn]) -> list[ScheduledAttack]:

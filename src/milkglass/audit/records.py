@@ -44,54 +44,60 @@ class EncryptedAnswers:
 
     Attributes:
         records: the TLS records of each answer.
-        topics: (answers,) the index in `names` of each answer's topic.
-        names: the names of the topics.
-        lengths: the bytes of each token of each answer. None: not known.
-        questions: (answers,) the number of each answer's question; answers to one question are in one half. None: every
-            answer has a question of its own.
+        topic_indices: (answers,) the index in `topic_names` of each answer's topic.
+        topic_names: the names of the topics.
+        token_lengths: the bytes of each token of each answer. None: not known.
+        question_numbers: (answers,) the number of each answer's question; answers to one question are in one half.
+            None: every answer has a question of its own.
     """
 
     records: Records
-    topics: Ids
-    names: tuple[str, ...] = ()
-    lengths: Sequences | None = None
-    questions: Ids | None = None
+    topic_indices: Ids
+    topic_names: tuple[str, ...] = ()
+    token_lengths: Sequences | None = None
+    question_numbers: Ids | None = None
 
     def read_by_sizes(self, seed: int, budget: Budget, has_shuffled_topics: bool = False) -> dict[str, Interval]:
         """Returns what the attack `sizes` reads of a random half, with the other half as its recordings.
 
         Args:
+            seed: decides the halves and every random draw.
+            budget: the time of the attack.
             has_shuffled_topics: whether the topics of the recordings are shuffled, as a control.
         """
         rng = np.random.default_rng(seed)
         recorded, attacked = self._halves(rng)
-        labels = rng.permutation(self.topics[recorded]) if has_shuffled_topics else self.topics[recorded]
-        knowledge = Knowledge(recordings=Recordings(self._records(recorded), labels, _part(self.lengths, recorded)))
+        labels = rng.permutation(self.topic_indices[recorded]) if has_shuffled_topics else self.topic_indices[recorded]
+        knowledge = Knowledge(
+            recordings=Recordings(self._records(recorded), labels, _select(self.token_lengths, recorded))
+        )
         guess = Sizes()(Transcript((self._records(attacked),), 1), knowledge, budget, np.random.default_rng(seed))
         no_tokens = np.zeros(1, np.bool_)
-        truth = Truth(np.zeros(1, np.int64), no_tokens, no_tokens, lambda ids: "", Sequences.of([]),
-                      topics=self.topics[attacked], token_lengths=_part(self.lengths, attacked))  # fmt: skip
+        truth = Truth(
+            np.zeros(1, np.int64), no_tokens, no_tokens, lambda ids: "", Sequences.of([]),
+            topics=self.topic_indices[attacked], token_lengths=_select(self.token_lengths, attacked),
+        )  # fmt: skip
         return dict(score(guess, truth, rng).measures)
 
     def _halves(self, rng: np.random.Generator) -> tuple[Ids, Ids]:
         """Returns the indices of two random halves. Where questions are known, answers to one are in one half."""
-        if self.questions is None:
-            order = rng.permutation(len(self.topics))
+        if self.question_numbers is None:
+            order = rng.permutation(len(self.topic_indices))
             return order[: len(order) // 2], order[len(order) // 2 :]
         recorded = list[np.int64]()
-        for topic in np.unique(self.topics):
-            questions = rng.permutation(np.unique(self.questions[self.topics == topic]))
+        for topic in np.unique(self.topic_indices):
+            questions = rng.permutation(np.unique(self.question_numbers[self.topic_indices == topic]))
             recorded += questions[: (len(questions) + 1) // 2].tolist()
-        is_recorded = np.isin(self.questions, recorded)
+        is_recorded = np.isin(self.question_numbers, recorded)
         return np.flatnonzero(is_recorded), np.flatnonzero(~is_recorded)
 
     def _records(self, indices: NDArray[np.int64]) -> Records:
-        sizes, times = (_part(sequences, indices) for sequences in (self.records.sizes, self.records.times))
+        sizes, times = (_select(sequences, indices) for sequences in (self.records.sizes, self.records.times))
         assert sizes is not None and times is not None
         return Records(sizes, times)
 
 
-def _part(sequences: Sequences | None, indices: NDArray[np.int64]) -> Sequences | None:
+def _select(sequences: Sequences | None, indices: NDArray[np.int64]) -> Sequences | None:
     if sequences is None:
         return None
     rows = list(sequences)
@@ -100,58 +106,64 @@ def _part(sequences: Sequences | None, indices: NDArray[np.int64]) -> Sequences 
 
 @dataclass(frozen=True)
 class EndpointAudit:
-    """Says what is read of an attested endpoint while its hardware holds. If the hardware fails, all text is read.
+    """Holds what is read of an attested endpoint while its hardware holds. If the hardware fails, all text is read.
 
     Attributes:
-        answers: how many answers there were.
-        topics: how many topics there were.
-        chance: the share of answers on the commonest topic, which a guess gets right.
+        answer_count: how many answers there were.
+        topic_count: how many topics there were.
+        guess_share: the share of answers on the commonest topic, which a guess gets right.
         reading: shares of topics and of tokens' lengths that were read.
         control: shares of topics that were read after recordings with shuffled topics.
     """
 
-    answers: int
-    topics: int
-    chance: float
+    answer_count: int
+    topic_count: int
+    guess_share: float
     reading: Mapping[str, Interval]
     control: Mapping[str, Interval]
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Returns what is read in either case, for people."""
+    def table_rows(self) -> list[tuple[str, ...]]:
+        """Returns (case, what is read) of both cases, in words: the hardware holds, or it fails."""
         reading_text = f"no text; the topic of {self.reading['topics']} of the answers"
-        reading_text += f" (control {self.control['topics']}, a guess {100 * self.chance:.1f} %)"
+        reading_text += f" (control {self.control['topics']}, a guess {100 * self.guess_share:.1f} %)"
         if "token lengths" in self.reading:
             reading_text += f"; the length of {self.reading['token lengths']} of the tokens"
         return [(HOLDS, reading_text), (FAILS, ALL_READ)]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the result as JSON-like data."""
         reading, control = (
             {name: asdict(interval) for name, interval in measures.items()} for measures in (self.reading, self.control)
         )
         return {
-            "answers": self.answers, "topics": self.topics, "chance": self.chance,
+            "answers": self.answer_count, "topics": self.topic_count, "chance": self.guess_share,
             HOLDS: {"text": 0.0, "by assumption": True, "sizes": reading, "control": control},
             FAILS: {"text": 1.0, "words": ALL_READ},
         }  # fmt: skip
 
 
-def audit(answers: EncryptedAnswers, seed: int, budget: Budget) -> EndpointAudit:
-    """Attacks sizes and times of answers."""
+def audit_endpoint(answers: EncryptedAnswers, seed: int, budget: Budget) -> EndpointAudit:
+    """Attacks the sizes and times of answers, with their topics and, as a control, with shuffled topics."""
     reading, shuffled = (answers.read_by_sizes(seed, budget, is_shuffled) for is_shuffled in (False, True))
     control = {"topics": shuffled["topics"]}  # lengths of tokens are read without recordings
-    counts = np.bincount(answers.topics)
-    return EndpointAudit(len(answers.topics), len(counts), float(counts.max() / counts.sum()), reading, control)
+    counts = np.bincount(answers.topic_indices)
+    return EndpointAudit(len(answers.topic_indices), len(counts), float(counts.max() / counts.sum()), reading, control)
 
 
-def read(path: Path) -> EncryptedAnswers:
-    """Reads answers. Raises CodecError for a bad row, and EmptyText if there are too few answers or topics."""
+def read_answers(path: Path) -> EncryptedAnswers:
+    """Reads a file of answers.
+
+    Raises:
+        CodecError: a row is invalid, or only some rows have an optional field.
+        EmptyText: there are too few answers, topics, or questions on a topic.
+    """
     sizes, times, lengths, topics = list[Ids](), list[Ids](), list[Ids | None](), list[str]()
     questions = list[str | None]()
     for place, row in json_rows(path):
         topics.append(text_of(place, row, "topic"))
-        sizes.append(_numbers(place, row, "sizes", 1))
-        times.append(_numbers(place, row, "times", 1000))
-        lengths.append(_numbers(place, row, "lengths", 1) if "lengths" in row else None)
+        sizes.append(_scaled_numbers(place, row, "sizes", 1))
+        times.append(_scaled_numbers(place, row, "times", 1000))
+        lengths.append(_scaled_numbers(place, row, "lengths", 1) if "lengths" in row else None)
         questions.append(text_of(place, row, "question") if "question" in row else None)
         if len(sizes[-1]) != len(times[-1]):
             raise CodecError(
@@ -186,8 +198,8 @@ def _of_all_or_none(path: Path, noun: str, values: Sequence[T | None]) -> list[T
     return known_values
 
 
-def _numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:
-    """Returns a list of numbers, scaled to whole ones. Raises CodecError."""
+def _scaled_numbers(place: Place, row: Mapping[str, Any], name: str, scale: int) -> Ids:
+    """Returns the numbers of a field, multiplied by `scale` and rounded. Raises CodecError if they are invalid."""
     numbers = row.get(name)
     if not isinstance(numbers, list) or len(numbers) > MAX_RECORDS:
         raise CodecError(f"{place} has no list {name}", f"give a list of at most {MAX_RECORDS:,} numbers")

@@ -76,12 +76,14 @@ class ResumeStore:
         )
 
     def write_result(self, name: str, result: AttackResult, reading: Ids | None) -> None:
+        """Stores a result, and its reading (total,) if it has one."""
         if reading is not None:
             with files.atomic_path(self.folder / f"{name}.safetensors") as path:
                 save_file({"reading": np.ascontiguousarray(reading)}, path)
         files.write(self.folder / f"{name}.json", json.dumps(result.to_json(), allow_nan=False))
 
     def candidates(self, name: str) -> Candidates | None:
+        """Returns the stored candidates of a solver, or None."""
         path = self.folder / f"{name}.candidates"
         return unpack_candidates(load_file(path)) if path.is_file() else None
 
@@ -90,6 +92,7 @@ class ResumeStore:
             save_file(pack_candidates(candidates), path)
 
     def remove(self) -> None:
+        """Removes the folder with all that is stored."""
         shutil.rmtree(self.folder)
 
 

@@ -41,19 +41,19 @@ class RunOptions:
     """Sets how a run treats its attacks. The defaults are those of an audit.
 
     Attributes:
-        use_minimum: whether an attack's `min_seconds` counts; recipes set their own times.
+        counts_min_seconds: whether an attack's `min_seconds` counts; recipes set their own times.
         own_budget: returns the next attack's own budget; all attacks then draw from the same seed. None: attacks share
             the whole budget, and each draws from the seed and its name.
         deadline: a budget of the clock's seconds; an attack that still runs when it is spent is ended and has no
             result. None: each attack is waited for.
     """
 
-    use_minimum: bool = True
+    counts_min_seconds: bool = True
     own_budget: Callable[[], Budget] | None = None
     deadline: Budget | None = None
 
 
-RECIPE_OPTIONS = RunOptions(use_minimum=False)
+RECIPE_OPTIONS = RunOptions(counts_min_seconds=False)
 
 
 def run(
@@ -76,7 +76,7 @@ def run(
         on_result: is called with each result as soon as it is known.
         options: how the attacks are treated.
     """
-    turns = turns_of(attacks, options.use_minimum)
+    turns = turns_of(attacks, options.counts_min_seconds)
     runner = _Runner(scene, store, budget, seed, on_result, options)
     before_chain, after_chain = split_at_chain(scheduled_attacks(scene, turns))
     finished = [runner.run_attack(turn, adversary, _Chain([], None, False)) for adversary, turn in before_chain]

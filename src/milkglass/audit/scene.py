@@ -18,15 +18,15 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens, Transcript
 from milkglass.threat.truth import Truth
 
-MIN_PRIVATE_TEXTS = 20  # with fewer nothing can be said
-MIN_ATTACKER_TEXTS = 5
+MIN_PRIVATE_TEXTS = 20  # of fewer private texts nothing can be said
+MIN_ATTACKER_TEXTS = 5  # texts that each attacker with text must have left
 MODEL_ONLY, OTHER, ALIKE, KNOWN = "model only", "other text", "same kind of text", "known texts"
-WORDS = {
+ATTACKER_WORDS = {
     OTHER: "public text of another kind",
     ALIKE: "other text of the same kind",
     KNOWN: "other text of the same kind and knows word for word what some of what you send says",
 }
-NO_PROMISE = ClusterReport(1, 0, {}, 0, 0, 0)
+NO_PROMISE = ClusterReport(1, 0, {}, 0, 0, 0)  # of a defence that is no scheme of clusters
 # Fields of Knowledge that an attacker has with its text
 TEXT_FIELDS = ("corpus", "pairs", "observe", "rehearse", "noise")
 
@@ -49,6 +49,7 @@ class Adversary:
 
     @classmethod
     def without_text(cls, knowledge: Knowledge) -> Adversary:
+        """Returns the attacker who has the public model and no text."""
         return cls(MODEL_ONLY, "has the public model and no text", knowledge)
 
     @classmethod
@@ -56,10 +57,12 @@ class Adversary:
         """Returns an attacker with text.
 
         Args:
+            name: the attacker's name, such as ALIKE.
+            knowledge: what the attacker knows.
             half: what an attacker with `observe` can run, in words.
         """
         runs = f", and can run {half} on it" if knowledge.observe is not None else ""
-        return cls(name, f"has {WORDS.get(name, name)}{runs}", knowledge)
+        return cls(name, f"has {ATTACKER_WORDS.get(name, name)}{runs}", knowledge)
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ class Scene:
         return self.adversaries[0].knowledge.symbols
 
     def seen_by(self, adversary: Adversary) -> Transcript:
+        """Returns what an attacker sees."""
         return adversary.transcript or self.transcript
 
     def attackers_of(self, attack: Attack) -> list[Adversary]:
@@ -161,9 +165,9 @@ class Scene:
         reads_text = "corpus" in attack.assumes | attack.uses
         return capable[1:] if reads_text and len(capable) > 1 else capable[:1]
 
-    def truth_about(self, outputs: bool) -> Truth:
-        """Returns the truth about what was sent, or about what was generated."""
-        return replace(self.truth, sent=self.transcript.outputs, original=None) if outputs else self.truth
+    def truth_about(self, of_outputs: bool) -> Truth:
+        """Returns the truth about what was sent, or about what was generated (`of_outputs`)."""
+        return replace(self.truth, sent=self.transcript.outputs, original=None) if of_outputs else self.truth
 
 
 def require_enough(texts: Sized, name: str) -> None:
@@ -182,7 +186,7 @@ def require_texts(scene: Scene, names: Iterable[str]) -> None:
         texts_left = len(corpora.get(name) or ())
         if texts_left < MIN_ATTACKER_TEXTS:
             raise UsageError(
-                f"{texts_left} texts are left to the attacker who has {WORDS.get(name, name)}, without those that "
-                f"contain what you send or are part of it; {MIN_ATTACKER_TEXTS} are needed",
+                f"{texts_left} texts are left to the attacker who has {ATTACKER_WORDS.get(name, name)}, without those "
+                f"that contain what you send or are part of it; {MIN_ATTACKER_TEXTS} are needed",
                 "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
             )

@@ -112,10 +112,10 @@ def audit(
         require_file(records, "give a file in JSON Lines")
         from milkglass.audit import records as encrypted
 
-        topics_audit = encrypted.audit(encrypted.read(records), seed, Budget.parse(budget))
+        topics_audit = encrypted.audit_endpoint(encrypted.read_answers(records), seed, Budget.parse(budget))
         half = "half of them play an attacker's own recordings"
-        summary = f"{topics_audit.answers:,} answers on {topics_audit.topics} topics; {half}"
-        emit(as_json, topics_audit.to_json(), f"{summary}\n{table(topics_audit.rows())}")
+        summary = f"{topics_audit.answer_count:,} answers on {topics_audit.topic_count} topics; {half}"
+        emit(as_json, topics_audit.to_json(), f"{summary}\n{table(topics_audit.table_rows())}")
         return
     if captured is not None:
         unused = {
@@ -186,9 +186,9 @@ def audit_captured(
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path)
-    from milkglass.audit.captured import digest, read, scene_of
+    from milkglass.audit.captured import digest, read_captured, scene_of
 
-    rows, base = read(path), open_original(model)
+    rows, base = read_captured(path), open_original(model)
     served_model = None if server_model is None else open_original(str(server_model))
     kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
@@ -305,10 +305,10 @@ def result_line(result: AttackResult) -> str:
 
 def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
     """Returns the audit as text. `resume_command` goes on with a larger budget; it is "" if every attack ended."""
-    from milkglass.audit.report.verdict import LABELS
+    from milkglass.audit.report.verdict import LEVEL_LABELS
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
-    for result in audit.cells:
+    for result in audit.results:
         label = result.label + (", not finished" if result.cut else "")
         prefix = "at least " if result.cut else ""
         if "tokens top-1" in result.measures:
@@ -319,13 +319,13 @@ def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
             rows.append((label, result.adversary, f"words of a text, F1 {percent(result.value('bag f1'))}", ""))
     return "\n".join(
         [
-            f"{LABELS[audit.level].upper()}. {audit.verdict}",
+            f"{LEVEL_LABELS[audit.level].upper()}. {audit.verdict}",
             *([f"to go on where it stopped: {resume_command}"] if resume_command else []),
             "",
             table(rows),
             "",
-            *([f"- {SMALL_SAMPLE_NOTE.format(audit.texts)}"] if audit.texts < SMALL_SAMPLE else []),
-            *(f"- {warning.title}: {warning.raised_if}" for warning in audit.warnings),
+            *([f"- {SMALL_SAMPLE_NOTE.format(audit.text_count)}"] if audit.text_count < SMALL_SAMPLE else []),
+            *(f"- {warning.title}: {warning.raised_if}" for warning in audit.findings),
             "",
             f"page: {page}",
         ]

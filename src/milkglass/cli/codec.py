@@ -140,7 +140,7 @@ def encode(
         if as_json:
             output_file.write(json.dumps({"encoded": documents}) + "\n")
     if cut_names:
-        limit = min(codec.limit, max_length or codec.limit)
+        limit = min(codec.max_tokens, max_length or codec.max_tokens)
         note(f"cut to {limit} tokens: {first_few(cut_names)}")
 
 
@@ -201,14 +201,14 @@ def _write_training_rows(
     """
     from milkglass.client.codec.codec import codec_of
     from milkglass.client.data.layouts import write_layout
-    from milkglass.client.data.training_rows import numbers_of, require_generator
+    from milkglass.client.data.training_rows import labels_or_scale_of, require_generator
     from milkglass.client.training_request import write_rows
 
     require_generator(source, summary, unlocked.key.info.kind)
     codec = codec_of(unlocked, model)
-    labels = numbers_of(unlocked.key, summary)
+    labels = labels_or_scale_of(unlocked.key, summary)
     unlocked = unlocked.remember(labels)
-    token_limit = min(max_length, codec.limit)
+    token_limit = min(max_length, codec.max_tokens)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
         counts = write_rows(unlocked, codec, source, target, summary.rows, labels, token_limit, stage, note, skip_long)
@@ -220,7 +220,7 @@ def _write_training_rows(
         "rows": counts.row_count,
         "tokens": counts.token_count,
         "cut": counts.cut_count,
-        "left_out": len(counts.left_out),
+        "left_out": len(counts.left_out_places),
     }
     next_step = "`milkglass upload` sends it"
     if layout is not None:
@@ -261,7 +261,7 @@ def _text_documents(
     require_no_messages(batch, "add --chat")
     with refusals_naming_rows(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
-    for index in encoded.long:
+    for index in encoded.cut_indices:
         note_cut(batch[index].name)
     for index, ids in enumerate(encoded.ids):
         types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[index].tolist()}

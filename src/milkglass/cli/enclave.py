@@ -353,5 +353,5 @@ def _decoder_server(url: str, options: ServerOptions) -> DecoderServer:
     from milkglass.client.remote.connection import RetryPolicy
     from milkglass.split.decoder.client import DecoderServer
 
-    retry = RetryPolicy(progress=note)
+    retry = RetryPolicy(notice=note)
     return DecoderServer(url, read_token(options.token_file), options.allow_http, options.certificate, retry)

@@ -107,7 +107,7 @@ def _attack_updates(
     from milkglass.sanitizers.table import open_table
     from milkglass.threat.budget import Budget
 
-    require_names(names, ghost=True)
+    require_names(names, uses_ghost=True)
     defence, source, folder = gradient_defence_named(shield), _public_source(public), resolve(model)
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
@@ -200,7 +200,7 @@ def _report_text(update_audit: UpdateAudit, files: Mapping[str, Path | None]) ->
 def _result_table(update_audit: UpdateAudit) -> str:
     """Returns the table of results as text. What was trained on has columns only if it is not the texts themselves."""
     header = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
-    column_count = len(header) if update_audit.ghost else 3
+    column_count = len(header) if update_audit.uses_ghost else 3
     return table(
         [header[:column_count], *(_result_row(outcome)[:column_count] for outcome in update_audit.finished_results)]
     )
@@ -211,7 +211,9 @@ def _result_row(outcome: UpdateResult) -> tuple[str, ...]:
     from milkglass.audit.updates.report import token_share
 
     trained_figures = (
-        ("", "") if outcome.trained is None else (str(token_share(outcome.trained)), str(outcome.trained["rouge-1"]))
+        ("", "")
+        if outcome.trained_measures is None
+        else (str(token_share(outcome.trained_measures)), str(outcome.trained_measures["rouge-1"]))
     )
     attack = outcome.attack + (", not finished" if outcome.cut else "")
     return attack, str(outcome.token_share), str(outcome.rouge), *trained_figures

@@ -196,7 +196,7 @@ def generate(
         answer = session.generate(model_id, prompt_ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
         show_pieces(answer, is_shown=not as_json)
     if as_json:
-        say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}))
+        say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.token_count}))
     elif answer.text:
         say()
 
@@ -256,9 +256,9 @@ def _require_split(key: KeyOptions, split: SplitOptions) -> None:
 
 def _note_sampling(session: Session) -> None:
     """Prints the model's own sampling settings, which hold where no option is set, and those that no server takes."""
-    if settings_text := session.codec.sampling.shown:
+    if settings_text := session.codec.sampling.description:
         note(f"drawn, where no option says otherwise, with {settings_text} (the model's generation_config.json)")
-    if unused_names := session.codec.sampling.left_out:
+    if unused_names := session.codec.sampling.left_out_names:
         note(f"warning: the model's own {', '.join(unused_names)} cannot be asked of a server: left out")
 
 

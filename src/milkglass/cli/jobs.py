@@ -58,12 +58,12 @@ def job(
         key_options = {"--key": key.key, "--passphrase-file": key.passphrase_file}
         refuse_unused("without --follow or --fetch", {**key_options, "--model": key.model})
     refuse_unused("without --key", {} if key.key else {"--passphrase-file": key.passphrase_file, "--model": key.model})
-    from milkglass.client.remote.remote import JOBS
+    from milkglass.client.remote.remote import JOBS_ROUTE
 
     labels = {} if key.key is None else key.open().key.info.labels_by_job.get(job_id, {})
     with server.open() as remote:
         if delete:
-            delete_object(remote, JOBS, job_id, f"Delete the record of {job_id}?", yes, as_json)
+            delete_object(remote, JOBS_ROUTE, job_id, f"Delete the record of {job_id}?", yes, as_json)
             return
         state = remote.job(job_id)  # first, so that a missing job or a server that is down is reported at once
         if resume:

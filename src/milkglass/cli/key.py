@@ -103,7 +103,7 @@ def for_job(
         child = key_for_job(base, parent.key, name, clusters, stage)
     if fault := weakness(passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")
-    write_key(out, child, passphrase, weak=True)
+    write_key(out, child, passphrase, allows_weak=True)
     usage.record_parent(out, key)
     note(LOSS_WARNING.format(key=key))
     if child.info.responses is not None:
@@ -260,7 +260,7 @@ def key_document(unlocked: UnlockedKey) -> dict[str, Any]:
         "model": key_info.model,
         "model_digest": key.model_digest,
         "kind": key_info.kind,
-        "tokens": len(key.first),
+        "tokens": len(key.first_ids),
         "ids": len(key.sigma),
         "scheme": key_info.public_scheme,
         "made_for_job": None if key_info.job is None else key_info.job["name"],

@@ -66,11 +66,11 @@ def models(
     refuse_unused("without --key", {"--passphrase-file": passphrase_file} if key is None else {})
     if lists_server_models and server is not None:
         if delete:
-            from milkglass.client.remote.remote import MODELS
+            from milkglass.client.remote.remote import MODELS_ROUTE
 
             question = f"Delete the model {delete} from the server? It cannot be brought back."
             with credentials.for_server(server).open() as remote:
-                delete_object(remote, MODELS, delete, question, yes, as_json)
+                delete_object(remote, MODELS_ROUTE, delete, question, yes, as_json)
         else:
             unlocked_key = KeyOptions(key, None, passphrase_file).open().key if key else None
             _list_models(credentials.for_server(server), unlocked_key, as_json)

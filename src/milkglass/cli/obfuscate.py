@@ -87,10 +87,10 @@ def outcome_lines(unlocked: UnlockedKey, out: Path, promise: ClusterReport, seco
 
 def _permutation_text(key: Key) -> str:
     """Returns how many tokens are permuted, and under how many ids if these are more."""
-    token_count = len(key.first)
+    token_count = len(key.first_ids)
     if len(key.sigma) > token_count:
         return f"{token_count:,} tokens permuted, under {len(key.sigma):,} ids"
-    return f"{token_count:,} tokens permuted" + (", one row a cluster" if key.shares else "")
+    return f"{token_count:,} tokens permuted" + (", one row a cluster" if key.has_shared_ids else "")
 
 
 def next_steps(
@@ -119,12 +119,14 @@ def next_steps(
     rows = f"{shlex.quote(str(data))}{typed_column_options}"
     tune = f"then: milkglass finetune {folder_name or 'MODEL'} {rows} {key_options} --server {server}{token}"
     tune_lines = [tune] if data is not None else []
-    answers_untuned = key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.shares  # without fine-tuning
+    answers_untuned = (
+        key.info.kind == "decoder" and scheme_of(key).k <= 1 and not key.has_shared_ids
+    )  # without fine-tuning
     proxy = [f"then: milkglass proxy {key_options} --server {server}{token}"] if answers_untuned else []
     if scheme_of(key).broken:
         public = [f"to try it with public text: {upload}", *proxy] if answers_untuned else []
         return [f"{audit} shows what is read", "send nothing private under this key", *public]
-    lines = [f"  {UNTUNED_NOTE if scheme_of(key).k > 1 or key.shares else UNMIXED_WARNING}"]
+    lines = [f"  {UNTUNED_NOTE if scheme_of(key).k > 1 or key.has_shared_ids else UNMIXED_WARNING}"]
     if delta:
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
@@ -248,7 +250,7 @@ def obfuscate(
 
                 made_key = _make_key(base, ref, final_scheme, digest, texts, stage)
                 # The key file is written before anything is scrambled with the key
-                unlocked = UnlockedKey.new(key, made_key, passphrase, weak=weak_passphrase)
+                unlocked = UnlockedKey.new(key, made_key, passphrase, allows_weak=weak_passphrase)
                 passphrase = ""
             else:
                 unlocked = existing_key

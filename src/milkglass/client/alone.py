@@ -38,17 +38,19 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.progress import Progress
 
 Features = Literal["words", "content", "letters", "both", "agreement"]
-Kind = Literal["bayes", "complement", "logistic", "svm", "ridge"]
+ModelKind = Literal["bayes", "complement", "logistic", "svm", "ridge"]
 Floats = NDArray[np.float64]
 
 WORD_PATTERN = r"[^\W_]+|[^\w\s]"  # marks are words too: "!" and "?" tell as much
 MAX_FEATURES = 300_000  # of one vectorizer: the most frequent features
-FOLDS, MAX_VALIDATED_ROWS = 5, 4_000  # of the cross-validation, which uses a sample of more rows
+FOLD_COUNT = 5  # folds of the cross-validation
+MAX_VALIDATED_ROWS = 4_000  # rows of the cross-validation, a random sample if there are more
 MAX_MEMBERS = 5  # candidates whose mean is the model
-STRENGTHS: Mapping[Kind, tuple[float, ...]] = {
+STRENGTHS: Mapping[ModelKind, tuple[float, ...]] = {
     "bayes": (0.03, 0.1, 0.3, 1), "complement": (0.03, 0.1, 0.3, 1), "logistic": (1, 10), "svm": (0.1, 0.3, 1),
     "ridge": (0.3, 1, 3, 10),
 }  # fmt: skip
+# Factors of a classifier's outputs: each candidate gets the one under which its labels are likeliest
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8)
 LINEAR_FILE, TENSORS_FILE = "linear.json", "linear.safetensors"
 
@@ -79,15 +81,16 @@ class Vectorizers:
     """Turns rows into features: a vectorizer each for "words", "content" and "letters", and scales for "agreement".
 
     Attributes:
-        by_name: scikit-learn's fitted vectorizers.
-        scales: (2, 22) means and deviations of the features of agreement. None: rows are not pairs.
+        vectorizer_by_name: scikit-learn's fitted vectorizers, by the names of their features.
+        agreement_scales: (2, 22) means and standard deviations of the features of agreement. None: rows are not pairs.
     """
 
-    by_name: Mapping[str, Any]
-    scales: Floats | None = None
+    vectorizer_by_name: Mapping[str, Any]
+    agreement_scales: Floats | None = None
 
     @classmethod
     def fit(cls, rows: Rows) -> Vectorizers:
+        """Fits the vectorizers to training rows. Features of which the rows have none are left out."""
         texts, by_name = rows.as_texts(), {}
         for name in ("words", "content", "letters"):
             vectorizer = _vectorizer(name)
@@ -97,29 +100,32 @@ class Vectorizers:
                 continue
         if rows.pairs is None:
             return cls(by_name)
-        raw = agreement(rows)
-        return cls(by_name, np.stack([raw.mean(0), np.maximum(raw.std(0), 1e-9)]))
+        unscaled = agreement_features(rows)
+        return cls(by_name, np.stack([unscaled.mean(0), np.maximum(unscaled.std(0), 1e-9)]))
 
     def feature_names(self) -> list[Features]:
-        """Returns the names of the features that these rows have."""
-        both: list[Features] = ["both"] if {"words", "letters"} <= {*self.by_name} else []
-        return [*self.by_name, *both, *([] if self.scales is None else ["agreement"])]  # type: ignore[list-item]
+        """Returns the names of the features that the training rows had."""
+        both: list[Features] = ["both"] if {"words", "letters"} <= {*self.vectorizer_by_name} else []
+        return [*self.vectorizer_by_name, *both, *([] if self.agreement_scales is None else ["agreement"])]  # type: ignore[list-item]
 
     def transform(self, rows: Rows, names: Sequence[Features]) -> dict[Features, Any]:
-        """Returns sparse (rows, features) matrices by name; "agreement" is dense."""
+        """Returns (rows, features) matrices of the named features. They are sparse, but "agreement" is dense."""
         parts = {part for name in names for part in (("words", "letters") if name == "both" else (name,))}
         texts = rows.as_texts()
         features: dict[Any, Any] = {
-            name: vectorizer.transform(texts).tocsr() for name, vectorizer in self.by_name.items() if name in parts
+            name: vectorizer.transform(texts).tocsr()
+            for name, vectorizer in self.vectorizer_by_name.items()
+            if name in parts
         }
         if "both" in names:
             features["both"] = sparse.hstack([features["words"], features["letters"]]).tocsr()
-        if "agreement" in names and self.scales is not None:
-            features["agreement"] = (agreement(rows) - self.scales[0]) / self.scales[1]
+        if "agreement" in names and self.agreement_scales is not None:
+            features["agreement"] = (agreement_features(rows) - self.agreement_scales[0]) / self.agreement_scales[1]
         return {name: features[name] for name in names}
 
 
 def _vectorizer(name: str) -> Any:
+    """Returns scikit-learn's vectorizer, not fitted yet, for "words", "content" or "letters"."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     settings: dict[str, Any] = {"sublinear_tf": True, "max_features": MAX_FEATURES, "dtype": np.float64}
@@ -130,17 +136,19 @@ def _vectorizer(name: str) -> Any:
     return TfidfVectorizer(ngram_range=(1, 2), token_pattern=WORD_PATTERN, **settings)
 
 
-def agreement(rows: Rows) -> Floats:
+def agreement_features(rows: Rows) -> Floats:
     """Returns (rows, 22) features of each pair of texts.
 
-    Of words, neighbours and runs of three letters: four shares that both texts contain, and three logarithms of how
-    many each contains; then the count of numbers that only one of the two contains.
+    For words, for pairs of neighbouring words, and for runs of three letters, these are four shares of what both texts
+    contain, and three logarithms of how many each text contains. The last feature counts the numbers that only one of
+    the two texts contains.
     """
     assert rows.pairs is not None
     return np.array([_agreement(text, other) for text, other in zip(rows.texts, rows.pairs, strict=True)], np.float64)
 
 
 def _agreement(first_text: str, second_text: str) -> list[float]:
+    """Returns the 22 features of one pair of texts (`agreement_features`)."""
     values = list[float]()
     for units in (_words, _neighbours, _trigrams):
         first, second = units(first_text), units(second_text)
@@ -178,15 +186,22 @@ class LinearCandidate:
     """Combines a kind of features with a kind of model.
 
     Attributes:
+        features: which features of a row the model reads.
+        kind: the kind of model.
         strength: the smoothing of naive Bayes, the penalty of ridge regression, the inverse penalty of the others.
     """
 
     features: Features
-    kind: Kind
+    kind: ModelKind
     strength: float
 
     def fit(self, matrix: Any, labels: NDArray[Any]) -> tuple[Floats, Floats]:
-        """Returns (outputs, features) weights and (outputs,) biases of the fitted model."""
+        """Returns (outputs, features) weights and (outputs,) biases of the fitted model.
+
+        Args:
+            matrix: (rows, features), dense or sparse.
+            labels: (rows,) class numbers from 0 on without a gap, or scores for "ridge".
+        """
         model = self._model().fit(matrix, labels)
         if self.kind in ("bayes", "complement"):
             prior = model.class_log_prior_ if self.kind == "bayes" else np.zeros(len(model.classes_))
@@ -210,10 +225,13 @@ class LinearCandidate:
         }[self.kind]()
 
 
-def candidates(features: Sequence[Features], regression: bool) -> Iterator[LinearCandidate]:
-    """Yields every candidate. Naive Bayes takes no dense features, and logistic regression on letters is slow."""
+def candidates(features: Sequence[Features], is_regression: bool) -> Iterator[LinearCandidate]:
+    """Yields every candidate with one of these features, for scores (`is_regression`) or for classes.
+
+    Two are left out: naive Bayes takes no dense features, and logistic regression on letters is slow.
+    """
     for name in features:
-        kinds: tuple[Kind, ...] = ("ridge",) if regression else ("bayes", "complement", "svm", "logistic")
+        kinds: tuple[ModelKind, ...] = ("ridge",) if is_regression else ("bayes", "complement", "svm", "logistic")
         for kind in kinds:
             if (name == "agreement" and kind in ("bayes", "complement")) or (name == "letters" and kind == "logistic"):
                 continue
@@ -221,6 +239,7 @@ def candidates(features: Sequence[Features], regression: bool) -> Iterator[Linea
 
 
 def _outputs(matrix: Any, weights: Floats, bias: Floats) -> Floats:
+    """Returns (rows, outputs) of a linear model."""
     return np.asarray(matrix @ weights.T) + bias
 
 
@@ -246,8 +265,10 @@ class LinearModel:
     """Predicts by the mean of several fitted candidates.
 
     Attributes:
-        classes: (classes,) the classes' numbers; empty for scores.
-        row_count: how many rows it was fitted on.
+        vectorizers: turn rows into features.
+        members: the fitted candidates, at most MAX_MEMBERS.
+        classes: (classes,) the classes' numbers in ascending order; empty for scores.
+        row_count: how many rows the model was fitted on.
         validation_score: the accuracy of the mean in the cross-validation; of scores the share of explained variance.
     """
 
@@ -264,22 +285,23 @@ class LinearModel:
     @classmethod
     def fit(
         cls, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None,
-        regression: bool = False, seed: int = 0, progress: Progress | None = None,
+        is_regression: bool = False, seed: int = 0, progress: Progress | None = None,
     ) -> LinearModel:  # fmt: skip
-        """Chooses and fits the model.
+        """Chooses the members by cross-validation, and fits them on all rows.
 
         Args:
+            texts: the text of each row, or the first one of each pair.
             labels: class numbers or scores.
             pairs: the second text of each row, if rows are pairs.
-            regression: whether labels are scores.
-            seed: of the folds, and of the sample that stands for many rows.
+            is_regression: whether labels are scores.
+            seed: draws the folds, and the sample of MAX_VALIDATED_ROWS rows.
             progress: receives 1 for each candidate that was tried.
 
         Raises:
             UsageError: all class labels are equal, or no row has a word or a letter.
         """
         rows, truth = Rows(texts, pairs), np.asarray(labels)
-        if not regression and len({*truth.tolist()}) < 2:
+        if not is_regression and len({*truth.tolist()}) < 2:
             raise UsageError("all rows have one label", "give rows of two classes at least")
         vectorizers = Vectorizers.fit(rows)
         names = vectorizers.feature_names()
@@ -287,29 +309,35 @@ class LinearModel:
             raise UsageError("no row has a word or a letter", "give rows with text")
         matrices = vectorizers.transform(rows, names)
         classes, class_indices = np.unique(truth, return_inverse=True)
-        target = truth.astype(np.float64) if regression else class_indices
+        target = truth.astype(np.float64) if is_regression else class_indices
         sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_VALIDATED_ROWS]
         tried, outputs = list[LinearCandidate](), list[Floats]()
-        for candidate in candidates(names, regression):
+        for candidate in candidates(names, is_regression):
             part = matrices[candidate.features][sample]
             tried.append(candidate)
-            outputs.append(_cross_validate(candidate, part, target[sample], 0 if regression else len(classes), seed))
+            outputs.append(_cross_validate(candidate, part, target[sample], 0 if is_regression else len(classes), seed))
             if progress is not None:
                 progress(1)
-        chosen, temperatures, validation_score = _choose_members(outputs, target[sample], regression)
+        chosen_indices, temperatures, validation_score = _choose_members(outputs, target[sample], is_regression)
         members = tuple(
             FittedCandidate(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n])
-            for n in chosen
+            for n in chosen_indices
         )
-        class_numbers = np.zeros(0, np.int64) if regression else classes.astype(np.int64)
+        class_numbers = np.zeros(0, np.int64) if is_regression else classes.astype(np.int64)
         return cls(vectorizers, members, class_numbers, len(rows), validation_score)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
-        means = self._mean(Rows(texts, pairs))
+        """Returns (texts,) the number of each text's likeliest class, or its score."""
+        means = self._mean_outputs(Rows(texts, pairs))
         return means[:, 0] if self.is_regression else self.classes[means.argmax(1)]
 
     def log_probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None, class_count: int) -> Floats:
         """Returns (texts, classes) log-probabilities. A class without a training row gets 1 / (training rows + 1).
+
+        Args:
+            texts: the texts, or the first one of each pair.
+            pairs: the second text of each pair. None: rows are not pairs.
+            class_count: the number of classes, those without a training row too.
 
         Raises:
             UsageError: the labels are scores.
@@ -317,11 +345,11 @@ class LinearModel:
         if self.is_regression:
             raise UsageError("scores have no classes", "leave the client's own models out")
         log_shares = np.full((len(texts), class_count), -np.log(self.row_count + 1.0))
-        log_shares[:, self.classes] = self._mean(Rows(texts, pairs))
+        log_shares[:, self.classes] = self._mean_outputs(Rows(texts, pairs))
         return log_shares
 
-    def _mean(self, rows: Rows) -> Floats:
-        """Returns (rows, classes) log-probabilities of the mean, or (rows, 1) the mean score."""
+    def _mean_outputs(self, rows: Rows) -> Floats:
+        """Returns (rows, classes) the logarithms of the members' mean probabilities, or (rows, 1) their mean score."""
         names = list(dict.fromkeys(member.candidate.features for member in self.members))
         matrices = self.vectorizers.transform(rows, names)
         outputs = [
@@ -336,14 +364,15 @@ class LinearModel:
 def _cross_validate(
     candidate: LinearCandidate, matrix: Any, target: NDArray[Any], class_count: int, seed: int
 ) -> Floats:
-    """Returns (rows, outputs), each row's by a fit without it. A class that a fold lacks is never predicted.
+    """Returns (rows, outputs), each row's by a fit without this row. A class that a fold lacks is never predicted.
 
     Args:
+        target: (rows,) class numbers from 0 on without a gap, or scores.
         class_count: the number of classes, 0 for scores.
     """
     from sklearn.model_selection import KFold, StratifiedKFold
 
-    folds = min(FOLDS, len(target))
+    folds = min(FOLD_COUNT, len(target))
     rarest = int(np.bincount(target).min()) if class_count else 0
     split = StratifiedKFold(folds, shuffle=True, random_state=seed) if rarest >= folds else (
         KFold(folds, shuffle=True, random_state=seed))  # fmt: skip
@@ -359,17 +388,21 @@ def _cross_validate(
 
 
 def _choose_members(
-    outputs: Sequence[Floats], target: NDArray[Any], regression: bool
+    outputs: Sequence[Floats], target: NDArray[Any], is_regression: bool
 ) -> tuple[list[int], list[float], float]:
     """Returns the indices of the best candidates, each candidate's temperature, and the quality of the best ones' mean.
 
-    The quality is the accuracy, or of a regression the share of explained variance.
+    The quality is the accuracy, or for a regression the share of explained variance.
+
+    Args:
+        outputs: for each candidate (rows, outputs) from the cross-validation.
+        target: (rows,) class numbers from 0 on without a gap, or scores.
     """
-    if regression:
+    if is_regression:
         errors = [float(((output[:, 0] - target) ** 2).mean()) for output in outputs]
-        chosen = [int(n) for n in np.argsort(errors, kind="stable")[:MAX_MEMBERS]]
-        mean = np.mean([outputs[n][:, 0] for n in chosen], axis=0)
-        return chosen, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
+        chosen_indices = [int(n) for n in np.argsort(errors, kind="stable")[:MAX_MEMBERS]]
+        mean = np.mean([outputs[n][:, 0] for n in chosen_indices], axis=0)
+        return chosen_indices, [1.0] * len(outputs), float(1 - ((mean - target) ** 2).mean() / max(target.var(), 1e-12))
     rows = np.arange(len(target))
 
     def mean_log_likelihood(output: Floats, temperature: float) -> float:
@@ -379,38 +412,41 @@ def _choose_members(
     temperatures = [max(TEMPERATURES, key=partial(mean_log_likelihood, output)) for output in outputs]
     log_likelihoods = [mean_log_likelihood(*pair) for pair in zip(outputs, temperatures, strict=True)]
     order = sorted(range(len(outputs)), key=lambda n: (-accuracies[n], -log_likelihoods[n]))
-    chosen = order[:MAX_MEMBERS]
-    mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in chosen], axis=0)
-    return chosen, temperatures, float((mean.argmax(1) == target).mean())
+    chosen_indices = order[:MAX_MEMBERS]
+    mean = logsumexp([log_softmax(temperatures[n] * outputs[n], 1) for n in chosen_indices], axis=0)
+    return chosen_indices, temperatures, float((mean.argmax(1) == target).mean())
 
 
-def pool_probabilities(server: NDArray[Any], local: Floats) -> Floats:
-    """Returns (texts, classes) probabilities of the pool of both.
+def pool_probabilities(server_logits: NDArray[Any], local_log_probabilities: Floats) -> Floats:
+    """Returns (texts, classes) probabilities of the logarithmic opinion pool of both models, with equal weights.
 
     Args:
-        server: (texts, classes) log-probabilities or logits; each row may have any constant added.
-        local: (texts, classes) log-probabilities.
+        server_logits: (texts, classes) log-probabilities or logits; each row may have any constant added.
+        local_log_probabilities: (texts, classes) log-probabilities.
     """
-    sums = np.asarray(server, np.float64) + local
+    sums = np.asarray(server_logits, np.float64) + local_log_probabilities
     sums = np.exp(sums - sums.max(1, keepdims=True))
     return np.asarray(sums / sums.sum(1, keepdims=True))
 
 
 # --- a folder ---------------------------------------------------------------------------------------------------------
-def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
-    """Writes a model and the names of its classes to an existing folder. Its vocabulary has words of the rows."""
+def save(model: LinearModel, label_names: Sequence[str], folder: Path) -> None:
+    """Writes a model and the names of its classes to an existing folder.
+
+    The folder is as private as the training rows: the model's vocabulary has words of them.
+    """
     from safetensors.numpy import save as packed
 
     tensors: dict[str, NDArray[Any]] = {}
     for number, member in enumerate(model.members):
         tensors |= {f"weights.{number}": member.weights.astype(np.float32), f"bias.{number}": member.bias}
-    for name, vectorizer in model.vectorizers.by_name.items():
+    for name, vectorizer in model.vectorizers.vectorizer_by_name.items():
         tensors[f"idf.{name}"] = np.asarray(vectorizer.idf_)
-    if model.vectorizers.scales is not None:
-        tensors["scales"] = model.vectorizers.scales
+    if model.vectorizers.agreement_scales is not None:
+        tensors["scales"] = model.vectorizers.agreement_scales
     document = {
         "version": 1,
-        "labels": list(names),
+        "labels": list(label_names),
         "classes": model.classes.tolist(),
         "rows": model.row_count,
         "validated": model.validation_score,
@@ -420,7 +456,8 @@ def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
             for m in model.members
         ],
         "vocabulary": {
-            name: list(vectorizer.get_feature_names_out()) for name, vectorizer in model.vectorizers.by_name.items()
+            name: list(vectorizer.get_feature_names_out())
+            for name, vectorizer in model.vectorizers.vectorizer_by_name.items()
         },
     }  # fmt: skip
     files.write(folder / TENSORS_FILE, packed(tensors))
@@ -428,7 +465,7 @@ def save(model: LinearModel, names: Sequence[str], folder: Path) -> None:
 
 
 def load(folder: Path) -> tuple[LinearModel, list[str]]:
-    """Returns a model and the names of its classes.
+    """Reads a folder of `save`, and returns the model and the names of its classes.
 
     Raises:
         CorruptCheckpoint: a file is missing, or was not written by `save`.
@@ -452,7 +489,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
         members = []
         for number, entry in enumerate(document["members"]):
             candidate = LinearCandidate(
-                _one_of(entry["features"], Features), _one_of(entry["kind"], Kind), float(entry["strength"])
+                _one_of(entry["features"], Features), _one_of(entry["kind"], ModelKind), float(entry["strength"])
             )
             weights = tensors[f"weights.{number}"].astype(np.float64)
             members.append(FittedCandidate(candidate, weights, tensors[f"bias.{number}"], float(entry["temperature"])))
@@ -468,6 +505,7 @@ def load(folder: Path) -> tuple[LinearModel, list[str]]:
 
 
 def _one_of(name: Any, literal: Any) -> Any:
+    """Returns a name. Raises ValueError if it is none of the type `literal`."""
     if name not in get_args(literal):
         raise ValueError("an unknown choice")
     return name

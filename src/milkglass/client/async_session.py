@@ -56,7 +56,10 @@ def _pass_through(threads: Threads, returned: T) -> T:
 
 
 class AsyncAnswer(_AsyncWrapper):
-    """Wraps an `Answer`. The request starts with the first piece, and ends when the answer is closed or dropped."""
+    """Yields the pieces of an `Answer`, and has its attributes.
+
+    The request starts with the first piece, and ends when the answer is closed or dropped.
+    """
 
     def __init__(self, threads: Threads, answer: Answer) -> None:
         super().__init__(threads, answer)
@@ -66,9 +69,11 @@ class AsyncAnswer(_AsyncWrapper):
         return self._pieces
 
     async def whole(self) -> str:
+        """Waits for the end, and returns the whole text."""
         return "".join([piece async for piece in self])
 
     async def close(self) -> None:
+        """Ends the request, without waiting for the rest."""
         await self._pieces.aclose()
 
 
@@ -78,6 +83,7 @@ class AsyncJob(_AsyncWrapper):
     wait, cancel = _async_method(Job.wait, _pass_through), _async_method(Job.cancel, _pass_through)
 
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the job's events until it ends, past ones first (`Remote.follow`)."""
         return self._threads.each(self._wrapped.follow())
 
 
@@ -85,9 +91,11 @@ class AsyncConversation(_AsyncWrapper):
     """Wraps a `Conversation`, one turn at a time. A turn that fails or is cancelled leaves it unchanged."""
 
     def clear(self) -> None:
+        """Starts again with the system's message."""
         self._wrapped.clear()
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
+        """Yields the answer to a message in pieces. The turn joins the conversation when the answer is complete."""
         async with self._lock, aclosing(self._threads.each(self._wrapped.say(text))) as pieces:
             async for piece in pieces:
                 yield piece

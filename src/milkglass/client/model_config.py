@@ -21,15 +21,15 @@ from milkglass.models.config_entries import ID_ENDINGS
 
 IdMap = Callable[[int], int]  # from a public id to its scrambled id
 
-ID_LISTS = ("suppress_tokens", "begin_suppress_tokens")
-NESTED_LISTS = ("bad_words_ids", "force_words_ids")
-POSITION_PAIRS = ("forced_decoder_ids",)
-WEIGHTED = ("sequence_bias", "logit_bias")
+ID_LIST_ENTRIES = ("suppress_tokens", "begin_suppress_tokens")
+NESTED_LIST_ENTRIES = ("bad_words_ids", "force_words_ids")
+POSITION_PAIR_ENTRIES = ("forced_decoder_ids",)
+WEIGHTED_ENTRIES = ("sequence_bias", "logit_bias")
 # Entries with text, or with where text comes from: no model needs them to run, and a server must not learn them
-NAMES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash",
+PRIVATE_ENTRIES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash",
          "finetuning_task", "task_specific_params", "tokenizer_class", "processor_class", "prefix", "stop_strings",
          "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
-LABELS = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
+LABEL_ENTRIES = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
 # The only entries that may contain words, and the form of these words
 TEXT_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",
@@ -37,7 +37,7 @@ TEXT_ENTRIES = frozenset((
     "rope_type", "type", "problem_type", "position_embedding_type", "cache_implementation", "early_stopping",
     "num_assistant_tokens_schedule",
 ))  # fmt: skip
-WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
+WORD_PATTERN = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 # Entries that models read though their classes do not list them: older names, and sizes with a default of their own.
 UNLISTED_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "num_labels", "head_dim",
@@ -47,7 +47,7 @@ UNLISTED_ENTRIES = frozenset((
     "attention_chunk_size", "is_causal", "use_bidirectional_attention",
 ))  # fmt: skip
 # The sampling fields that a request to an engine has, with their ranges
-RANGES: Mapping[str, tuple[float, float]] = {
+SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "top_k": (-1, 2**31 - 1),
@@ -55,18 +55,18 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "repetition_penalty": (0.0, 10.0),
 }
 EXCLUSIVE_MINIMUM = frozenset({"top_p", "repetition_penalty"})  # fields whose range excludes its lowest value
-# The sampling fields that a request does not have, with their neutral values
-UNOFFERED: Mapping[str, Any] = {
+# The sampling fields that a request does not have, with the values at which they change nothing
+NEUTRAL_VALUES: Mapping[str, Any] = {
     "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": 1.0, "no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0, "penalty_alpha": 0.0, "num_beams": 1, "diversity_penalty": 0.0,
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
     "bad_words_ids": [], "suppress_tokens": [], "begin_suppress_tokens": [], "sequence_bias": {},
 }  # fmt: skip
-NOTHING: Mapping[str, float] = {}
+NO_VALUES: Mapping[str, float] = {}
 
 
 def _is_id_key(name: str) -> bool:
-    return name.endswith(ID_ENDINGS) or name in ID_LISTS
+    return name.endswith(ID_ENDINGS) or name in ID_LIST_ENTRIES
 
 
 def config_entries(model_type: str) -> frozenset[str]:
@@ -78,30 +78,31 @@ def config_entries(model_type: str) -> frozenset[str]:
 
 
 def generation_entries() -> frozenset[str]:
+    """Returns the entries that a generation_config.json can have."""
     from transformers import GenerationConfig
 
     return frozenset(GenerationConfig().to_dict())
 
 
 def has_private_words(name: str, entry: Any) -> bool:
-    """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap`."""
-    texts = [] if isinstance(entry, Mapping) else list(_words(entry))
-    return not WORD.fullmatch(name) or (
-        bool(texts) and not (name in TEXT_ENTRIES and all(WORD.fullmatch(word) for word in texts))
+    """Returns whether an entry has words that no model needs. Tables inside it are checked by `remap_config`."""
+    texts = [] if isinstance(entry, Mapping) else list(_words_in(entry))
+    return not WORD_PATTERN.fullmatch(name) or (
+        bool(texts) and not (name in TEXT_ENTRIES and all(WORD_PATTERN.fullmatch(word) for word in texts))
     )
 
 
-def _words(entry: Any) -> Iterator[str]:
+def _words_in(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield from [entry] if entry else []
     elif isinstance(entry, Mapping):
-        yield from _words([*entry, *entry.values()])
+        yield from _words_in([*entry, *entry.values()])
     elif isinstance(entry, list):
         for element in entry:
-            yield from _words(element)
+            yield from _words_in(element)
 
 
-def remap(config: Mapping[str, Any], sigma: IdMap, entries: Container[str] | None = None) -> dict[str, Any]:
+def remap_config(config: Mapping[str, Any], sigma: IdMap, entries: Container[str] | None = None) -> dict[str, Any]:
     """Returns a config with mapped token ids and numbered labels, without the entries that reveal something.
 
     Args:
@@ -113,21 +114,21 @@ def remap(config: Mapping[str, Any], sigma: IdMap, entries: Container[str] | Non
     """
     mapped: dict[str, Any] = {}
     for name, entry in config.items():
-        if name in NAMES:
+        if name in PRIVATE_ENTRIES:
             continue
-        if name in LABELS:
+        if name in LABEL_ENTRIES:
             mapped |= {name: numbered_labels(name, len(entry))} if entry else {}
             continue
-        if name in WEIGHTED and entry:
+        if name in WEIGHTED_ENTRIES and entry:
             raise UnsupportedModel(f"the config entry {name!r} cannot be re-mapped", "remove it from the config")
-        if _is_id_key(name) or name in NESTED_LISTS:
+        if _is_id_key(name) or name in NESTED_LIST_ENTRIES:
             mapped[name] = _map_ids(name, entry, sigma)
-        elif name in POSITION_PAIRS and entry:
+        elif name in POSITION_PAIR_ENTRIES and entry:
             mapped[name] = [[position, _map_ids(name, token, sigma)] for position, token in entry]
         elif has_private_words(name, entry) or (entries is not None and name not in entries):
             continue
         else:
-            mapped[name] = remap(entry, sigma) if isinstance(entry, Mapping) else entry
+            mapped[name] = remap_config(entry, sigma) if isinstance(entry, Mapping) else entry
     return mapped
 
 
@@ -150,9 +151,12 @@ def _map_ids(name: str, entry: Any, sigma: IdMap) -> Any:
 
 
 def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
-    """Yields the single ids that a config names, without the lists of suppressed tokens, which are ordinary words."""
+    """Yields the token ids that a config names, nested configs included.
+
+    The lists of suppressed tokens are left out, since these are ordinary words.
+    """
     for name, entry in config.items():
-        if _is_id_key(name) and name not in ID_LISTS:
+        if _is_id_key(name) and name not in ID_LIST_ENTRIES:
             elements = entry if isinstance(entry, list) else [entry]
             yield from (element for element in elements if isinstance(element, int))
         elif isinstance(entry, Mapping) and name.endswith("config"):
@@ -165,19 +169,19 @@ class ModelSampling:
 
     Attributes:
         values: the settings, by the names of RANGES.
-        left_out: fields that cannot be requested here, or whose value is out of range.
+        left_out_names: fields that cannot be requested here, or whose value is out of range.
     """
 
-    values: Mapping[str, float] = field(default_factory=lambda: NOTHING)
-    left_out: tuple[str, ...] = ()
+    values: Mapping[str, float] = field(default_factory=lambda: NO_VALUES)
+    left_out_names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
-        """Reads the content of generation_config.json."""
+        """Returns the settings in the content of generation_config.json. None: there is no such file."""
         stated = {name: value for name, value in (generation or {}).items() if value is not None}
-        values = {name: stated[name] for name in RANGES if name in stated and _fits(name, stated[name])}
-        left_out = [name for name in RANGES if name in stated and name not in values]
-        left_out += [name for name, neutral in UNOFFERED.items() if stated.get(name, neutral) != neutral]
+        values = {name: stated[name] for name in SAMPLING_RANGES if name in stated and _fits(name, stated[name])}
+        left_out = [name for name in SAMPLING_RANGES if name in stated and name not in values]
+        left_out += [name for name, neutral in NEUTRAL_VALUES.items() if stated.get(name, neutral) != neutral]
         if stated.get("do_sample") is False:
             values["temperature"] = 0.0
         elif stated.get("do_sample") is True:
@@ -187,13 +191,13 @@ class ModelSampling:
         return cls(values, tuple(left_out))
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         """Returns words such as "temperature 0.7, top_p 0.8", or "" without values."""
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 
 def _fits(name: str, setting: Any) -> bool:
-    low, high = RANGES[name]
+    low, high = SAMPLING_RANGES[name]
     if isinstance(setting, bool) or not isinstance(setting, int | float) or not math.isfinite(setting):
         return False
     if name == "top_k" and setting != int(setting):

@@ -10,11 +10,15 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def is_plain(name: str) -> bool:
+    """Returns whether a name can be part of a URL's path: at most 128 of A-Z a-z 0-9 . _ -, and no "..".
+
+    Its first character is a letter or a digit.
+    """
     return PLAIN_NAME.fullmatch(name) is not None and ".." not in name
 
 
 def plain_name(name: str) -> str:
-    """Returns an id that can be part of a URL's path. Raises UsageError for another one."""
+    """Returns the given id. Raises UsageError if it cannot be part of a URL's path."""
     if not is_plain(name):
         raise UsageError("an id has other characters than A-Z a-z 0-9 . _ -", "give it as the server printed it")
     return name

@@ -21,28 +21,36 @@ class Classified:
         label: the likeliest class, "LABEL_3" if the key has no fitting names; "" from a regression.
         probabilities: of each class, by name.
         score: a regression's score, in the unit of the training data if the key has its scale.
-        cut: whether only the text's beginning was sent.
+        is_cut: whether only the text's beginning was classified, since the text is too long.
     """
 
     label: str = field(repr=False)
     probabilities: Mapping[str, float] = field(repr=False)
     score: float | None = None
-    cut: bool = False
+    is_cut: bool = False
 
     @property
     def probability(self) -> float:
+        """Returns the probability of the likeliest class, or 0.0 for a regression."""
         return max(self.probabilities.values(), default=0.0)
 
     @classmethod
     def of(cls, prediction: Prediction, names: Mapping[int, str], scale: Scale | None) -> Classified:
-        """Names a prediction's classes, or scales its score. Names are {} and the scale None if not known."""
+        """Returns a prediction with the names of its classes, or with its score in the unit of the training data.
+
+        Args:
+            prediction: the server's answer.
+            names: the label names by number. {}: they are not known.
+            scale: the scale of the scores. None: it is not known.
+        """
         if prediction.score is not None:
             return cls("", {}, prediction.score if scale is None else scale.read(prediction.score))
         by_name = {_name(names, number): value for number, value in enumerate(prediction.probabilities)}
         return cls(_name(names, prediction.label), by_name)
 
     def document(self) -> dict[str, Any]:
-        mark = {"cut": True} if self.cut else {}
+        """Returns the result as JSON-like data."""
+        mark = {"cut": True} if self.is_cut else {}
         if self.score is not None:
             return {"score": self.score, **mark}
         return {"label": self.label, "probabilities": dict(self.probabilities), **mark}
@@ -52,9 +60,10 @@ class Classified:
 class Answer:
     """Yields generated text in pieces, as they become certain.
 
-    Iterate once, then read `text`, `tokens` and `ids`.
+    Iterate over it once, then read `text`, `token_count` and `ids`.
 
     Attributes:
+        pieces: yields the pieces, and adds the ids of each to `ids`.
         prompt_tokens: how many tokens the prompt has.
         ids: the scrambled ids that were received.
         text: the text so far.
@@ -66,7 +75,8 @@ class Answer:
     text: str = field(default="", repr=False)
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
+        """Returns how many tokens were received so far."""
         return len(self.ids)
 
     def __iter__(self) -> Iterator[str]:
@@ -88,7 +98,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """Follows, awaits or cancels a fine-tuning job on the server. `status` is from the job's creation."""
+    """Follows, awaits or cancels a fine-tuning job on the server.
+
+    Attributes:
+        remote: the server.
+        id: the job's id on the server.
+        task: "classification", "regression" or "causal-lm".
+        status: the job's status when it was created. It does not change.
+    """
 
     remote: Remote = field(repr=False)
     id: str
@@ -106,6 +123,7 @@ class Job:
         return str(self.remote.result(self.id)["fine_tuned_model"])
 
     def cancel(self) -> None:
+        """Cancels the job on the server."""
         self.remote.cancel(self.id)
 
 
@@ -115,14 +133,15 @@ class Conversation:
 
     Attributes:
         ask: returns the answer to messages.
-        start: the messages with which the conversation begins: the system's, if any.
-        keeps: whether later turns send answers as the ids that were received, so that the server learns nothing from
-            how the client would spell them.
+        first_messages: the messages with which the conversation begins: the system's, if any.
+        keeps_answer_ids: whether later turns send answers as the ids that were received, so that the server learns
+            nothing from how the client would spell them.
+        turns: the messages so far, those of `first_messages` included.
     """
 
     ask: Callable[[list[Message]], Answer] = field(repr=False)
-    start: Sequence[Message] = field(repr=False)
-    keeps: bool = False
+    first_messages: Sequence[Message] = field(repr=False)
+    keeps_answer_ids: bool = False
     turns: list[Message] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -130,7 +149,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Starts again with the system's message."""
-        self.turns = list(self.start)
+        self.turns = list(self.first_messages)
 
     def say(self, text: str) -> Generator[str, None, None]:
         """Yields the answer to a message in pieces. The turn joins the conversation when the answer is complete."""
@@ -138,7 +157,7 @@ class Conversation:
         answer = self.ask(turns)
         yield from answer
         if answer.text:  # most templates refuse an empty turn
-            answer_ids = {ANSWER_IDS: list(answer.ids)} if self.keeps else {}
+            answer_ids = {ANSWER_IDS: list(answer.ids)} if self.keeps_answer_ids else {}
             self.turns = [*turns, {"role": "assistant", "content": answer.text, **answer_ids}]
 
 

@@ -119,9 +119,9 @@ class Session(AbstractContextManager["Session"]):
 
         Args:
             pairs: the second text of each, if the model reads pairs.
-            truncate: whether texts are cut to the length that the model's training rows were cut to. `notice` hears of
-                it, and `Classified.cut` says which. Otherwise texts that are too long for the model are refused before
-                any is sent.
+            truncate: whether texts are cut to the length that the model's training rows were cut to. `notice` receives
+                how many were, and `Classified.is_cut` says which. Otherwise texts that are too long for the model are
+                refused before any is sent.
             labels_of: the job whose label names or scale are used, or "newest" for the data that was sent last.
                 None: the job that made the model.
             stage: receives how many texts are done.
@@ -134,13 +134,13 @@ class Session(AbstractContextManager["Session"]):
         description = self.describe(model)
         trained_length = self._trained_length(description.get("job")) if truncate else None
         encoded = self.codec.encode(texts, pairs, trained_length, truncate)
-        if encoded.long:
-            self._notice_cut(len(texts), encoded.long, trained_length)
+        if encoded.cut_indices:
+            self._notice_cut(len(texts), encoded.cut_indices, trained_length)
         job = description.get("job")
         label_names, scale = self._label_names(model, job, labels_of), self._scale(model, job, labels_of)
         self._count(len(texts), sum(map(len, encoded.ids)))
         progress, results, labels_fit = stage("classify", len(texts)), list[Classified](), True
-        cut_indices = {*encoded.long}
+        cut_indices = {*encoded.cut_indices}
         for start in range(0, len(texts), TEXTS_PER_REQUEST):
             batch = slice(start, start + TEXTS_PER_REQUEST)
             token_type_ids = encoded.token_type_ids[batch] if encoded.token_type_ids is not None else None
@@ -148,7 +148,7 @@ class Session(AbstractContextManager["Session"]):
                 fits = sorted(label_names) == list(range(len(prediction.probabilities)))
                 labels_fit = labels_fit and fits
                 classified = Classified.of(prediction, label_names if fits else {}, scale)
-                results.append(replace(classified, cut=len(results) in cut_indices))
+                results.append(replace(classified, is_cut=len(results) in cut_indices))
             progress(len(encoded.ids[batch]))
         self._notice_missing_names(model, results, label_names, labels_fit, scale)
         return results
@@ -164,7 +164,7 @@ class Session(AbstractContextManager["Session"]):
                 return None
             raise
         length = settings.get("max_length") if isinstance(settings, Mapping) else None
-        return length if isinstance(length, int) and MIN_TRAINED_LENGTH <= length <= self.codec.limit else None
+        return length if isinstance(length, int) and MIN_TRAINED_LENGTH <= length <= self.codec.max_tokens else None
 
     def _notice_cut(self, text_count: int, cut_indices: Sequence[int], trained_length: int | None) -> None:
         """Reports which of `text_count` texts are cut, and to how many tokens."""
@@ -176,7 +176,7 @@ class Session(AbstractContextManager["Session"]):
             "as the rows were that the model was trained with" if trained_length else "which is what the model takes"
         )
         noun, verb = "text" if text_count == 1 else "texts", "is" if len(cut_indices) == 1 else "are"
-        limit = trained_length or self.codec.limit
+        limit = trained_length or self.codec.max_tokens
         self._notice(f"{len(cut_indices):,} of {text_count:,} {noun} {verb} cut to {limit} tokens, {reason}{numbers}")
 
     def _require_labels(self, labels_of: str | None) -> None:
@@ -222,6 +222,7 @@ class Session(AbstractContextManager["Session"]):
         """Returns the scrambled ids of a prompt.
 
         Args:
+            text: the prompt.
             system: the system's message, in the chat template.
             chat: whether the text is put into the chat template. None: if the model has one.
 
@@ -242,6 +243,8 @@ class Session(AbstractContextManager["Session"]):
         """Starts an answer to a text, or to the ids that `prompt` returned.
 
         Args:
+            model: the model's id on the server.
+            prompt: a text, or scrambled ids.
             sampling: how tokens are drawn. Fields that are not set are the model's (`codec.sampling`), and
                 `stop_token_ids` the codec's.
 
@@ -264,11 +267,11 @@ class Session(AbstractContextManager["Session"]):
         def ask(turns: list[Message]) -> Answer:
             return self._answer(model, self.codec.encode_chat(turns), sampling)
 
-        return Conversation(ask, system_messages, keeps=True)
+        return Conversation(ask, system_messages, keeps_answer_ids=True)
 
     def require_generator(self, model: str) -> None:
         """Raises UnsupportedModel for a model, or a key, by which no text can be generated."""
-        if not self.codec.readable:
+        if not self.codec.is_readable:
             raise UnsupportedModel(
                 "under this key an id names no token: no answer can be read",
                 "use `milkglass classify`; for answers make a key with --scheme obfuslm",
@@ -292,13 +295,13 @@ class Session(AbstractContextManager["Session"]):
         try:
             for new_ids in self.remote.generate(model, ids, sampling):
                 answer.ids += new_ids
-                if answer.tokens - counted_tokens >= UNCOUNTED_TOKENS:
-                    self._count(0, answer.tokens - counted_tokens)
-                    counted_tokens = answer.tokens
+                if answer.token_count - counted_tokens >= UNCOUNTED_TOKENS:
+                    self._count(0, answer.token_count - counted_tokens)
+                    counted_tokens = answer.token_count
                 yield decoder.push(new_ids)
             yield decoder.flush()
         finally:  # the answer is text under this key too, and so is the part of one that is cut off
-            self._count(0, answer.tokens - counted_tokens)
+            self._count(0, answer.token_count - counted_tokens)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def finetune(
@@ -337,10 +340,10 @@ class Session(AbstractContextManager["Session"]):
 
         require_hyperparameters(hyperparameters, str)  # before a file is read
         request = TrainingRequest.of(
-            self.unlocked.key, self.codec.limit, data, validation, task, hold_out, hyperparameters, self._notice
+            self.unlocked.key, self.codec.max_tokens, data, validation, task, hold_out, hyperparameters, self._notice
         )
         description = self.describe(model)
-        require_generator(request.source, request.train, description.get("kind"))
+        require_generator(request.source, request.summary, description.get("kind"))
         self._require_layers(request.settings, description.get("layers"))
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
             paths, train_counts = request.write(
@@ -354,7 +357,7 @@ class Session(AbstractContextManager["Session"]):
         )
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
         self.unlocked = self.unlocked.remember(request.labels, str(job["id"]), model)
-        return Job(self.remote, str(job["id"]), request.train.task, job.get("status"))
+        return Job(self.remote, str(job["id"]), request.summary.task, job.get("status"))
 
     def _require_layers(self, settings: Mapping[str, Any], layers: int | None) -> None:
         """Raises UsageError if LoRA would have no layer to adapt. Reports defaults that are lowered for it."""

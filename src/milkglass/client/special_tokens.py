@@ -12,7 +12,10 @@ from milkglass.models.file_names import TOKENIZER, TOKENIZER_CONFIG
 
 
 def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
-    """Returns the ids of special tokens: those that the tokenizer marks as special, and those that the configs name."""
+    """Returns the ids of special tokens, in ascending order.
+
+    These are the tokens that the tokenizer marks as special, and those that the configs name.
+    """
     ids = set(special_ids(base.config)) | set(special_ids(base.generation_config or {}))
     if (base.folder / TOKENIZER).is_file():
         added = read_model_json(base.folder / TOKENIZER).get("added_tokens", [])

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.data.training_rows import Numbers, WriteCounts, numbers_of, require_generator, write_parquet
+from milkglass.client.data.training_rows import (
+    LabelsOrScale,
+    WriteCounts,
+    labels_or_scale_of,
+    require_generator,
+    write_parquet,
+)
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.key import permutation
 from milkglass.errors import UsageError
@@ -45,7 +51,11 @@ BATCH_SIZE: int = Hyperparameters.model_fields["batch_size"].default
 def training_defaults(task: str, rows: int, settings: Mapping[str, Any], has_validation: bool) -> dict[str, Any]:
     """Returns the hyperparameters that were given, with defaults for those that are None or missing.
 
-    A task "causal-lm" gets no defaults. `has_validation`: there are rows by which epochs are compared.
+    Args:
+        task: "classification", "regression", or "causal-lm", which gets no defaults.
+        rows: the number of training rows.
+        settings: the hyperparameters that were given.
+        has_validation: whether there are rows by which epochs are compared.
     """
     requested = {name: value for name, value in settings.items() if value is not None}
     if task == "causal-lm":
@@ -59,18 +69,21 @@ def training_defaults(task: str, rows: int, settings: Mapping[str, Any], has_val
 
 
 def step_count(rows: int, settings: Hyperparameters) -> int:
-    """Returns the number of steps of a training without early stopping. As in the Trainer, each epoch is rounded up."""
+    """Returns the number of steps of a training run without early stopping.
+
+    As in the Trainer of transformers, the steps of each epoch are rounded up. `rows` is the number of training rows.
+    """
     return settings.max_steps or math.ceil(settings.n_epochs * math.ceil(rows / settings.batch_size))
 
 
 def held_out_count(rows: int) -> int:
-    """Returns how many of a file's rows are held out to compare epochs by; 0 if there are too few."""
+    """Returns how many of a file's `rows` rows are held out to compare epochs by; 0 if there are too few."""
     count = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * rows))
     return count if count >= MIN_HELD_OUT else 0
 
 
 def held_out_mask(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
-    """Returns (rows,) whether each row is held out.
+    """Returns (rows,) whether each row is held out. `root` and `digest` are a key's root and its model's digest.
 
     The choice depends only on the key and the number of rows. An interrupted upload can therefore go on, and a key
     whose symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
@@ -86,6 +99,7 @@ class TrainingPart:
     """Selects the rows of a data file that become one training file.
 
     Attributes:
+        file: the data file.
         row_count: how many rows are taken.
         selection: (rows of the file,) whether each row is taken. None: all are.
     """
@@ -101,61 +115,65 @@ class TrainingRequest:
 
     Attributes:
         source: the file with the rows to train on.
-        train: what was found in that file.
+        summary: what was found in that file.
         parts: the rows to train on, then the rows to compare epochs by, if there are any.
         labels: the numbers of the labels, or the scale of scores. None: rows without labels.
         settings: hyperparameters, as they are sent to the server.
     """
 
     source: DataFile
-    train: Summary
+    summary: Summary
     parts: tuple[TrainingPart, ...]
-    labels: Numbers
+    labels: LabelsOrScale
     settings: Mapping[str, Any]
 
     @classmethod
     def of(
-        cls, key: Key, limit: int, data: Source | str, validation: Source | str | None, task: str | None,
+        cls, key: Key, max_tokens: int, data: Source | str, validation: Source | str | None, task: str | None,
         hold_out: bool, hyperparameters: Mapping[str, Any], notice: Log = no_log,
     ) -> TrainingRequest:  # fmt: skip
-        """Reads the files whole and checks the request. `limit` is the most tokens that the model takes.
+        """Reads all rows of the files, and checks the request.
 
         See `Session.finetune` for the other arguments and the errors.
+
+        Args:
+            key: the key under which the rows are to be scrambled.
+            max_tokens: the most tokens that the model takes.
         """
         source = DataFile.of(data)
-        train = checked_summary(source, task)
-        require_generator(source, train, key.info.kind)
-        parts: tuple[TrainingPart, ...] = (TrainingPart(source, train.rows),)
+        summary = checked_summary(source, task)
+        require_generator(source, summary, key.info.kind)
+        parts: tuple[TrainingPart, ...] = (TrainingPart(source, summary.rows),)
         if validation is not None:
             validation_file = DataFile.of(validation)
-            parts = (*parts, TrainingPart(validation_file, checked_summary(validation_file, train.task).rows))
+            parts = (*parts, TrainingPart(validation_file, checked_summary(validation_file, summary.task).rows))
         if hold_out and validation is not None:
             raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
         if hold_out:
-            count = _held_out_count(train, source.name)
-            notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
-            is_held_out = held_out_mask(key.root, key.model_digest, train.rows)
+            count = _held_out_count(summary, source.name)
+            notice(f"{count:,} of {summary.rows:,} rows of {source.name} are held out, to find the best epoch")
+            is_held_out = held_out_mask(key.root, key.model_digest, summary.rows)
             parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~is_held_out, is_held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
                 "give --validation FILE, or --hold-out to keep a tenth of the rows for that",
             )
-        labels = numbers_of(key, train)
-        defaults = training_defaults(train.task, train.rows, hyperparameters, has_validation=len(parts) > 1)
+        labels = labels_or_scale_of(key, summary)
+        defaults = training_defaults(summary.task, summary.rows, hyperparameters, has_validation=len(parts) > 1)
         settings = {
             **defaults,
-            "max_length": limit if (length := defaults.get("max_length")) is None else min(length, limit),
-            "task": train.task,
+            "max_length": max_tokens if (length := defaults.get("max_length")) is None else min(length, max_tokens),
+            "task": summary.task,
             "num_labels": len(labels) if isinstance(labels, Mapping) else None,
         }
-        return cls(source, train, parts, labels, hyperparameters_of(settings))
+        return cls(source, summary, parts, labels, hyperparameters_of(settings))
 
     def write(
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
         notice: Log = no_log,
     ) -> tuple[list[Path], WriteCounts]:  # fmt: skip
-        """Writes the parts as scrambled files into a folder. Returns their paths, and what the first one contains."""
+        """Writes the parts as scrambled files into a folder. Returns their paths, and the counts of the first one."""
         paths = [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]]
         length = self.settings["max_length"]
         counts = [
@@ -177,7 +195,10 @@ class TrainingRequest:
         return paths, counts[0]
 
     def announcement(self, rows: int) -> str:
-        """Returns how long the training is, in steps: only the server's machine can tell minutes."""
+        """Returns a sentence on how long the training is, in steps: only the server's machine can tell minutes.
+
+        `rows` is the number of training rows.
+        """
         hyperparameters = Hyperparameters(**self.settings)
         count = hyperparameters.n_epochs
         epochs = "" if hyperparameters.max_steps else f" for {count:g} epoch{'' if count == 1 else 's'}"
@@ -191,29 +212,29 @@ class TrainingRequest:
         return f"{announcement}; how long it takes is shown after the first steps"
 
 
-def _held_out_count(train: Summary, name: str) -> int:
+def _held_out_count(summary: Summary, name: str) -> int:
     """Returns how many rows are held out. Raises UsageError if they are too few, or have no label to compare by."""
-    if train.task == "causal-lm":
+    if summary.task == "causal-lm":
         raise UsageError(
             f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
         )
-    if not (count := held_out_count(train.rows)):
+    if not (count := held_out_count(summary.rows)):
         raise UsageError(
-            f"a tenth of the {train.rows:,} rows of {name} is less than {MIN_HELD_OUT}, too few to compare epochs by",
+            f"a tenth of the {summary.rows:,} rows of {name} is less than {MIN_HELD_OUT}, too few to compare epochs by",
             f"give --validation FILE, or {MIN_HELD_OUT / HELD_OUT_SHARE:.0f} rows, or leave --hold-out out",
         )
     return count
 
 
-def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
+def require_hyperparameters(requested: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
     """Raises UsageError, before a key is opened, for hyperparameters that `Session.finetune` would refuse.
 
-    `called` returns a hyperparameter's name in messages.
+    `name_of` returns a hyperparameter's name in messages.
     """
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes
-    hyperparameters_of({**requested, "max_length": None if length is None else min(length, MAX_ROW_TOKENS)}, called)
+    hyperparameters_of({**requested, "max_length": None if length is None else min(length, MAX_ROW_TOKENS)}, name_of)
 
 
 def write_rows(
@@ -222,22 +243,31 @@ def write_rows(
     data: Source,
     out: Path,
     rows: int,
-    labels: Numbers,
+    labels: LabelsOrScale,
     max_length: int,
     stage: Stage = no_stage,
     notice: Log = no_log,
     skip_long: bool = False,
     selection: NDArray[Any] | None = None,
 ) -> WriteCounts:
-    """Writes rows as the scrambled Parquet file `out`, counts them under the key, and reports cut rows."""
+    """Writes rows as the scrambled Parquet file `out`, counts them under the key, and reports rows that are cut.
+
+    See `write_parquet` for the other arguments and the errors.
+
+    Args:
+        unlocked: counts what is encoded.
+        data: the file with the rows.
+        rows: how many rows are written.
+        notice: receives what was cut or left out.
+    """
     advance = stage(f"scramble {data.name}", rows)
     counts = write_parquet(codec, data, out, labels, max_length, advance, skip_long, selection)
-    if counts.left_out:
+    if counts.left_out_places:
         notice(
-            f"left out: {len(counts.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
-            f"{max_length} tokens ({places_text(counts.left_out)})"
+            f"left out: {len(counts.left_out_places):,} of {rows:,} rows of {data.name}, without an answer within "
+            f"{max_length} tokens ({places_text(counts.left_out_places)})"
         )
-    if counts.row_count > (expected := rows - len(counts.left_out)):
+    if counts.row_count > (expected := rows - len(counts.left_out_places)):
         notice(
             f"{expected:,} conversations of {data.name} make {counts.row_count:,} examples, one of each answer: the "
             "chat template writes earlier turns in another way once there are later ones"

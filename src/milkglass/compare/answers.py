@@ -75,7 +75,7 @@ class ChatPreparer:
 
     @classmethod
     def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatPreparer:
-        codec = replace(client.codec, limit=token_limit(base.folder, client.codec.tokenizer))
+        codec = replace(client.codec, max_tokens=token_limit(base.folder, client.codec.tokenizer))
         if not isinstance(client, SanitizedTokensClient):
             return cls(client, codec, None)
         assert isinstance(defence, SanitizerDefence)
@@ -102,7 +102,7 @@ class ChatPreparer:
     def prompt(self, row: Example) -> NDArray[Any]:
         """Returns the ids of a row's prompt, as they are sent."""
         if self.sanitizer is not None:
-            return self.sanitizer.sent_prompt(self.codec.tokenizer, prompt_messages(row), self.codec.limit).ids
+            return self.sanitizer.sent_prompt(self.codec.tokenizer, prompt_messages(row), self.codec.max_tokens).ids
         return self.codec.encode_chat(self._prompt(row), tools=row.tools)
 
     def _prompt(self, row: Example) -> tuple[Message, ...]:
@@ -228,7 +228,7 @@ def _losses(
     for part in _parts(len(order), ROWS_AT_A_TIME, "rows are asked about", log, deadline):
         losses_and_counts = row_losses(model, [examples[i] for i in order[part]], ROWS_AT_A_TIME)
         for index, loss, token_count in zip(order[part], *losses_and_counts, strict=True):
-            result[:, encoded.sources[index]] += loss, token_count
+            result[:, encoded.source_indices[index]] += loss, token_count
     return result
 
 
@@ -272,7 +272,7 @@ def predictions(cell: TrainedHalves, rows: ChatRows, token_model: Checkpoint | N
         return losses
     encoded = public_codec(token_model).encode_truncated([row.messages for row in rows.asked])
     counts = [np.count_nonzero(labels[1:] != IGNORED_LABEL) for labels in encoded.labels]
-    return np.concatenate([losses[: len(rows.asked)], np.bincount(encoded.sources, counts, len(rows.asked))])
+    return np.concatenate([losses[: len(rows.asked)], np.bincount(encoded.source_indices, counts, len(rows.asked))])
 
 
 def figures(cell: TrainedHalves) -> Mapping[str, float]:

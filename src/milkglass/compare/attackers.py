@@ -50,11 +50,11 @@ def reading_of(
     identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
     with limit_threads():
         finished = run(scene, attacks, ResumeStore.open(work_folder, identity), budget, setting.seed, progress)
-    best = strongest(finished.cells, "content top-1")
-    is_cut = any(result.cut or result.state == "not run" for result in finished.cells)
+    best = strongest(finished.results, "content top-1")
+    is_cut = any(result.cut or result.state == "not run" for result in finished.results)
     guess = _guessing_share(scene)
     if best is None:
-        best_bag = strongest(finished.cells, "bag f1")
+        best_bag = strongest(finished.results, "bag f1")
         more = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
         return Reading("", "", None, None, guess=guess, cut=is_cut, more=more)
     examples = read_examples(scene, finished, best, setting.seed)
@@ -93,8 +93,8 @@ def _masks(scene: Scene, reading: Ids) -> dict[str, float]:
     is_masked = ~is_unchanged & truth.ordinary[tokens]
     result = dict[str, float]()
     for share, count, is_counted, is_hit in (
-        ("names left", "name tokens", texts.names, is_unchanged),
-        ("numbers left", "number tokens", texts.numbers, is_unchanged),
+        ("names left", "name tokens", texts.is_name, is_unchanged),
+        ("numbers left", "number tokens", texts.is_number, is_unchanged),
         ("masks guessed", "masked tokens", is_masked, reading == tokens),
     ):
         if is_counted.any():

@@ -206,10 +206,10 @@ class _MeasuredRows:
                 encoded = codec.encode_truncated(
                     [row.messages for row in part], max_length, [row.tools for row in part]
                 )
-            for source, ids in zip(encoded.sources, encoded.ids, strict=True):
+            for source, ids in zip(encoded.source_indices, encoded.ids, strict=True):
                 lengths[start + source] = max(lengths[start + source], len(ids))
-            cut_indices |= {start + index for index in encoded.long}
-            unanswered_indices |= {start + index for index in encoded.unanswered}
+            cut_indices |= {start + index for index in encoded.cut_indices}
+            unanswered_indices |= {start + index for index in encoded.lost_answer_starts}
         return cls(examples, lengths, frozenset(cut_indices), frozenset(unanswered_indices))
 
     def uncut_examples(self, seed: int) -> list[Example]:

@@ -140,8 +140,8 @@ def answers(
     codec = public_codec(base)
     pair_texts, max_length = None if pairs is None else list(pairs), int(mark["max_length"])
     encoded = codec.encode(list(texts), pair_texts, truncate=True, max_length=max_length)
-    if encoded.long:
-        report_cut(encoded.long, max_length)
+    if encoded.cut_indices:
+        report_cut(encoded.cut_indices, max_length)
     ids = Sequences.of(encoded.ids)
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))

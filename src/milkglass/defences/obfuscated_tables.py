@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from milkglass.client.codec.aliases import draw_from
+from milkglass.client.codec.aliases import repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import Encoded
 from milkglass.client.key.generate import new_key
@@ -54,12 +54,12 @@ class TableClient(TokenClient):
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
         ]
         types = [type_id for part in encoded_texts for type_id in part.token_type_ids or ()]
-        truncated = tuple(index for index, part in enumerate(encoded_texts) if part.long)
+        truncated = tuple(index for index, part in enumerate(encoded_texts) if part.cut_indices)
         return Encoded([ids for part in encoded_texts for ids in part.ids], types or None, truncated)
 
     def _seeded_codec(self, text: str, pair: str | None) -> Codec:
         digest = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
-        return replace(self.codec, draw=draw_from(Stream(digest.digest())))
+        return replace(self.codec, new_stream=repeated_stream(Stream(digest.digest())))
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:

@@ -166,7 +166,7 @@ class IdsEngine(abc.ABC):
     def served_models(self, answer: Mapping[str, Any]) -> list[ServedModel]:
         """Reads the answer to `models`, in OpenAI's format. Raises RemoteError."""
         names = ("max_model_len", "key_id", "kind", "owned_by")
-        records = responses.MODEL.rows(answer)
+        records = responses.MODEL_SHAPE.records_of(answer)
         return [ServedModel(name_of(record), *(record.get(name) for name in names)) for record in records]
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
-from milkglass.client.remote.responses import is_number, is_whole, rows
+from milkglass.client.remote.responses import is_number, is_whole, records_of
 from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
 from milkglass.errors import RejectedByServer, RemoteError, Unauthorized
 
@@ -102,7 +102,7 @@ def drawn_and_best_logprobs(content: Sequence[Mapping[str, Any]], name: str, max
         return parse_logprob(entry.get(name), entry.get("logprob"))
 
     return [
-        best_first(entry_logprob(entry), [entry_logprob(x) for x in rows(entry, "top_logprobs")], max_count)
+        best_first(entry_logprob(entry), [entry_logprob(x) for x in records_of(entry, "top_logprobs")], max_count)
         for entry in content
     ]
 
@@ -126,7 +126,7 @@ class EmbedsIds(IdsEngine):
         return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        vectors = [row.get("embedding") for row in sorted(rows(answer), key=_index_of)]
+        vectors = [row.get("embedding") for row in sorted(records_of(answer), key=_index_of)]
         if not all(isinstance(vector, list) and vector and all(map(is_number, vector)) for vector in vectors):
             raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
         return [[float(number) for number in vector] for vector in vectors if vector is not None]
@@ -146,7 +146,7 @@ class ChoiceEngine(EmbedsIds):
 
         def read(event: Mapping[str, Any]) -> IdsChunk:
             require_no_error(event)
-            choices = rows(event, "choices")
+            choices = records_of(event, "choices")
             if not choices:  # the event that counts tokens
                 return IdsChunk()
             if len(choices) > 1:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from milkglass.client.remote.responses import MODEL, is_count, rows
+from milkglass.client.remote.responses import MODEL_SHAPE, is_count, records_of
 from milkglass.engines.engine import (
     Call,
     Finish,
@@ -72,7 +72,7 @@ class LlamaCpp(IdsEngine):
         return _LlamaCppAnswer(request).read
 
     def served_models(self, answer: Mapping[str, Any]) -> list[ServedModel]:
-        return [_model(record) for record in MODEL.rows(answer)]
+        return [_model(record) for record in MODEL_SHAPE.records_of(answer)]
 
 
 def _model(record: Mapping[str, Any]) -> ServedModel:
@@ -122,7 +122,7 @@ class _LlamaCppAnswer:
     def _logprobs(self, event: Mapping[str, Any], ids: list[int]) -> list[list[IdLogprob]]:
         if self._request.logprobs is None:
             return [[] for _ in ids]
-        entries = rows(event, "completion_probabilities")
+        entries = records_of(event, "completion_probabilities")
         if [entry.get("id") for entry in entries] != ids:
             raise RemoteError("the engine's log-probabilities do not fit its tokens", ENGINE_HINT)
         return drawn_and_best_logprobs(entries, "id", self._request.logprobs)

@@ -20,14 +20,14 @@ import httpx2
 
 from milkglass.client.remote import strict_json
 from milkglass.client.remote.connection import (
-    MAX_ANSWER,
-    MAX_ERROR,
-    NEVER_SENT,
+    MAX_ANSWER_BYTES,
+    MAX_ERROR_BYTES,
+    NEVER_SENT_ERRORS,
     client_options,
     remove_user_agent,
     require_plain,
 )
-from milkglass.client.remote.strict_json import HINT, parse_object
+from milkglass.client.remote.strict_json import SERVER_HINT, parse_object
 from milkglass.engines.concurrency import CallLimit, StepTimeout
 from milkglass.engines.engine import Call, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
 from milkglass.engines.events import AnswerBounds, refusal
@@ -88,7 +88,7 @@ class AnswerEvents:
         except TimeoutError as error:
             raise Unreachable(f"the answer was silent for {self.timeout.seconds:g} s", TIMEOUT_HINT) from error
         except httpx2.SSEError as error:
-            raise RemoteError(f"an event of the answer has more than {MAX_EVENT_BYTES} bytes", HINT) from error
+            raise RemoteError(f"an event of the answer has more than {MAX_EVENT_BYTES} bytes", SERVER_HINT) from error
 
     async def aclose(self) -> None:
         self.timeout.close()
@@ -106,7 +106,7 @@ class _BoundedBytes(httpx2.AsyncByteStream):
             self.non_event_bytes += len(chunk)
             self._traffic.received_bytes += len(chunk)
             if self.non_event_bytes > MAX_EVENT_BYTES + MAX_COMMENT_BYTES:
-                raise RemoteError(f"the answer has more than {MAX_COMMENT_BYTES} bytes of comments", HINT)
+                raise RemoteError(f"the answer has more than {MAX_COMMENT_BYTES} bytes of comments", SERVER_HINT)
             yield chunk
 
     async def aclose(self) -> None:
@@ -263,9 +263,9 @@ class Upstream:
     async def _fetch_json(self, call: Call) -> dict[str, Any]:
         """Returns the JSON object that the engine answers."""
         async with self._open_response(call) as answer:
-            body = await self._body(answer, MAX_ANSWER)
-        if len(body) > MAX_ANSWER:
-            raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
+            body = await self._body(answer, MAX_ANSWER_BYTES)
+        if len(body) > MAX_ANSWER_BYTES:
+            raise RemoteError(f"the answer has more than {MAX_ANSWER_BYTES} bytes", "ask for less at a time")
         return parse_object(body)
 
     @asynccontextmanager
@@ -276,7 +276,7 @@ class Upstream:
                 answer = await self._send(call)
                 try:
                     if answer.status_code >= 300:
-                        error_fields = strict_json.error_in(await self._body(answer, MAX_ERROR))
+                        error_fields = strict_json.error_in(await self._body(answer, MAX_ERROR_BYTES))
                         raise refusal(answer.status_code, error_fields.get("type"))
                     require_plain(answer)
                     yield answer
@@ -287,7 +287,7 @@ class Upstream:
         except TimeoutError as error:
             raise Unreachable(f"{self.url} went silent in the middle of an answer", TIMEOUT_HINT) from error
         except RemoteError as error:
-            if error.hint == strict_json.HINT:  # which speaks of a Milkglass server
+            if error.hint == strict_json.SERVER_HINT:  # which speaks of a Milkglass server
                 error.hint = f"is this a server of the engine {self.engine.name}?"
             raise
 
@@ -305,7 +305,7 @@ class Upstream:
                     admissions += 1
                     continue
                 attempt += 1
-                if not isinstance(error, NEVER_SENT) or attempt == self.timeouts.attempts:
+                if not isinstance(error, NEVER_SENT_ERRORS) or attempt == self.timeouts.attempts:
                     raise
                 await asyncio.sleep(self.timeouts.pause * 2 ** (attempt - 1))
             except TimeoutError as error:

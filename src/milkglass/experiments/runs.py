@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import __version__, device, files
-from milkglass.client.codec.aliases import draw_from
+from milkglass.client.codec.aliases import repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import key_from
@@ -106,7 +106,7 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     Args:
         purpose: has its own draws, which do not depend on where a run was stopped.
     """
-    return Codec.open(key, folder, draw_from(key.stream(f"choices/{purpose}")))
+    return Codec.open(key, folder, repeated_stream(key.stream(f"choices/{purpose}")))
 
 
 def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: str | None = None) -> None:

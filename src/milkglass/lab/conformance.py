@@ -184,7 +184,7 @@ def declares_what_it_needs(attack: Attack, folder: Path) -> None:
 def runs_or_refuses(attack: Attack, folder: Path) -> None:
     """It runs on what is not defended, or refuses with a reason; two runs with one seed are equal."""
     scene = _scene(Plain(), folder)
-    outcomes = [run(scene, {attack.name: attack}, None, Budget(), 1).cells for _ in range(2)]
+    outcomes = [run(scene, {attack.name: attack}, None, Budget(), 1).results for _ in range(2)]
     for cells in outcomes:
         failed_cells = [cell for cell in cells if cell.state == "failed"]
         assert not failed_cells, f"it failed: {failed_cells[0].reason}"
@@ -249,7 +249,7 @@ def leaves_no_secret_on_the_server(scheme: Scheme, folder: Path) -> None:
         )
     codec = Codec.open(key, base.folder)
     (sent_ids,) = codec.encode([TEXTS[0]]).ids
-    if codec.readable:
+    if codec.is_readable:
         public_ids = codec.tokenizer(TEXTS[0])["input_ids"]
         assert codec.inverse[sent_ids].tolist() == public_ids, "a text does not come back"
 
@@ -302,7 +302,7 @@ def can_be_attacked(defence: Defence, folder: Path) -> None:
     from milkglass.attacks.catalogue import ATTACKS
 
     chosen_attacks = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "decipherment")}
-    cells = run(_scene(defence, folder), chosen_attacks, None, Budget(), 1).cells
+    cells = run(_scene(defence, folder), chosen_attacks, None, Budget(), 1).results
     failed_cells = [cell for cell in cells if cell.state == "failed"]
     assert not failed_cells, f"{failed_cells[0].attack} failed: {failed_cells[0].reason}"
 

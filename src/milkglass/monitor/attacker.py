@@ -180,12 +180,12 @@ class LiveAttacker:
             attacks = {name: attack for name, attack in ATTACKS.items() if attack.runs_first == is_first}
             finished_run = run(scene, attacks, None, self.model_budget, seed=0)
             candidates = finished_run.candidates
-            for finished_attack in finished_run.attacks:
+            for finished_attack in finished_run.finished_attacks:
                 guess, result = finished_attack.guess, finished_attack.result
                 if guess is not None and guess.table is not None:
                     self.readings.append(LiveReading(result.title, guess.table[:, 0], result.cut))
             show_readings()
-            results = [finished_attack.result for finished_attack in finished_run.attacks]
+            results = [finished_attack.result for finished_attack in finished_run.finished_attacks]
             if any(result.value("vocabulary top-1") >= WHOLE_VOCABULARY_SHARE for result in results):
                 break
         return candidates

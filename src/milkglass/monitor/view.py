@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from milkglass.audit.report.verdict import LABELS, level_of
+from milkglass.audit.report.verdict import LEVEL_LABELS, level_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import token_pieces
 from milkglass.client.key import usage
@@ -116,7 +116,7 @@ class TextViews:
         self.work_count += 1
         all_ids = np.asarray(ids, np.int64)
         known_ids = all_ids[(all_ids >= 0) & (all_ids < len(self.codec.inverse))]
-        return ShownText(length, known_ids, known_ids[self.codec.visible[self.codec.inverse[known_ids]]])
+        return ShownText(length, known_ids, known_ids[self.codec.is_visible[self.codec.inverse[known_ids]]])
 
     def _document(self, text: ShownText, reading: LiveReading | None) -> dict[str, Any]:
         """Returns the three forms of a text, and how many of its ordinary tokens the reading has right."""
@@ -132,7 +132,7 @@ class TextViews:
 
     def _owner_text(self, ids: Any) -> str:
         """Returns a text as its owner reads it: without special tokens, and a role before each message of a chat."""
-        is_special = ~self.codec.visible[self.codec.inverse[ids]]
+        is_special = ~self.codec.is_visible[self.codec.inverse[ids]]
         parts = [self.codec.decode(part, skip_special=True) for part in np.split(ids, np.flatnonzero(is_special))]
         if not is_special.any():
             return parts[0]
@@ -146,7 +146,7 @@ class TextViews:
         if reading is None:
             return []
         true_ids = self.codec.inverse[ids]
-        columns = (true_ids.tolist(), reading.table[ids].tolist(), self.codec.visible[true_ids].tolist())
+        columns = (true_ids.tolist(), reading.table[ids].tolist(), self.codec.is_visible[true_ids].tolist())
         marked_tokens = [self._marked_token(*token) for token in zip(*columns, strict=True)]
         return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked_tokens, key=itemgetter(0))]
 
@@ -290,10 +290,10 @@ def banner_level(state: State, right_count: int, token_count: int) -> str:
     """Returns the beginning of the page's banner, by how much the strongest reading has right; "" if too early."""
     if not token_count or (not right_count and state == "working"):
         return ""
-    return LABELS[level_of(right_count / token_count)] if right_count else NOTHING_READ
+    return LEVEL_LABELS[level_of(right_count / token_count)] if right_count else NOTHING_READ
 
 
 def _verdict_label(audit: Any) -> str:
     """Returns the verdict on an audit in the words of its page, by the share of content tokens, else of all tokens."""
     share = audit["tokens"] if audit["content"] is None else audit["content"]
-    return LABELS[level_of(math.nan if share is None else share, share is None or not audit["finished"])]
+    return LEVEL_LABELS[level_of(math.nan if share is None else share, share is None or not audit["finished"])]

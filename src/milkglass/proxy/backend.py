@@ -81,9 +81,9 @@ class Backend:
         recommended, offered = self.codec.sampling, self.default_sampling
         names, engine = ", ".join(model.name for model in self.models), self.upstream.engine.name
         origin = "temperature 1: the model names nothing"
-        if values := ModelSampling(offered).shown:
+        if values := ModelSampling(offered).description:
             origin = f"{values} (the model's generation_config.json)"
-        missing = [*(name for name in recommended.values if name not in offered), *recommended.left_out]
+        missing = [*(name for name in recommended.values if name not in offered), *recommended.left_out_names]
         left_out = f"warning: the model's own {', '.join(missing)} is left out: the engine {engine} is not asked for it"
         return [f"sampling of {names}, where an application leaves it open: {origin}", *([left_out] if missing else [])]
 
@@ -170,8 +170,8 @@ class Backend:
 
     def _require_short(self, letter_count: int, noun: str = "messages") -> None:
         """Raises ContextLengthExceeded for a text with too many letters: tokenizing it would take minutes."""
-        if letter_count > MAX_LETTERS_PER_TOKEN * self.codec.limit:
-            raise context_length_error(self.codec.limit, noun, None)
+        if letter_count > MAX_LETTERS_PER_TOKEN * self.codec.max_tokens:
+            raise context_length_error(self.codec.max_tokens, noun, None)
 
     @contextmanager
     def _openai_length_errors(self, noun: str) -> Iterator[None]:
@@ -179,7 +179,7 @@ class Backend:
         try:
             yield
         except TooLong as error:
-            raise context_length_error(self.codec.limit, noun, error.token_count) from None
+            raise context_length_error(self.codec.max_tokens, noun, error.token_count) from None
 
     def scramble_ids(self, ids: Sequence[int]) -> list[int]:
         """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""
@@ -214,7 +214,7 @@ class Backend:
             **sampling: fields of IdsRequest.
         """
         model = self.model(name)
-        max_length = min(self.codec.limit, model.length or self.codec.limit)
+        max_length = min(self.codec.max_tokens, model.length or self.codec.max_tokens)
         free_tokens = max_length - len(ids)
         if free_tokens < 1 or (max_tokens or 1) > free_tokens:
             raise context_length_error(max_length, noun, len(ids), max_tokens or 1)
@@ -351,7 +351,7 @@ async def _models_of_key(codec: Codec, upstream: Upstream, requested: Sequence[s
 
     Raises what `connect_backend` raises.
     """
-    if not codec.readable:
+    if not codec.is_readable:
         raise UnsupportedModel(
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
         )

@@ -42,7 +42,7 @@ def encoder_scene(
         UsageError: there is too little text for an audit.
         CodecError: a text cannot be read.
     """
-    texts = read_texts(files.text, files.rows)
+    texts = read_texts(files.text, files.max_rows)
     private, alike_texts = private_and_other_texts(_sendable_texts(client.reader, texts), files)
     attackers = {} if files.public is None else {OTHER: _sendable_texts(client.reader, read_texts(files.public, None))}
     attackers[ALIKE] = alike_texts

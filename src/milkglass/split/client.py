@@ -198,7 +198,7 @@ class SplitConnection:
 
         If an answer is lost, the same bytes with the same noise are sent again.
         """
-        answer = self._connection.json("POST", SPLIT_PATH, retry=True, content=frame, headers=FRAME_HEADERS)
+        answer = self._connection.json("POST", SPLIT_PATH, may_repeat=True, content=frame, headers=FRAME_HEADERS)
         return _logits(answer.get("logits"))
 
 

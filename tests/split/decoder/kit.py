@@ -25,7 +25,7 @@ from milkglass.split.decoder.server import SessionTable, open_decoder
 from milkglass.split.spec import DecoderInfo
 
 TOKEN = "token-of-the-split-tests"
-PATIENCE = RetryPolicy(attempts=4, first=0.01, longest=0.05)
+PATIENCE = RetryPolicy(max_attempts=4, first_limit=0.01, last_limit=0.05)
 PROMPT = [5, 40, 41, 42, 7]
 
 

@@ -55,7 +55,7 @@ def scene(folder: Path, tmp_path: Path, enclave: Enclave, settings: RnmSettings)
     text = tmp_path / "texts.txt"
     text.write_text("\n".join(" ".join(rng.choice(WORDS, 6)) for _ in range(60)), "utf-8")
     return audit_scene.decoder_scene(
-        Checkpoint.open(folder), enclave, settings, 8, AuditFiles(text, None, rows=None, seed=1)
+        Checkpoint.open(folder), enclave, settings, 8, AuditFiles(text, None, max_rows=None, seed=1)
     )
 
 

@@ -31,7 +31,7 @@ def stream_of(handle: Callable[[ServerConnection], None], sampling: SplitSamplin
     with serve(greeted, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        patience = RetryPolicy(attempts=2, first=0.01, longest=0.01)
+        patience = RetryPolicy(max_attempts=2, first_limit=0.01, last_limit=0.01)
         at = DecoderServer(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "t", retry=patience)
         yield at.stream(INFO, sampling, "float32")
         server.shutdown()

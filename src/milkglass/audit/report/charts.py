@@ -13,28 +13,32 @@ from milkglass.audit.report.result import BudgetPoint
 from milkglass.metrics.interval import Interval
 from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, plot_style, svg
 
-BAR = "#4f9dbd"
-WIDTH_PIXELS, ROW_PIXELS = 480, 40  # of a chart, and of a bar with its gap, in pixels
+BAR_COLOUR = "#4f9dbd"
+WIDTH_PIXELS, ROW_PIXELS = 480, 40  # the width of a chart, and the height of a bar with its gap, in pixels
 MAX_LINE_LETTERS = 26  # letters of a label's line
 
 
-def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
-    """Returns a chart with a horizontal bar for each row, and its interval as a line with ends; "" without a row.
+def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[str, float]) -> str:
+    """Returns a chart (SVG) with a horizontal bar for each row, and its interval as a line with ends.
+
+    Without a bar it is "".
 
     Args:
+        title: describes the chart for those who cannot see it.
         axis: what the scale counts, with its unit.
-        lines: what costs an attacker nothing, drawn as thin bars below.
+        rows: the figures by their labels.
+        floors: shares that cost an attacker nothing, drawn as thin bars below.
     """
     rows = {name: interval for name, interval in rows.items() if interval.units}
-    lines = {name: value for name, value in lines.items() if not math.isnan(value)}
-    labels = ["\n".join(textwrap.wrap(name, MAX_LINE_LETTERS)) for name in (*rows, *lines)]
+    floors = {name: value for name, value in floors.items() if not math.isnan(value)}
+    labels = ["\n".join(textwrap.wrap(name, MAX_LINE_LETTERS)) for name in (*rows, *floors)]
     if not labels:
         return ""
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, ROW_PIXELS * len(labels) + 64)
         for place, row in enumerate(rows.values()):
             has_no_interval = math.isnan(row.low)
-            axes.barh(place, 100 * row.value, 0.55, color=BAR)
+            axes.barh(place, 100 * row.value, 0.55, color=BAR_COLOUR)
             if not has_no_interval:
                 ends = [[100 * max(0.0, row.value - row.low)], [100 * max(0.0, row.high - row.value)]]
                 for width, colour in ((5, "white"), (2, INK)):
@@ -42,7 +46,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str
             _write_share(
                 axes, row.value, row.value if has_no_interval else max(row.value, row.high), place, has_no_interval
             )
-        for place, value in enumerate(lines.values(), len(rows)):
+        for place, value in enumerate(floors.values(), len(rows)):
             axes.barh(place, 100 * value, 0.15, color=GREY)
             _write_share(axes, value, value, place)
         axes.set(xlim=(0, 100), ylim=(len(labels) - 0.5, -0.5), xlabel=axis, xticks=range(0, 101, 25))
@@ -59,10 +63,13 @@ def _write_share(axes: Any, value: float, end: float, place: int, is_lower_bound
 
 
 def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint]) -> str:
-    """Returns a chart of the content tokens read against the tokens sent under one key (logarithmic).
+    """Returns a chart (SVG) of the content tokens read against the tokens sent under one key (logarithmic).
+
+    Without a point it is "".
 
     Args:
-        axes_titles: of the tokens' axis and of the shares' axis, with their units.
+        title: describes the chart for those who cannot see it.
+        axes_titles: the titles of the tokens' axis and of the shares' axis, with their units.
         points: the measurements, a line for each adversary.
     """
     points = [point for point in points if not math.isnan(point.content)]

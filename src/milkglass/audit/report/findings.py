@@ -22,64 +22,67 @@ from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.observations import Activations, Tokens, Weights
 
-TokensToReach = Mapping[str, Mapping[str, int]]  # of each adversary, the tokens after which each share is read
+TokensToReach = Mapping[str, Mapping[str, int]]  # for each adversary and share, the tokens after which it is read
 FindingValues = Mapping[str, Any] | None
 NO_ATTACKS: Mapping[str, Attack] = {}
 
 
 def all_findings(
     scene: Scene,
-    cells: tuple[AttackResult, ...],
+    results: tuple[AttackResult, ...],
     tokens_to_reach: TokensToReach,
     attacks: Mapping[str, Attack] = NO_ATTACKS,
 ) -> tuple[Finding, ...]:
     """Returns all findings that apply, the gravest first, and then those that attacks bring.
 
     Args:
-        attacks: those that may bring a finding of their own, by name.
+        scene: what was attacked.
+        results: the result of each attack by each attacker.
+        tokens_to_reach: after how many tokens each share is read.
+        attacks: the attacks that may bring a finding of their own, by name.
     """
     budget_texts = {"spent": curve_in_words(tokens_to_reach), "at_once": _is_read_at_once(tokens_to_reach)}
     words = words_of(scene)
     texts_of_read = {
         part: fill_template(getattr(words, part), scene=scene, **budget_texts) for part in ("why", "change")
     }
-    best = strongest(cells, "content top-1")
+    best = strongest(results, "content top-1")
     is_read = best is not None and best.value("content top-1") >= 0.1
-    best_naming = best_naming_attack(cells) if scene.sends_states else None
+    best_naming = best_naming_attack(results) if scene.sends_states else None
     states = scene.transcript.all(Activations)
     rate = id_information(scene)
-    incomplete = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
+    incomplete = sorted({cell.title for cell in results if cell.cut or cell.state == "failed"})
     rules: dict[str, FindingValues] = {
         "broken": None if scene.broken is None else {},
         "read": {"best": best, "classes": _exposed_classes(best), **texts_of_read} if is_read and best else None,
         **dict.fromkeys(words.findings, {}),
         "named": {"best": best_naming} if best_naming is not None and best_naming.value("bag f1") >= 0.1 else None,
-        "clusters": _clusters(cells),
+        "clusters": _right_cluster_share(results),
         "budget": budget_texts if budget_texts["spent"] and not is_read else None,
-        "understated": _measures_beyond_papers(scene, cells),
+        "understated": _measures_beyond_papers(scene, results),
         "rate": None if rate is None else {"rate": rate},
-        "hidden": _hidden_bits(cells),
-        "members": _members(scene),
+        "hidden": _hidden_bits(results),
+        "members": _membership(scene),
         "small": {} if scene.promise.below_k else None,
-        "repetition": _repetition(scene),
+        "repetition": _repeated_share(scene),
         "special_symbols" if scene.symbols is not None else "special": {} if scene.promise.verbatim else None,
         "lengths": {} if scene.sends_states and not all(state.pooled for state in states) else None,
         "limits": {"left": incomplete} if incomplete else None,
     }
     findings = [
-        _finding(TEXTS["finding"][name], {"scene": scene, **values})
+        _fill_finding(TEXTS["finding"][name], {"scene": scene, **values})
         for name, values in rules.items()
         if values is not None
     ]
     own_findings = {name: attack.finding for name, attack in attacks.items() if attack.finding is not None}
-    reading_cells = [cell for cell in cells if cell.attack in own_findings and cell.value("content top-1") >= 0.1]
+    reading_cells = [cell for cell in results if cell.attack in own_findings and cell.value("content top-1") >= 0.1]
     return (
         *findings,
-        *(_finding(own_findings[cell.attack], {"scene": scene, "result": cell}) for cell in reading_cells),
+        *(_fill_finding(own_findings[cell.attack], {"scene": scene, "result": cell}) for cell in reading_cells),
     )
 
 
-def _finding(texts: Mapping[str, str], values: Mapping[str, Any]) -> Finding:
+def _fill_finding(texts: Mapping[str, str], values: Mapping[str, Any]) -> Finding:
     return Finding(**{part: fill_template(text, **values) for part, text in texts.items()})
 
 
@@ -107,9 +110,9 @@ def words_of_enclave(proof: str, attested: bool) -> DefenceWords:
     return DefenceWords(**TEXTS["defence"]["enclave"], notice=notice, findings=("answers",))
 
 
-def best_naming_attack(cells: tuple[AttackResult, ...]) -> AttackResult | None:
+def best_naming_attack(results: tuple[AttackResult, ...]) -> AttackResult | None:
     """Returns the best attack that reads words without their order."""
-    naming_cells = [cell for cell in cells if not math.isnan(cell.value("bag f1"))]
+    naming_cells = [cell for cell in results if not math.isnan(cell.value("bag f1"))]
     return max(naming_cells, key=lambda cell: cell.value("bag f1"), default=None)
 
 
@@ -125,7 +128,7 @@ def id_information(scene: Scene) -> IdInformation | None:
 
 
 def curve_in_words(tokens_to_reach: TokensToReach) -> str:
-    """Returns the numbers of tokens after which each share is read, in words."""
+    """Returns the numbers of tokens after which each share is read, in words; "" if none is read."""
     sentences = []
     for who, shares in tokens_to_reach.items():
         highest_shares = {tokens: share for share, tokens in shares.items()}  # the last of shares at equal tokens
@@ -141,23 +144,23 @@ def _is_read_at_once(tokens_to_reach: TokensToReach) -> bool:
 
 
 def _exposed_classes(best: AttackResult) -> str:
-    """Returns the classes of tokens that must not be read and are."""
+    """Returns, in words, the shares of numbers, names and rare words that are read, as far as they are 20 % or more."""
     shares = {name: share for name, share in best.by_class.items() if name in ("number", "name", "rare word")}
     return ", ".join(f"{name}s {100 * share.value:.0f} %" for name, share in shares.items() if share.value >= 0.2)
 
 
-def _clusters(cells: tuple[AttackResult, ...]) -> FindingValues:
+def _right_cluster_share(results: tuple[AttackResult, ...]) -> FindingValues:
     """Returns the largest share of guesses in the right cluster, if it is 0.5 or more."""
-    share = max((cell.in_group for cell in cells if cell.in_group is not None), default=0.0)
+    share = max((cell.in_group for cell in results if cell.in_group is not None), default=0.0)
     return {"share": share} if share >= 0.5 else None
 
 
-def _measures_beyond_papers(scene: Scene, cells: tuple[AttackResult, ...]) -> FindingValues:
+def _measures_beyond_papers(scene: Scene, results: tuple[AttackResult, ...]) -> FindingValues:
     """Returns what attacks read beyond the measures by which papers judge a defence."""
-    best, k = strongest(cells), int(scene.scheme.get("k", 0))
-    neighbours = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
+    best, k = strongest(results), int(scene.scheme.get("k", 0))
+    neighbours = [cell for cell in results if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
     best_neighbour = max((neighbour.value("tokens top-1") for neighbour in neighbours), default=math.nan)
-    guesses = tuple(cell for cell in cells if cell.attack == "cluster-conditional" and cell.state == "done")
+    guesses = tuple(cell for cell in results if cell.attack == "cluster-conditional" and cell.state == "done")
     guess = strongest(guesses, "tokens top-1")
     reads_more = best is not None and best.value("tokens top-1") > 1.5 * best_neighbour
     guesses_better = guess is not None and k > 0 and guess.value("tokens top-1") >= 2 / k
@@ -167,10 +170,10 @@ def _measures_beyond_papers(scene: Scene, cells: tuple[AttackResult, ...]) -> Fi
     return {"best": best, "weak": best_neighbour if reads_more else None, "guessed": guessed}
 
 
-def _hidden_bits(cells: tuple[AttackResult, ...]) -> FindingValues:
+def _hidden_bits(results: tuple[AttackResult, ...]) -> FindingValues:
     """Returns the attack that leaves the fewest bits of content hidden, and these bits."""
     cells_with_bits = [
-        cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))
+        cell for cell in results if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))
     ]
     if not cells_with_bits:
         return None
@@ -178,7 +181,7 @@ def _hidden_bits(cells: tuple[AttackResult, ...]) -> FindingValues:
     return {"least": least_hidden, "bits": least_hidden.measures["content hidden bits"]}
 
 
-def _members(scene: Scene) -> FindingValues:
+def _membership(scene: Scene) -> FindingValues:
     """Returns what the trained rows tell about membership, or None if they tell nothing."""
     has_moved = TunedRows.members_of(scene.transcript)
     trained_texts = [tokens.ids for tokens in scene.transcript.all(Tokens) if tokens.purpose == "train"]
@@ -193,7 +196,7 @@ def _members(scene: Scene) -> FindingValues:
     return {"named": int(has_moved.sum()), "hits": hits, "occurred": int(has_occurred.sum())}
 
 
-def _repetition(scene: Scene) -> FindingValues:
+def _repeated_share(scene: Scene) -> FindingValues:
     """Returns the share of texts that repeat an earlier one, if it is 0.01 or more."""
     texts = [text.tobytes() for text in scene.transcript.tokens]
     repeated = 1 - len(set(texts)) / len(texts) if texts else 0.0

@@ -13,18 +13,18 @@ from markupsafe import Markup, escape
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report import charts
 from milkglass.audit.report.result import Audit
-from milkglass.audit.report.verdict import LABELS, MOST_SHARE, MUCH_SHARE
+from milkglass.audit.report.verdict import LEVEL_LABELS, MOST_SHARE, MUCH_SHARE
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
 
 COMMON_CHARACTERS = re.compile("[\u0020-\u024f\u0370-\u052f\u1e00-\u1eff\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2122]")
-ATTACKERS = {  # in charts
+ATTACKER_TITLES = {  # in charts
     MODEL_ONLY: "attacker with no text",
     OTHER: "attacker with other public text",
     ALIKE: "attacker with text like yours",
     KNOWN: "attacker who knows some of your texts",
 }
-COLUMNS = (
+RESULT_COLUMNS = (
     ("Tokens", "tokens top-1"),
     ("Content", "content top-1"),
     ("Vocabulary", "vocabulary top-1"),
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def percent(fraction: float) -> str:
-    """Formats `0.1234` as `12.3 %`. Small shares keep a digit; nan becomes "-"."""
+    """Returns a share in words: `12.3 %` for 0.1234. Small shares keep a digit; nan becomes "-"."""
     if math.isnan(fraction):
         return "-"
     value = 100 * fraction
@@ -44,11 +44,12 @@ def percent(fraction: float) -> str:
 
 
 def interval(measured: Interval) -> str:
-    """Formats an interval, or "" if there is none because the attack was cut."""
+    """Returns the ends of an interval in percent, such as "12.0–14.5"; "" if the attack was cut and has none."""
     return "" if math.isnan(measured.low) else f"{100 * measured.low:.1f}\u2013{100 * measured.high:.1f}"
 
 
 def duration_text(seconds: float) -> str:
+    """Returns a duration in words, such as "2 min 5 s" or "7.3 s"."""
     whole = round(seconds)
     return f"{whole // 60}\u00a0min {whole % 60}\u00a0s" if whole >= 60 else f"{seconds:.1f}\u00a0s"
 
@@ -58,11 +59,11 @@ def charts_svg(result: Audit) -> dict[str, str]:
     nominal = {} if (k := result.nominal_k) is None else {f"1/k, promised for k = {k}": 1 / k}
     nominal["guessing the commonest word each time"] = result.floors["commonest token"]
     words, content = "read of all words and pieces of words, in %", "read of the content words, in %"
-    points = [replace(point, adversary=_attacker(point.adversary)) for point in result.curve]
+    points = [replace(point, adversary=_attacker_title(point.adversary)) for point in result.curve]
     budget = ("words and pieces of words sent under one key", content)
     return {
-        "overview": charts.bars("All words", words, _best(result, "tokens top-1"), nominal),
-        "content": charts.bars("Names and other content words", content, _best(result, "content top-1"), {}),
+        "overview": charts.bars("All words", words, _best_figures(result, "tokens top-1"), nominal),
+        "content": charts.bars("Names and other content words", content, _best_figures(result, "content top-1"), {}),
         "which": charts.bars("Kinds of words", "read of each kind, in %", result.best.by_class, {})
         if result.best
         else "",
@@ -70,17 +71,17 @@ def charts_svg(result: Audit) -> dict[str, str]:
     }
 
 
-def _best(result: Audit, measure: str) -> dict[str, Interval]:
+def _best_figures(result: Audit, measure: str) -> dict[str, Interval]:
     """Returns for each attacker the best figure of any attack by this measure."""
-    measured = [cell for cell in result.cells if measure in cell.measures]
+    measured = [cell for cell in result.results if measure in cell.measures]
     best_cells = {
         who: strongest(tuple(cell for cell in measured if cell.adversary == who), measure) for who in result.adversaries
     }
-    return {_attacker(who): cell.measures[measure] for who, cell in best_cells.items() if cell is not None}
+    return {_attacker_title(who): cell.measures[measure] for who, cell in best_cells.items() if cell is not None}
 
 
-def _attacker(name: str) -> str:
-    return ATTACKERS.get(name, name)
+def _attacker_title(name: str) -> str:
+    return ATTACKER_TITLES.get(name, name)
 
 
 def code(text: str) -> Markup:
@@ -104,9 +105,9 @@ def escape_rare_characters(text: str, own_letters: frozenset[str]) -> str:
 
 def _attack_lists(result: Audit) -> dict[str, object]:
     """Returns the attacks that ran, the strongest first, and why each other attack did not run."""
-    done = [cell for cell in result.cells if cell.state == "done"]
+    done = [cell for cell in result.results if cell.state == "done"]
     done.sort(key=lambda cell: np.nan_to_num(cell.value("tokens top-1"), nan=-1.0), reverse=True)
-    not_done = {(cell.label, cell.state, cell.reason): None for cell in result.cells if cell.state != "done"}
+    not_done = {(cell.label, cell.state, cell.reason): None for cell in result.results if cell.state != "done"}
     return {"ran": done, "idle": [*not_done]}
 
 
@@ -121,18 +122,19 @@ def environment(own_letters: str) -> Environment:
     )
     letters = frozenset(own_letters)
     engine.filters |= {"percent": percent, "interval": interval, "duration": duration_text, "code": code}
-    engine.filters |= {"attacker": _attacker, "visible": lambda text: escape_rare_characters(text, letters)}
+    engine.filters |= {"attacker": _attacker_title, "visible": lambda text: escape_rare_characters(text, letters)}
     return engine
 
 
 def render(result: Audit) -> str:
+    """Returns the page of an audit."""
     letters = "".join(example.original for example in result.examples)
     template = environment(letters).get_template("audit/report/page.html")
     pictures = {name: Markup(svg) for name, svg in charts_svg(result).items()}  # our own text, escaped where it quotes
     return template.render(
         r=result,
-        columns=COLUMNS,
-        label=LABELS[result.level],
+        columns=RESULT_COLUMNS,
+        label=LEVEL_LABELS[result.level],
         most=MOST_SHARE,
         much=MUCH_SHARE,
         **_attack_lists(result),

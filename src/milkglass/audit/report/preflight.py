@@ -10,7 +10,7 @@ from milkglass.threat.budget import Budget
 
 
 def require_audit(out: Path, budget: str) -> None:
-    """Raises UsageError if the audit cannot be written or would overwrite another."""
+    """Raises UsageError if the audit cannot be written to `out`, would overwrite another, or `budget` is invalid."""
     if (out / "audit.json").exists() and not (out / "work").exists():
         raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
     if out.exists() and not out.is_dir():

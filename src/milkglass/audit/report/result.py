@@ -10,6 +10,12 @@ from milkglass.audit.metadata_leakage import MetadataLeakage
 from milkglass.audit.outcome import AttackResult, nan_as_none
 
 VERSION = 1
+# The names of `Audit`'s fields in audit.json, where they differ
+JSON_NAMES = {
+    "promise": "kept", "text_count": "texts", "token_count": "tokens", "public_tokens": "public",
+    "vocab_size": "vocabulary", "results": "cells", "findings": "warnings", "tokens_to_reach": "spent",
+    "mean_cosine": "distortion", "metadata": "anyway", "id_information": "rate",
+}  # fmt: skip
 Level = Literal["most", "much", "some", "unknown"]
 
 
@@ -63,6 +69,7 @@ class ReadExample:
 
     @property
     def right_count(self) -> int:
+        """Returns how many tokens the attacker reads correctly."""
         return sum(piece.right for piece in self.pieces)
 
 
@@ -85,7 +92,7 @@ class BudgetPoint:
 
 @dataclass(frozen=True)
 class IdInformation:
-    """Says how much an id can reveal if it stands for many tokens (`findings.id_information`).
+    """Holds how much an id can reveal if it stands for many tokens (`findings.id_information`).
 
     Attributes:
         ids: m', the number of ids.
@@ -104,60 +111,60 @@ class IdInformation:
 class Audit:
     """Holds the result of an audit: what each attack read, the findings, and the verdict.
 
-    If hidden states are sent, not ids, `kept` and `spent` are empty and `metadata` is None.
+    If hidden states are sent, not ids, `promise` and `tokens_to_reach` are empty and `metadata` is None.
 
     Attributes:
         model: the public model's name.
         scheme: the defence and its parameters.
-        texts: how many texts were sent.
-        tokens: how many tokens were sent.
-        public: how many tokens of text each attacker has.
-        vocabulary: the number of ids.
+        text_count: how many texts were sent.
+        token_count: how many tokens were sent.
+        public_tokens: how many tokens of text each attacker has.
+        vocab_size: the number of ids.
         seconds: how long the audit took.
-        kept: what the scheme promises, and where it does not hold.
+        promise: what the scheme promises, and where it does not hold: the fields of a `ClusterReport`.
         verdict: some sentences; the first is for a person who decides.
         level: how grave the verdict is (report/verdict.py).
         unfinished: titles of attacks that did not end and may read more; a larger budget resumes them.
         adversaries: what each attacker has, in words.
         best: the attack that reads most. None: none reads anything.
-        cells: the result of each attack by each attacker.
+        results: the result of each attack by each attacker.
         floors: what is recovered without an attack (metrics/recovery.floor_accuracies).
-        warnings: the findings, in the order of `findings.all_findings`.
+        findings: the findings, in the order of `findings.all_findings`.
         examples: random texts as the strongest attack reads them.
         curve: what the strongest attack reads of growing parts of the text.
-        spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
-            tokens, as far as it does.
-        distortion: the mean cosine of the mixed embeddings with the original ones, 1 if they are unchanged
-            (`findings.mean_cosine_with_originals`); nan if the server has no table, or
-            a wider one.
-        metadata: what ids reveal without an attack; "anyway" in audit.json.
-        rate: how much an id can reveal. None: an id stands for one token.
+        tokens_to_reach: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the
+            content tokens, as far as it does.
+        mean_cosine: the mean cosine of the mixed embeddings with the original ones, 1 if they are unchanged
+            (`findings.mean_cosine_with_originals`); nan if the server has no table, or a wider one.
+        metadata: what ids reveal without an attack.
+        seed: decided which half was attacked, and every random draw.
+        id_information: how much an id can reveal. None: an id stands for one token.
         notice: what a reader must know first; "" for most defences.
     """
 
     model: str
     scheme: Mapping[str, Any]
-    kept: Mapping[str, Any]
-    texts: int
-    tokens: int
-    public: Mapping[str, int]
-    vocabulary: int
+    promise: Mapping[str, Any]
+    text_count: int
+    token_count: int
+    public_tokens: Mapping[str, int]
+    vocab_size: int
     seconds: float
     verdict: str
     level: Level
     unfinished: tuple[str, ...]
     adversaries: Mapping[str, str]
     best: AttackResult | None
-    cells: tuple[AttackResult, ...]
+    results: tuple[AttackResult, ...]
     floors: Mapping[str, float]
-    warnings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     examples: tuple[ReadExample, ...]
     curve: tuple[BudgetPoint, ...]
-    spent: Mapping[str, Mapping[str, int]]
-    distortion: float
+    tokens_to_reach: Mapping[str, Mapping[str, int]]
+    mean_cosine: float
     metadata: MetadataLeakage | None
     seed: int
-    rate: IdInformation | None
+    id_information: IdInformation | None
     notice: str = ""
 
     def max_measured_tokens(self, adversary: str) -> int:
@@ -167,11 +174,12 @@ class Audit:
     @property
     def nominal_k(self) -> int | None:
         """Returns k if the scheme has this parameter and promises that a guess is right once in k, else None."""
-        k = int(self.scheme.get("k") or 0) if self.kept else 0
+        k = int(self.scheme.get("k") or 0) if self.promise else 0
         return k if k > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns audit.json, in which `metadata` is called "anyway"."""
-        fields = {"anyway" if name == "metadata" else name: value for name, value in asdict(self).items()}
+        """Returns audit.json, whose names are those of JSON_NAMES."""
+        metadata = None if self.metadata is None else self.metadata.to_json()
+        fields = {JSON_NAMES.get(name, name): value for name, value in {**asdict(self), "metadata": metadata}.items()}
         result: dict[str, Any] = nan_as_none({"milkglass_audit": VERSION, **fields})
         return result

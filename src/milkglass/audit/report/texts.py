@@ -16,6 +16,7 @@ _ENVIRONMENT = Environment(undefined=StrictUndefined, autoescape=False)  # noqa:
 
 @cache
 def _template(text: str) -> Template:
+    """Returns the compiled template of a text."""
     return _ENVIRONMENT.from_string(text)
 
 

@@ -16,53 +16,58 @@ from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
 
 MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # the levels "most" and "much" hold from these shares of content tokens read on
-FEW_TEXTS = 8  # with content words; the share of fewer may be luck
+FEW_TEXTS = 8  # texts with content words; a share that is read of fewer may be luck
 PRINTED_AS_ALL = 0.9995  # from here on a share is printed as 100 %
-LABELS: Mapping[Level, str] = {
+LEVEL_LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
 }  # fmt: skip
-PHRASES = {
+ATTACKER_PHRASES = {
     MODEL_ONLY: "an attacker with the public model and no text",
     OTHER: "an attacker with public text of another kind",
     ALIKE: "an attacker with text like yours",
     KNOWN: "an attacker with text like yours, who knows some of it word for word",
 }
-RUNS = ", and can run "  # in an attacker's words, before what it runs
+RUNS_MARKER = ", and can run "  # in an attacker's words, before what it runs
 SENTENCES = TEXTS["verdict"]
 
 
 def verdict(
-    best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str = ""
+    best: AttackResult | None, attacker_words: Mapping[str, str], results: tuple[AttackResult, ...], crosses: str = ""
 ) -> str:
     """Returns what is read, in a few sentences, which never reassure.
 
     Args:
-        who: what each attacker has, in words.
+        best: the strongest attack. None: none ran to its end.
+        attacker_words: what each attacker has, in words.
+        results: the result of each attack by each attacker.
         crosses: what is attacked, if not ids under a key, see `what_crosses`.
     """
-    naming, names = best_naming_attack(cells), unfinished_attacks(best, cells)
-    bag_sentence = "" if naming is None else fill_template(SENTENCES["words"], best=naming, who=who[naming.adversary])
+    naming, unfinished_titles = best_naming_attack(results), unfinished_attacks(best, results)
+    bag_sentence = (
+        "" if naming is None else fill_template(SENTENCES["words"], best=naming, who=attacker_words[naming.adversary])
+    )
     sentences = [bag_sentence or SENTENCES["nothing"]]
     if best is not None:
         sentences = [
-            _sentence(best, who, cells, crosses),
-            bag_sentence if _is_without_solvers(cells) else "",
-            TEXTS["advice"][level(best, cells)],
+            _reading_sentence(best, attacker_words, results, crosses),
+            bag_sentence if _is_without_solvers(results) else "",
+            TEXTS["advice"][level(best, results)],
         ]
-    sentences.append(fill_template(SENTENCES["unfinished"], names=names) if names else "")
+    sentences.append(fill_template(SENTENCES["unfinished"], names=unfinished_titles) if unfinished_titles else "")
     return " ".join(filter(None, sentences))
 
 
-def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
+def level(best: AttackResult | None, results: tuple[AttackResult, ...]) -> Level:
     """Returns the level by the content tokens that the strongest attack reads (all tokens, if none carries content).
 
-    If half of a text's words are named without their order, it is at least "much": anyone would guess a part of these.
+    If half of a text's words are named without their order, the level is at least "much": anyone could guess where some
+    of these words belong.
     A figure that may still rise is never given the mildest level.
     """
-    share, named_share = math.nan if best is None else _content_share(best, cells), _named_share(cells)
+    share, named_share = math.nan if best is None else _content_share(best, results), _named_share(results)
     if named_share >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
-    return level_of(share, bool(unfinished_attacks(best, cells)) or (math.isnan(share) and math.isnan(named_share)))
+    return level_of(share, bool(unfinished_attacks(best, results)) or (math.isnan(share) and math.isnan(named_share)))
 
 
 def level_of(share: float, may_rise: bool = False) -> Level:
@@ -79,7 +84,7 @@ def level_of(share: float, may_rise: bool = False) -> Level:
     return "unknown" if may_rise else "some"
 
 
-def unfinished_attacks(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
+def unfinished_attacks(best: AttackResult | None, results: tuple[AttackResult, ...]) -> list[str]:
     """Returns titles of attacks that failed, were cut or did not begin, and may read more than the strongest.
 
     If an attack that starts from the clusters ended, only such attacks and long ones count, since others read less.
@@ -87,7 +92,7 @@ def unfinished_attacks(best: AttackResult | None, cells: tuple[AttackResult, ...
     if best is not None and best.value("tokens top-1") >= PRINTED_AS_ALL:
         return []
     relevant = [
-        cell for cell in cells if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best
+        cell for cell in results if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best
     ]
     if any(cell.joint and cell.state == "done" and not cell.cut for cell in relevant):
         relevant = [cell for cell in relevant if cell.joint or cell.costly]
@@ -100,7 +105,9 @@ def what_crosses(scene: Scene) -> str:
 
 
 def percent_text(share: float, is_lower_bound: bool = False) -> str:
-    """Formats `0.824` as `82`. Below PRINTED_AS_ALL no share is written as 100, and no final one above 0 as 0.
+    """Returns a share in percent: `82` for 0.824.
+
+    Below PRINTED_AS_ALL no share is written as 100, and no final one above 0 as 0.
 
     Args:
         is_lower_bound: whether more may be read.
@@ -114,17 +121,19 @@ def percent_text(share: float, is_lower_bound: bool = False) -> str:
     return f"{100 * share:.0f}"
 
 
-def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
+def _reading_sentence(
+    best: AttackResult, attacker_words: Mapping[str, str], results: tuple[AttackResult, ...], crosses: str
+) -> str:
     """Returns the sentence on what the strongest attack reads."""
-    is_lower_bound, share = bool(unfinished_attacks(best, cells)), _content_share(best, cells)
-    attacker = _attacker(best.adversary, who[best.adversary])
+    is_lower_bound, share = bool(unfinished_attacks(best, results)), _content_share(best, results)
+    attacker = _attacker_phrase(best.adversary, attacker_words[best.adversary])
     return fill_template(
         SENTENCES["said"],
         crosses=crosses,
         attacker=attacker if crosses else f"{attacker[0].upper()}{attacker[1:]}",
         much="most" if share >= MOST_SHARE else "much" if share >= MUCH_SHARE else "some",
-        tokens=percent_text(largest_share(best, cells, "tokens top-1"), is_lower_bound),
-        content=percent_text(largest_share(best, cells, "content top-1"), is_lower_bound)
+        tokens=percent_text(largest_share(best, results, "tokens top-1"), is_lower_bound),
+        content=percent_text(largest_share(best, results, "content top-1"), is_lower_bound)
         if best.measures["content top-1"].units
         else "",
         units=best.measures["content top-1"].units,
@@ -132,37 +141,39 @@ def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackRes
     )
 
 
-def largest_share(best: AttackResult, cells: tuple[AttackResult, ...], measure: str) -> float:
+def largest_share(best: AttackResult, results: tuple[AttackResult, ...], measure: str) -> float:
     """Returns the greatest share by this measure of any attack by the same attacker.
 
     One attack may read most of all words, and another most of the content words.
     """
     comparable_cells = [
-        cell for cell in cells if (cell.adversary, cell.state, cell.of_outputs) == (best.adversary, "done", False)
+        cell for cell in results if (cell.adversary, cell.state, cell.of_outputs) == (best.adversary, "done", False)
     ]
     values = [cell.value(measure) for cell in comparable_cells if measure in cell.measures]
     return max((value for value in values if not math.isnan(value)), default=best.value(measure))
 
 
-def _attacker(name: str, words: str) -> str:
-    phrase = PHRASES.get(name)
+def _attacker_phrase(name: str, words: str) -> str:
+    """Returns an attacker as the subject of a sentence, from the attacker's name and `Adversary.words`."""
+    phrase = ATTACKER_PHRASES.get(name)
     if phrase is None:
         return f"an attacker who {words}"
-    _, _, runs = words.partition(RUNS)
+    _, _, runs = words.partition(RUNS_MARKER)
     return f"{phrase}, who can run {runs}," if runs else f"{phrase}," if "," in phrase else phrase
 
 
-def _is_without_solvers(cells: tuple[AttackResult, ...]) -> bool:
+def _is_without_solvers(results: tuple[AttackResult, ...]) -> bool:
     """Returns whether no attack starts from clusters, so that words without order may be the best result."""
-    return not any(cell.joint and cell.state != "does not apply" for cell in cells)
+    return not any(cell.joint and cell.state != "does not apply" for cell in results)
 
 
-def _named_share(cells: tuple[AttackResult, ...]) -> float:
+def _named_share(results: tuple[AttackResult, ...]) -> float:
     """Returns the share of a text's words that are named without their places; nan without such a figure."""
-    naming = best_naming_attack(cells)
-    return naming.value("bag recall") if naming is not None and _is_without_solvers(cells) else math.nan
+    naming = best_naming_attack(results)
+    return naming.value("bag recall") if naming is not None and _is_without_solvers(results) else math.nan
 
 
-def _content_share(best: AttackResult, cells: tuple[AttackResult, ...]) -> float:
-    content = largest_share(best, cells, "content top-1")
-    return largest_share(best, cells, "tokens top-1") if math.isnan(content) else content
+def _content_share(best: AttackResult, results: tuple[AttackResult, ...]) -> float:
+    """Returns the largest share of content tokens that is read, or of all tokens if none carries content."""
+    content = largest_share(best, results, "content top-1")
+    return largest_share(best, results, "tokens top-1") if math.isnan(content) else content

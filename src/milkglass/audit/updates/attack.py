@@ -52,20 +52,21 @@ def audit_updates(
     """Returns what the updates of a site reveal, and what each attack read of each update, which is private.
 
     Args:
-        site: whose updates are attacked.
+        site: the site whose updates are attacked.
         names: the attacks. None: INVERSIONS, and SHADOW_ATTACKS if GHOST was used.
-        budget: for all attacks on all updates.
+        budget: the time of all attacks on all updates.
+        seed: decides every random draw.
         begin_progress: receives the number of steps, and returns what receives each.
 
     Raises:
         UsageError: a name is unknown.
         CorruptCheckpoint: an update is damaged.
     """
-    ghost = site.texts.uses_ghost
-    attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, ghost)}
-    corpus, public = site.public_text()
+    uses_ghost = site.texts.uses_ghost
+    attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, uses_ghost)}
+    corpus, public_text = site.public_text()
     candidates = None
-    if ghost and any("candidates" in attack.assumes for attack in attacks.values()):
+    if uses_ghost and any("candidates" in attack.assumes for attack in attacks.values()):
         candidates = site.shadow_candidates()
     results_of = {name: _ResultsByRound(site, attack, seed, {}) for name, attack in attacks.items()}
     attacked, refused, steps = list[int](), dict[int, str](), len(attacks) * len(site.batches)
@@ -75,35 +76,35 @@ def audit_updates(
             refused[recorded_round.number] = recorded_round.why_refused
             continue
         attacked.append(recorded_round.number)
-        for finished in attack_update(scene, attacks, ghost):
-            results_of[finished.result.attack].rounds[recorded_round.number] = finished
+        for finished in attack_update(scene, attacks, uses_ghost):
+            results_of[finished.result.attack].finished_by_round[recorded_round.number] = finished
     results = [by_round.result() for by_round in results_of.values()]
-    if ghost and attacked:  # an attacker who takes the shadows for the texts
+    if uses_ghost and attacked:  # an attacker who takes the shadows for the texts
         truth = site.truth([*site.batches.values()])
         measures = measure(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
         results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
-    needs_more_text = ghost and public["tokens"] < ENOUGH_PUBLIC_TOKENS
+    needs_more_text = uses_ghost and public_text["tokens"] < ENOUGH_PUBLIC_TOKENS
     audit = UpdateAudit(
         site=site.recorded.site,
-        ghost=ghost,
+        uses_ghost=uses_ghost,
         selection=site.texts.selection,
         rounds=tuple(attacked),
         refused=refused,
-        texts=sum(len(batch) for batch in site.batches.values()),
+        text_count=sum(len(batch) for batch in site.batches.values()),
         results=tuple(results),
-        floor=_floor_figures(site),
-        public=public,
-        advice="" if not needs_more_text else MORE_TEXT_ADVICE if public["tokens"] else NO_TEXT_ADVICE,
-        noise="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
+        floors=_floor_figures(site),
+        public=public_text,
+        advice="" if not needs_more_text else MORE_TEXT_ADVICE if public_text["tokens"] else NO_TEXT_ADVICE,
+        noise_defence="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
     )
     return audit, [reading for by_round in results_of.values() for reading in by_round.readings()]
 
 
-def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
+def require_names(names: Sequence[str] | None, uses_ghost: bool) -> list[str]:
     """Returns the names of the attacks. Raises UsageError for an unknown or repeated name, or for none."""
     if names is None:
-        return [*INVERSIONS, *(SHADOW_ATTACKS if ghost else ())]
+        return [*INVERSIONS, *(SHADOW_ATTACKS if uses_ghost else ())]
     if unknown := [name for name in names if name not in GRADIENT_ATTACKS]:
         raise UsageError(f"there is no attack {unknown[0]!r} on gradients", f"known: {', '.join(GRADIENT_ATTACKS)}")
     if not names or len({*names}) < len(names):
@@ -118,11 +119,13 @@ class _UpdateAttacker:
         self._budget, self._seed, self._attacks_left, self._progress = budget, seed, steps, progress
         self._deadline = budget if budget.clock is time.monotonic else None
 
-    def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
+    def __call__(self, scene: Scene, attacks: Mapping[str, Attack], uses_ghost: bool) -> list[FinishedAttack]:
         """Runs all attacks on one update, each with an equal share of what is left of the budget."""
-        applicable = {name: attack for name, attack in attacks.items() if ghost or Tokens not in attack.sees}
-        options = RunOptions(use_minimum=False, own_budget=self._share, deadline=self._deadline)
-        finished = run(scene, applicable, None, Budget(), self._seed, lambda result: self._progress(1), options).attacks
+        applicable = {name: attack for name, attack in attacks.items() if uses_ghost or Tokens not in attack.sees}
+        options = RunOptions(counts_min_seconds=False, own_budget=self._share, deadline=self._deadline)
+        finished = run(
+            scene, applicable, None, Budget(), self._seed, lambda result: self._progress(1), options
+        ).finished_attacks
         not_applicable = [
             AttackResult(name, attacks[name].title, SERVER, "does not apply", NO_SHADOWS)
             for name in attacks
@@ -133,6 +136,7 @@ class _UpdateAttacker:
         return [*finished, *map(FinishedAttack, not_applicable)]
 
     def _share(self) -> Budget:
+        """Returns the budget of the next attack: an equal share of what is left."""
         self._attacks_left -= 1
         return self._budget.part(1 / (self._attacks_left + 1))
 
@@ -145,21 +149,24 @@ class _ResultsByRound:
         site: the site whose updates are attacked.
         attack: the attack.
         seed: draws the samples from which intervals are computed.
-        rounds: the result of each round, by its number.
+        finished_by_round: the result of each round, by its number.
     """
 
     site: AuditedSite
     attack: Attack
     seed: int
-    rounds: dict[int, FinishedAttack]
+    finished_by_round: dict[int, FinishedAttack]
 
     @property
     def guesses(self) -> dict[int, Guess]:
-        return {number: finished.guess for number, finished in self.rounds.items() if finished.guess is not None}
+        """Returns the guess of each round in which the attack made one, by the round's number."""
+        return {
+            number: finished.guess for number, finished in self.finished_by_round.items() if finished.guess is not None
+        }
 
     def result(self) -> UpdateResult:
         """Returns the result over all updates. An attack that failed at one update has failed."""
-        results = {number: finished.result for number, finished in self.rounds.items()}
+        results = {number: finished.result for number, finished in self.finished_by_round.items()}
         left_out = {number: result.reason for number, result in results.items() if result.state != "done"}
         blank = UpdateResult(self.attack.name, self.attack.title, SERVER, "does not apply")
         if failed := [result for result in results.values() if result.state == "failed"]:
@@ -170,26 +177,30 @@ class _ResultsByRound:
         if not self.guesses:
             return replace(blank, reason=next(iter(left_out.values()), "there is no update that can be attacked"))
         seconds = sum(result.seconds for result in results.values())
-        cut = bool(not_run) or any(result.cut for result in results.values())
+        is_cut = bool(not_run) or any(result.cut for result in results.values())
         attacked_rounds = tuple(number for number in results if number not in left_out)
-        measures = self._measure(against_trained=False, cut=cut)
+        measures = self._measure(is_against_trained=False, is_cut=is_cut)
         trained_measures = None  # stays so for an attack that reads shadows, not gradients
         if all(guess.texts is not None for guess in self.guesses.values()):
-            trained_measures = self._measure(against_trained=True, cut=cut) if self.site.texts.uses_ghost else measures
+            trained_measures = (
+                self._measure(is_against_trained=True, is_cut=is_cut) if self.site.texts.uses_ghost else measures
+            )
         return replace(
-            blank, state="done", seconds=seconds, cut=cut, measures=measures, rounds=attacked_rounds, left_out=left_out,
-            trained=trained_measures,
+            blank, state="done", seconds=seconds, cut=is_cut, measures=measures, rounds=attacked_rounds,
+            left_out_rounds=left_out, trained_measures=trained_measures,
         )  # fmt: skip
 
-    def _measure(self, against_trained: bool, cut: bool) -> dict[str, Interval]:
+    def _measure(self, is_against_trained: bool, is_cut: bool) -> dict[str, Interval]:
         """Returns the figures of all updates together, without intervals if an attack was cut.
 
-        They are of the site's texts; with `against_trained`, of what was trained on.
+        Args:
+            is_against_trained: whether readings are compared with what was trained on, not with the site's texts.
+            is_cut: whether the attack was cut.
         """
         truth = self.site.truth([self.site.batches[number] for number in self.guesses])
-        truth = replace(truth, original=truth.sent) if against_trained else truth
+        truth = replace(truth, original=truth.sent) if is_against_trained else truth
         measures = measure(_joined_guess([*self.guesses.values()]), truth, self.seed)
-        return without_intervals(measures) if cut else measures
+        return without_intervals(measures) if is_cut else measures
 
     def readings(self) -> Iterator[dict[str, Any]]:
         """Yields the texts of each update and what was read of them, which is private."""

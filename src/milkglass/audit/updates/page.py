@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from milkglass.audit.report import charts
 from milkglass.audit.report.page import environment
-from milkglass.audit.report.verdict import LABELS, MOST_SHARE, MUCH_SHARE, level_of
+from milkglass.audit.report.verdict import LEVEL_LABELS, MOST_SHARE, MUCH_SHARE, level_of
 from milkglass.audit.updates.report import Measures, UpdateAudit, UpdateResult, token_share, verdict
 from milkglass.metrics.interval import Interval
 
@@ -18,7 +18,7 @@ MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
 
 
 def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the page. `readings` are what each attack read of each update, which is private."""
+    """Returns the page of an audit of updates. `readings` has what each attack read of each update: it is private."""
     measured = sorted((r for r in result.finished_results if r.measures), key=lambda r: -r.token_share.value)
     best = measured[0] if measured else None
     level = level_of(best.token_share.value, any(r.cut for r in measured)) if best else "unknown"
@@ -28,7 +28,7 @@ def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
         environment("".join(texts))
         .get_template("audit/report/updates.html")
         .render(
-            r=result, done=measured, best=best, verdict=verdict(result), level=level, label=LABELS[level],
+            r=result, done=measured, best=best, verdict=verdict(result), level=level, label=LEVEL_LABELS[level],
             most=MOST_SHARE, much=MUCH_SHARE, example=example, examples=MAX_EXAMPLES, token_share=token_share,
             **{name: Markup(svg) for name, svg in charts_svg(result, measured).items()},
         )
@@ -42,10 +42,12 @@ def charts_svg(result: UpdateAudit, results: Sequence[UpdateResult]) -> dict[str
         return {attacked.title: measure(attacked.measures) for attacked in results}
 
     guesses = {}
-    if result.floor:
-        guesses["guessing the commonest token each time"] = result.floor["commonest token"]
+    if result.floors:
+        guesses["guessing the commonest token each time"] = result.floors["commonest token"]
     trained = {
-        attacked.title: token_share(attacked.trained) for attacked in results if attacked.trained and result.ghost
+        attacked.title: token_share(attacked.trained_measures)
+        for attacked in results
+        if attacked.trained_measures and result.uses_ghost
     }
     return {
         "overview": charts.bars("All tokens", "read of all tokens, in %", of_texts(token_share), guesses),

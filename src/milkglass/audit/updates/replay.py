@@ -86,7 +86,7 @@ class SiteTexts:
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
+class RecordedRound:
     """Holds one round of a run, with the site's update.
 
     Attributes:
@@ -109,13 +109,19 @@ class RecordedRun:
         site: the name of the site whose updates are read.
         model_folder: the folder of the public model.
         step: the model with the run's head.
-        start: the weights before the first round.
+        start_weights: the weights before the first round.
     """
 
     def __init__(self, folder: Path, site: str, model_folder: Path) -> None:
         """Opens and replays a run.
 
-        Raises UsageError if the site sent nothing or the updates are not those of the run.
+        Args:
+            folder: the folder that the run's server wrote.
+            site: the name of the site.
+            model_folder: the folder of the public model.
+
+        Raises:
+            UsageError: the site sent nothing, or the updates are not those of the run.
         """
         self.run = run = FederatedRun.read(folder)
         classes, seed = run.settings.get("classes"), run.settings.get("seed")
@@ -125,21 +131,21 @@ class RecordedRun:
             raise UsageError(f"{folder} holds no update of site {site}", f"its sites: {_site_names(folder)}")
         self.site, self.model_folder = site, model_folder
         self.step = SharedStep.open(model_folder, "classification", classes, seed)
-        self.start = weights_of(self.step)
+        self.start_weights = weights_of(self.step)
         self._verify()
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Iterator[RecordedRound]:
         """Yields the rounds in which the site sent an update, with the weights that it received."""
         for number, weights in enumerate(self._weights()):
             path = self._folder_of_round(number) / f"{self.site}.json"
             if path.is_file():
                 gradients, steps = read_update(path)
                 reason = "" if steps == 1 else f"the sum of {steps} steps is not the gradient of a batch"
-                yield Round(number, weights, None if reason else gradients, reason)
+                yield RecordedRound(number, weights, None if reason else gradients, reason)
 
     def _weights(self) -> Iterator[Tensors]:
         """Yields the weights before each round, and after the last one."""
-        weights = self.start
+        weights = self.start_weights
         yield weights
         for number in range(len(self.run.done)):
             updates = [_read_update(path) for path in sorted(self._folder_of_round(number).glob("*.json"))]
@@ -147,7 +153,7 @@ class RecordedRun:
             yield weights
 
     def _verify(self) -> None:
-        """Checks that the updates lead to the run's weights. Raises UsageError."""
+        """Raises UsageError if the updates do not lead to the run's weights."""
         replayed, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
         shapes, recorded_shapes = (
             {name: tensor.shape for name, tensor in weights.items()} for weights in (replayed, recorded)
@@ -175,7 +181,7 @@ def _site_names(folder: Path) -> str:
 
 
 def _require_same(rows: SiteRows, examples: list[Example], name: str) -> None:
-    """Checks that there are as many rows, and that labels and numbers correspond one to one."""
+    """Raises UsageError for another number of rows, or if labels and numbers do not correspond one to one."""
     pairs = {(example.label, number) for example, number in zip(examples, rows.labels.tolist(), strict=False)}
     is_one_to_one = len({label for label, _ in pairs}) == len(pairs) == len({number for _, number in pairs})
     if len(examples) != len(rows) or not is_one_to_one:

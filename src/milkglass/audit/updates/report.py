@@ -21,14 +21,14 @@ class UpdateResult(AttackResult):
 
     Attributes:
         rounds: the rounds on which the attack ran, from 0.
-        left_out: the rounds to which the attack does not apply, and why.
-        trained: the figures against what was trained on; `measures` has those against the texts. None: the attack read
-            nothing, or read shadows and no gradients.
+        left_out_rounds: the rounds to which the attack does not apply, and why.
+        trained_measures: the figures against what was trained on; `measures` has those against the texts. None: the
+            attack read nothing, or read shadows and no gradients.
     """
 
     rounds: tuple[int, ...] = ()
-    left_out: Mapping[int, str] = field(default_factory=dict)
-    trained: Measures | None = None
+    left_out_rounds: Mapping[int, str] = field(default_factory=dict)
+    trained_measures: Measures | None = None
 
     @property
     def token_share(self) -> Interval:
@@ -37,6 +37,7 @@ class UpdateResult(AttackResult):
 
     @property
     def rouge(self) -> Interval:
+        """Returns the ROUGE-1 of the readings with the site's texts."""
         return self.measures["rouge-1"]
 
     @property
@@ -44,18 +45,20 @@ class UpdateResult(AttackResult):
         """Returns why there are no figures, or none of some rounds; "" if no figure is missing."""
         if self.state != "done":
             return f"{self.state}: {self.reason}"
-        if not self.left_out:
+        if not self.left_out_rounds:
             return ""
-        rounds = len(self.left_out) + len(self.rounds)
-        return f"does not apply to {len(self.left_out)} of {rounds} rounds: {next(iter(self.left_out.values()))}"
+        rounds = len(self.left_out_rounds) + len(self.rounds)
+        reason = next(iter(self.left_out_rounds.values()))
+        return f"does not apply to {len(self.left_out_rounds)} of {rounds} rounds: {reason}"
 
     def document(self) -> dict[str, Any]:
         """Returns the result as an entry of "found" in the report's JSON."""
         is_done = self.state == "done"
         fields = asdict(self)
         return {
-            **{name: fields[name] for name in ("attack", "state", "reason", "seconds", "cut", "trained")},
-            "rounds": self.rounds if is_done else (), "left_out": self.left_out if is_done else {},
+            **{name: fields[name] for name in ("attack", "state", "reason", "seconds", "cut")},
+            "trained": fields["trained_measures"],
+            "rounds": self.rounds if is_done else (), "left_out": self.left_out_rounds if is_done else {},
             "texts": fields["measures"],
         }  # fmt: skip
 
@@ -66,30 +69,30 @@ class UpdateAudit:
 
     Attributes:
         site: the site's name.
-        ghost: whether the site's texts passed through GHOST.
+        uses_ghost: whether the site's texts passed through GHOST.
         rounds: the rounds that were attacked, from 0.
         refused: the rounds about which nothing can be said, from 0, and why.
-        texts: how many texts were behind the attacked rounds, counted once for each round.
+        text_count: how many texts were behind the attacked rounds, counted once for each round.
         results: one for each attack.
-        floor: what is recovered without an attack (metrics/recovery.floor_accuracies).
+        floors: the shares that are recovered without an attack (metrics/recovery.floor_accuracies).
         public: the public text that attackers had: the "name" of what the audit was given, how many of those texts
             remain ("given"), how many are the site's "own", from which no attacked update comes, how many of both are
             "left_out", because they contain an attacked text or are part of one, and the "tokens" in all that remain.
         advice: what would make attackers stronger; "" if nothing is known.
-        noise: the defence of the gradients, if it adds noise.
+        noise_defence: the name and parameters of the defence of the gradients, if it adds noise; "" if it adds none.
         selection: how GHOST selected shadows; "" without GHOST.
     """
 
     site: str
-    ghost: bool
+    uses_ghost: bool
     rounds: tuple[int, ...]
     refused: Mapping[int, str]
-    texts: int
+    text_count: int
     results: tuple[UpdateResult, ...]
-    floor: Mapping[str, float]
+    floors: Mapping[str, float]
     public: Mapping[str, Any]
     advice: str = ""
-    noise: str = ""
+    noise_defence: str = ""
     selection: str = ""
 
     @property
@@ -110,18 +113,18 @@ class UpdateAudit:
             lines += ["in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
         if any(result.cut for result in self.finished_results):
             lines += ["not finished: its share of --budget was over; more texts in a batch need more"]
-        if self.floor:
-            commonest = f"{100 * self.floor['commonest token']:.1f} %"
+        if self.floors:
+            commonest = f"{100 * self.floors['commonest token']:.1f} %"
             lines += [
                 f"guessing alone: always the commonest token of these texts is right at {commonest} of all places"
             ]
         lines += [
-            f"attacked: {self.texts:,} texts in {len(self.rounds)} rounds (one that was in two counts twice)",
+            f"attacked: {self.text_count:,} texts in {len(self.rounds)} rounds (one that was in two counts twice)",
             f"{KNOWLEDGE_LEAD} {self.public_text}",
         ]
         if left_out := self.public["left_out"]:
             lines += [f"{left_out:,} public texts contain an attacked text or are part of one: they are left out"]
-        if self.ghost:
+        if self.uses_ghost:
             remark = "" if self.selection == "states" else ", which is not the paper's"
             lines += [f"ghost's selection of shadows: {self.selection}{remark}"]
         lines += [self.advice] if self.advice else []
@@ -132,10 +135,10 @@ class UpdateAudit:
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON, with null for nan."""
         raw = {
-            "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost,
-            "rounds": self.rounds, "refused": self.refused, "texts": self.texts,
+            "milkglass_update_audit": 1, "site": self.site, "ghost": self.uses_ghost,
+            "rounds": self.rounds, "refused": self.refused, "texts": self.text_count,
             "found": [result.document() for result in self.results],
-            "floor": self.floor, "public": self.public, "advice": self.advice, "verdict": verdict(self),
+            "floor": self.floors, "public": self.public, "advice": self.advice, "verdict": verdict(self),
             "attackers_know": ["the model", "the weights of every round", "labels", "lengths", self.public_text],
         }  # fmt: skip
         if self.selection not in ("", "states"):  # the paper's is the default, and is left out as in earlier reports
@@ -165,7 +168,7 @@ def verdict(audit: UpdateAudit) -> str:
     def strongest(measure: Callable[[Measures], Interval]) -> UpdateResult:
         return max(graded, key=lambda result: (measure(result.measures).value, result.rouge.value))
 
-    trained = [result.trained for result in audit.results if result.trained]
+    trained = [result.trained_measures for result in audit.results if result.trained_measures]
     read_shadows, known_shadows = (
         max((share(measures).value for measures in trained), default=0.0) for share in (token_share, named_share)
     )
@@ -179,6 +182,6 @@ def verdict(audit: UpdateAudit) -> str:
         named_share=named_share(best_named.measures),
         read_shadows=read_shadows if trained else None,
         known_shadows=known_shadows,
-        from_updates=best.trained is not None or read_shadows == 1,
+        from_updates=best.trained_measures is not None or read_shadows == 1,
         adaptive=any(result.attack.startswith("shadow-") for result in audit.results),
     )

@@ -20,7 +20,7 @@ from milkglass.attacks.shadows.inverse import inverse
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import gradient_scene, gradient_truth
 from milkglass.audit.scene import Scene
-from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
+from milkglass.audit.updates.replay import RecordedRound, RecordedRun, SiteTexts
 from milkglass.federated.site import load_weights
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
 from milkglass.models.tokenizer import token_limit
@@ -72,11 +72,15 @@ class AuditedSite:
             if round_.gradients is not None
         }
 
-    def scenes(self, corpus: Sequences, candidates: Candidates | None) -> Iterator[tuple[Round, Scene | None]]:
-        """Yields the rounds with their scenes, None if the round cannot be attacked.
+    def scenes(self, corpus: Sequences, candidates: Candidates | None) -> Iterator[tuple[RecordedRound, Scene | None]]:
+        """Yields the rounds with their scenes. The scene is None if the round cannot be attacked.
 
         A scene is valid until the next one is taken: all scenes share one model, which has the weights of the scene's
         round.
+
+        Args:
+            corpus: the attackers' public text in ids.
+            candidates: what each shadow can stand for. None: attackers do not know it.
         """
         step = self.defence.before(self.recorded.step)
         common = Knowledge(step=step, candidates=candidates, corpus=corpus)

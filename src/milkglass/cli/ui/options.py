@@ -229,7 +229,7 @@ class ServerOptions:
 
         self.require()
         token = read_token(self.token_file)
-        return Remote(self.server, token, self.allow_http, self.certificate, retry=RetryPolicy(progress=note))
+        return Remote(self.server, token, self.allow_http, self.certificate, retry=RetryPolicy(notice=note))
 
     def __str__(self) -> str:
         arguments = ["--server", self.server]
@@ -296,7 +296,7 @@ class AuditOptions:
         from milkglass.audit.key_scene import AuditFiles
 
         text, public = columns.read_texts(self.text), columns.read_optional(self.public)
-        return AuditFiles(text, public, rows=self.rows, seed=self.seed)
+        return AuditFiles(text, public, max_rows=self.rows, seed=self.seed)
 
     def identity(self) -> dict[str, Any]:
         """Returns the values that must be the same when a stopped audit goes on."""

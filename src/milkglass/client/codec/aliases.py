@@ -25,16 +25,16 @@ from milkglass.noise.responses import RandomisedResponse
 from milkglass.noise.stream import Stream
 from milkglass.schemes.symbols.symbol_map import shared_symbols
 
-Draw = Callable[[], Stream]  # returns the stream from which the next text's choices are drawn
+StreamSource = Callable[[], Stream]  # returns the stream from which the next text's choices are drawn
 
 
-def secret_draws() -> Stream:
+def secret_stream() -> Stream:
     """Returns a stream from a fresh secret at each call, so that threads share nothing."""
     return Stream(secrets.token_bytes(32))
 
 
-def draw_from(stream: Stream) -> Draw:
-    """Returns a `Draw` that always uses this stream, so that the choices can be reproduced."""
+def repeated_stream(stream: Stream) -> StreamSource:
+    """Returns a `StreamSource` that always uses this stream, so that the choices can be reproduced."""
     return lambda: stream
 
 
@@ -58,9 +58,12 @@ class IdExchange:
 
     @classmethod
     def of(cls, key: Key) -> IdExchange | None:
-        """Returns the responses of a key, or None if its ids are sent unchanged.
+        """Returns the exchange of a key's ids, or None if they are sent unchanged.
 
-        Codecs of older versions have no stream. Raises DamagedKey if the key's ids for draws do not fit its symbols.
+        Codecs of older versions have no stream.
+
+        Raises:
+            DamagedKey: the key's ids for draws do not fit its symbols.
         """
         mechanism = mechanism_of(key)
         if mechanism is None:
@@ -80,7 +83,7 @@ class IdExchange:
     def exchange(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Returns (t,) what is sent for one text of these original tokens (t,) and their scrambled ids (t,)."""
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
-        stream = secret_draws() if self.stream is None else self.stream.derive(text)
+        stream = secret_stream() if self.stream is None else self.stream.derive(text)
         if self.own_ids is None or self.mechanism_ids is None:
             return self.mechanism.respond(ids, stream).astype(np.int32)
         is_exchanged = np.isin(ids, self.own_ids)
@@ -111,7 +114,13 @@ def mechanism_of(key: Key) -> RandomisedResponse | None:
 
 @dataclass(frozen=True)
 class AliasChoices:
-    """Lists the ids of each token: token i has ids[starts[i] : starts[i] + counts[i]]; starts and counts are (n,)."""
+    """Lists the scrambled ids of each token: token i has ids[starts[i] : starts[i] + counts[i]].
+
+    Attributes:
+        starts: (n,) where each token's ids begin.
+        counts: (n,) how many ids each token has.
+        ids: the scrambled ids of all tokens.
+    """
 
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -125,7 +134,7 @@ class AliasChoices:
             order = np.argsort(slots.origin, kind="stable")
             counts = np.bincount(slots.origin, minlength=slots.token_count)
             return cls(np.cumsum(counts) - counts, counts, key.sigma[order])
-        if not key.shares or key.token_symbols is not None:
+        if not key.has_shared_ids or key.token_symbols is not None:
             return None
         assert groups is not None
         n = len(key.sigma)
@@ -138,6 +147,9 @@ class AliasChoices:
         return cls(starts, counts, np.concatenate(id_parts))
 
     def pick(self, tokens: NDArray[np.int64], stream: Stream) -> NDArray[np.int32]:
-        """Returns (t,) an id for each token (t,). A draw is at most 1 - 2^-53, so the index is below the count."""
+        """Returns (t,) one of its ids for each original token (t,), all equally likely.
+
+        A draw is at most 1 - 2^-53, so that the index is below the count.
+        """
         chosen_alias = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
         return self.ids[self.starts[tokens] + chosen_alias]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.aliases import AliasChoices, Draw, IdExchange, secret_draws
+from milkglass.client.codec.aliases import AliasChoices, IdExchange, StreamSource, secret_stream
 from milkglass.client.codec.conversation import (
     render,
     require_messages,
@@ -47,36 +47,41 @@ class Codec:
     """Encodes and decodes under a key, with its model's tokenizer.
 
     Attributes:
-        tokenizer: the model's own, with the original ids.
+        tokenizer: the model's own tokenizer, with the original ids.
         sigma: (n,) the scrambled id of each original id, or the first of several.
         inverse: (n',) the original id of each scrambled id.
-        visible: (n,) whether each original id is an ordinary token of the tokenizer.
+        is_visible: (n,) whether each original id is an ordinary token of the tokenizer.
         is_token: (n,) whether each original id is a token of the tokenizer, special or not.
-        limit: the most tokens that the model takes.
+        max_tokens: the most tokens that the model takes.
         alias_choices: the scrambled ids of each token. None: each token has one.
-        responses: exchanges ids at random. None: they are sent unchanged.
-        draw: returns the random stream of one call, which chooses among the several ids of a token.
-        readable: whether a scrambled id names a token.
-        sampling: how the model's own generation_config samples.
+        id_exchange: exchanges ids at random. None: they are sent unchanged.
+        new_stream: returns the random stream of one call, which chooses among the several ids of a token.
+        is_readable: whether a scrambled id names a token.
+        key_id: the key's identifier. None: this codec does not scramble.
+        sampling: the settings of the model's own generation_config.json.
     """
 
     tokenizer: Tokenizer = field(repr=False)
     sigma: Ids = field(repr=False)
     inverse: NDArray[np.int64] = field(repr=False)
-    visible: NDArray[np.bool_] = field(repr=False)
+    is_visible: NDArray[np.bool_] = field(repr=False)
     is_token: NDArray[np.bool_] = field(repr=False)
-    limit: int
+    max_tokens: int
     alias_choices: AliasChoices | None = field(default=None, repr=False)
-    responses: IdExchange | None = field(default=None, repr=False)
-    draw: Draw = field(default=secret_draws, repr=False)
-    readable: bool = True
+    id_exchange: IdExchange | None = field(default=None, repr=False)
+    new_stream: StreamSource = field(default=secret_stream, repr=False)
+    is_readable: bool = True
     key_id: str | None = None
     sampling: ModelSampling = field(default_factory=ModelSampling)
     _token_texts: dict[int, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
+    def open(cls, key: Key, folder: Path, new_stream: StreamSource = secret_stream) -> Codec:
         """Opens the codec of a key with the tokenizer of the original model's folder.
+
+        Args:
+            folder: has the original model's tokenizer.
+            new_stream: returns the random stream that chooses among the several ids of a token.
 
         Raises:
             KeyForOtherModel: the folder's tokenizer is not the one that the key was made with.
@@ -89,28 +94,28 @@ class Codec:
                 "give the folder of the model that was scrambled",
             )
         tokenizer = load_tokenizer(folder)
-        first_ids = key.first
+        first_ids = key.first_ids
         size = len(first_ids)
         is_token = np.zeros(size, np.bool_)
         vocabulary_ids = np.fromiter(tokenizer.get_vocab().values(), np.int64)
         is_token[vocabulary_ids[vocabulary_ids < size]] = True
-        visible = is_token.copy()
+        is_visible = is_token.copy()
         special_ids = np.array(tokenizer.special_ids, np.int64)
         special_ids = special_ids[special_ids < size]
-        visible[special_ids] = False
+        is_visible[special_ids] = False
         alias_choices = AliasChoices.of(key)
         if alias_choices is not None and (alias_choices.counts[special_ids] > 1).any():
             raise ModelError(
                 f"{int((alias_choices.counts[special_ids] > 1).sum())} special tokens have several ids under this key",
                 "mark them as special in the model's tokenizer.json and make a new key",
             )
-        limit = token_limit(folder, tokenizer)
-        readable = not key.shares
-        responses = IdExchange.of(key)
+        max_tokens = token_limit(folder, tokenizer)
+        is_readable = not key.has_shared_ids
+        id_exchange = IdExchange.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
-            tokenizer, first_ids, key.inverse, visible, is_token, limit, alias_choices, responses, draw, readable,
-            key.identifier, sampling,
+            tokenizer, first_ids, key.inverse, is_visible, is_token, max_tokens, alias_choices, id_exchange, new_stream,
+            is_readable, key.identifier, sampling,
         )  # fmt: skip
 
     # --- text to ids --------------------------------------------------------------------------------------------------
@@ -120,23 +125,24 @@ class Codec:
         pairs: Sequence[str] | None = None,
         max_length: int | None = None,
         truncate: bool = False,
-        reserved: int = 0,
+        reserved_count: int = 0,
         parse_special: bool = False,
     ) -> Encoded:
         """Encodes texts to scrambled ids.
 
-        Unless `parse_special`, the text of a special token is text: no one can end a text early by writing "[SEP]".
+        If `parse_special` is not set, the text of a special token stays text: no one can end a text early by writing
+        "[SEP]".
 
         Args:
             texts: the texts, or the first one of each pair.
             pairs: the second text of each pair, if the model reads pairs.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether longer texts are cut. Otherwise they are refused.
-            reserved: tokens that the caller adds to each text, which count against the limit.
+            reserved_count: the number of tokens that the caller adds to each text. They count against the limit.
             parse_special: whether the text of a special token is that token, as in prompts that a program put together.
 
         Raises:
-            EmptyText: a text has no token. Its message, and that of TooLong, has the text's number.
+            EmptyText: a text has no token. The messages of EmptyText and TooLong have the text's number.
             TooLong: a text is too long.
             IdOutOfRange: the tokenizer has a token that the model has no row for.
             UsageError: the numbers of texts and pairs differ, or the limit leaves no room for a token.
@@ -149,21 +155,21 @@ class Codec:
         if not texts:
             return Encoded([], None if pairs is None else [])
         special_count = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
-        limit = self._limit(max_length, special_count + reserved, 1 if pairs is None else 2)
+        limit = self._limit(max_length, special_count + reserved_count, 1 if pairs is None else 2)
         tokenizer_inputs = (list(texts), None if pairs is None else list(pairs))
         literal = not parse_special
         batch = self.tokenizer(*tokenizer_inputs, truncation=False, split_special_tokens=literal)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special_count).any():
             raise EmptyText.of(int((lengths <= special_count).argmax()), "has no token", "leave empty texts out")
-        too_long = tuple(np.flatnonzero(lengths + reserved > limit).tolist())
+        too_long = tuple(np.flatnonzero(lengths + reserved_count > limit).tolist())
         if not truncate:
-            self._require_fit(lengths + reserved, limit)
+            self._require_fit(lengths + reserved_count, limit)
         elif too_long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
-                *tokenizer_inputs, truncation=True, max_length=limit - reserved, split_special_tokens=literal
+                *tokenizer_inputs, truncation=True, max_length=limit - reserved_count, split_special_tokens=literal
             )
-            self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
+            self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved_count, limit)
         token_types = batch.get("token_type_ids")
         return Encoded(
             self.scramble_lists(batch["input_ids"]),
@@ -187,6 +193,7 @@ class Codec:
         (`kept_ids.ANSWER_IDS`), what it repeats of the answer is sent as these ids.
 
         Args:
+            messages: the conversation's messages, the oldest first.
             add_generation_prompt: whether the template's start of an answer follows.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
@@ -244,14 +251,14 @@ class Codec:
     def _with_visible_answer(self, message: Message) -> Message:
         """Returns a message without those ids of its answer that have no text, or without all if none can be read."""
         ids = message.get(ANSWER_IDS)
-        if not ids or not self.readable:
+        if not ids or not self.is_readable:
             return {name: value for name, value in message.items() if name != ANSWER_IDS}
         return {**message, ANSWER_IDS: self._visible_ids(ids)}
 
     def _visible_ids(self, ids: Sequence[int]) -> list[int]:
-        """Returns those scrambled ids that stand for ordinary tokens."""
+        """Returns the scrambled ids that stand for ordinary tokens, and leaves the others out."""
         array = _id_array(ids)
-        return array[self.visible[self._unscramble(array)]].tolist()
+        return array[self.is_visible[self._unscramble(array)]].tolist()
 
     def encode_examples(
         self,
@@ -274,7 +281,7 @@ class Codec:
         examples, lengths = self._encode_answers(conversations, max_length, tools)
         if not truncate:
             self._require_fit(lengths, self._limit(max_length))
-        for index in examples.unanswered:
+        for index in examples.lost_answer_starts:
             raise answerless_error(
                 self.tokenizer, conversations[index], index, int(lengths[index]), examples, self._limit(max_length)
             )
@@ -296,25 +303,31 @@ class Codec:
         return encode_conversations(self.tokenizer, conversations, self._limit(max_length), self.scramble_lists, tools)
 
     def encode_causal(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
-        """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label."""
-        encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
+        """Encodes texts for causal training: an end-of-sequence token follows each, and every token has a label.
+
+        See `encode` for the arguments and errors. The end-of-sequence token counts against the limit.
+        """
+        encoded = self.encode(texts, None, max_length, truncate, reserved_count=len(self.stop_ids))
         ids = [np.concatenate([row, self.stop_ids]).astype(np.int32) for row in encoded.ids]
-        return LabelledIds(ids, [row.copy() for row in ids], tuple(range(len(ids))), encoded.long)
+        return LabelledIds(ids, [row.copy() for row in ids], tuple(range(len(ids))), encoded.cut_indices)
 
     # --- ids without text ---------------------------------------------------------------------------------------------
     @property
     def without_scrambling(self) -> Codec:
-        """Returns a codec whose ids are the original ones, for programs that play both sides. They are never sent."""
+        """Returns a codec whose ids are the original ones, for programs that play client and server.
+
+        Original ids are never sent.
+        """
         identity = np.arange(len(self.sigma))
-        unkeyed = replace(self, alias_choices=None, responses=None, readable=True, key_id=None)
+        unkeyed = replace(self, alias_choices=None, id_exchange=None, is_readable=True, key_id=None)
         return replace(unkeyed, sigma=identity.astype(np.int32), inverse=identity)
 
     def scramble(self, ids: NDArray[np.int64]) -> Ids:
-        """Returns (t,) the scrambled ids of one text's (t,). Where a token has several ids, one is drawn."""
+        """Returns (t,) the scrambled ids of one text's original ids (t,). Where a token has several, one is drawn."""
         scrambled_ids = (
-            self.sigma.take(ids) if self.alias_choices is None else self.alias_choices.pick(ids, self.draw())
+            self.sigma.take(ids) if self.alias_choices is None else self.alias_choices.pick(ids, self.new_stream())
         )
-        return scrambled_ids if self.responses is None else self.responses.exchange(ids, scrambled_ids)
+        return scrambled_ids if self.id_exchange is None else self.id_exchange.exchange(ids, scrambled_ids)
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
@@ -329,26 +342,30 @@ class Codec:
             IdOutOfRange: an id is not of this model.
             CodecError: under this key an id names no token.
         """
-        return self._decode_original(self._shown_ids(ids, self.visible if skip_special else self.is_token))
+        return self._decode_original(self._shown_ids(ids, self.is_visible if skip_special else self.is_token))
 
     def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]]) -> list[str]:
         """Returns the text of each row of ids, without special tokens. See `decode`."""
         rows = [_id_array(ids) for ids in batch]
         original = self._unscramble(np.concatenate([np.empty(0, np.int64), *rows]))
-        is_shown = self.visible[original]
+        is_shown = self.is_visible[original]
         bounds = np.concatenate([[0], np.cumsum(is_shown)])[np.cumsum([0, *map(len, rows)])].tolist()
         visible_ids = original[is_shown].tolist()
         return [self._decode_original(visible_ids[begin:end]) for begin, end in pairwise(bounds)]
 
     def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
-        """Returns how many scrambled ids have no token in the tokenizer."""
+        """Returns how many scrambled ids (t,) have no token in the tokenizer. Raises what `decode` raises."""
         return int((~self.is_token[self._unscramble(ids)]).sum())
 
-    def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
-        """Returns a decoder for ids that arrive a few at a time. The text of special tokens in `shown` is shown too."""
-        is_shown = self.visible
+    def stream(self, shown_tokens: Sequence[str] = ()) -> StreamDecoder:
+        """Returns a decoder for scrambled ids that arrive a few at a time.
+
+        Args:
+            shown_tokens: special tokens whose text is shown too. The text of others is left out.
+        """
+        is_shown = self.is_visible
         added_tokens = self.tokenizer.added_tokens_encoder
-        if added_ids := [added_tokens[token] for token in shown if token in added_tokens]:
+        if added_ids := [added_tokens[token] for token in shown_tokens if token in added_tokens]:
             is_shown = is_shown.copy()
             is_shown[added_ids] = True
         return StreamDecoder(
@@ -363,20 +380,32 @@ class Codec:
 
     @property
     def has_chat_template(self) -> bool:
+        """Returns whether the model's tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template)
 
     @property
     def takes_tools(self) -> bool:
+        """Returns whether the chat template has a place for tools."""
         return takes_tools(self.tokenizer)
 
     @property
     def template_variables(self) -> frozenset[str]:
+        """Returns the names of options that the chat template reads, such as `enable_thinking`."""
         return template_variables(self.tokenizer)
 
     # --- internals ----------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added_count: int = 0, min_tokens: int = 1) -> int:
-        """Returns the limit of a text. Raises UsageError if special tokens and `min_tokens` others do not fit."""
-        limit = self.limit if max_length is None else min(self.limit, max_length)
+        """Returns the most tokens of a text.
+
+        Args:
+            max_length: the most tokens that the caller asks for. None: as many as the model takes.
+            added_count: the number of tokens that are added to the text.
+            min_tokens: the number of the text's own tokens that must fit.
+
+        Raises:
+            UsageError: the added tokens and `min_tokens` others do not fit.
+        """
+        limit = self.max_tokens if max_length is None else min(self.max_tokens, max_length)
         if limit < added_count + min_tokens:
             requested = limit if max_length is None else max_length
             raise UsageError(
@@ -397,7 +426,7 @@ class Codec:
             raise error
 
     def scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
-        """Returns the scrambled ids of each list. Raises IdOutOfRange."""
+        """Returns the scrambled ids of each text's original ids. Raises IdOutOfRange for an id that no row has."""
         bounds = [0, *accumulate(map(len, lists))]
         flat = np.fromiter(chain.from_iterable(lists), np.int64, bounds[-1])
         if flat.size and int(flat.max()) >= len(self.sigma):
@@ -405,14 +434,14 @@ class Codec:
                 f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
                 "resize the model's embeddings to its tokenizer, then scramble it again",
             )
-        if self.responses is not None:
+        if self.id_exchange is not None:
             return [self.scramble(flat[start:end]) for start, end in pairwise(bounds)]
         ids = self.scramble(flat)
         return [ids[start:end] for start, end in pairwise(bounds)]
 
     def _unscramble(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Returns (t,) the original ids. Raises IdOutOfRange, and CodecError under a key whose ids name no token."""
-        if not self.readable:
+        if not self.is_readable:
             raise CodecError(
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
                 "keep the text itself; a key without rows=shared or a coarse vocabulary has ids that can be read",
@@ -427,7 +456,7 @@ class Codec:
     def _shown_ids(self, ids: Sequence[int] | NDArray[Any], is_shown: NDArray[np.bool_]) -> list[int]:
         """Returns the original ids of scrambled ones, without those for which `is_shown` (n,) is false."""
         # Most chunks of an answer are one token, for which arrays cost more than the rest
-        if self.readable and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < len(self.inverse):
+        if self.is_readable and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < len(self.inverse):
             token = int(self.inverse[ids[0]])
             return [token] if is_shown[token] else []
         original = self._unscramble(ids)

@@ -20,9 +20,9 @@ from milkglass.models.pieces import Offsets, TextPiece, tokenize_all
 from milkglass.rows.messages import Message
 
 # Fields of a message that a template may see
-FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 Span = tuple[int, int]
-AnswerTexts = Callable[[Sequence[int]], str]  # decodes the ids of an answer
+DecodeIds = Callable[[Sequence[int]], str]  # decodes the ids of an answer
 PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that texts rarely use; unused ones serve as marks
 
 
@@ -89,14 +89,17 @@ def render(
     add_generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] = (),
     options: Mapping[str, Any] | None = None,
-    answers: AnswerTexts | None = None,
+    decode_answer: DecodeIds | None = None,
 ) -> RenderedChat:
     """Renders a conversation in the model's chat template.
 
     Args:
-        messages: checked by `require_messages`. The template sees the fields of FIELDS.
-        answers: decodes ids. With it, what a message repeats of an answer (`ANSWER_IDS`) keeps that answer's ids: its
-            piece has the ids -1, -2, ..., by their place in `RenderedChat.kept_ids`.
+        messages: checked by `require_messages`. The template sees the fields of MESSAGE_FIELDS.
+        add_generation_prompt: whether the template's start of an answer follows.
+        tools: functions that the template shows to the model.
+        options: values of further variables of the template (`template_variables`).
+        decode_answer: decodes scrambled ids. If it is given, what a message repeats of an answer (`ANSWER_IDS`) keeps
+            that answer's ids: its piece has the ids -1, -2, ..., by their place in `RenderedChat.kept_ids`.
 
     Raises:
         CodecError: the template refuses the conversation, does not read an option, or rewrites the text of a special
@@ -108,32 +111,39 @@ def render(
             f"the model's chat template does not read {', '.join(unknown_options)}",
             f"it reads {', '.join(sorted(template_variables(tokenizer))) or 'no option'}; leave the others out",
         )
-    visible = [{name: message[name] for name in FIELDS if name in message} for message in messages]
-    letters = unused_letters([*_texts(visible), *_texts(list(tools))])
+    visible_messages = [{name: message[name] for name in MESSAGE_FIELDS if name in message} for message in messages]
+    letters = unused_letters([*_strings_in(visible_messages), *_strings_in(list(tools))])
     marks = next(letters), next(letters)
-    kept_ids = None if answers is None else KeptIds(answers, letters)
+    kept_ids = None if decode_answer is None else KeptIds(decode_answer, letters)
     if kept_ids is not None:
         answer_ids = [message.get(ANSWER_IDS) for message in messages]
-        visible = [
+        visible_messages = [
             kept_ids.mark_message(message, ids) if ids else message
-            for message, ids in zip(visible, answer_ids, strict=True)
+            for message, ids in zip(visible_messages, answer_ids, strict=True)
         ]
         kept_ids = kept_ids if kept_ids.kept_by_mark else None
-    marked = _mark_special(tokenizer, visible, marks, None if kept_ids is None else kept_ids.pattern)
+    marked_messages = _mark_special(tokenizer, visible_messages, marks, None if kept_ids is None else kept_ids.pattern)
     marked_tools = _mark_special(tokenizer, list(tools), marks)
-    text = chat_template.render(tokenizer, marked, add_generation_prompt, marked_tools, options)
+    text = chat_template.render(tokenizer, marked_messages, add_generation_prompt, marked_tools, options)
     if kept_ids is not None:
         try:
-            return split_marked(kept_ids, text, lambda part: _pieces(part, marks))
+            return split_marked(kept_ids, text, lambda part: _split_at_marks(part, marks))
         except RewrittenText:  # the template takes kept texts apart
             return render(tokenizer, messages, add_generation_prompt, tools, options)
-    if marked == visible and marked_tools == list(tools):
+    if marked_messages == visible_messages and marked_tools == list(tools):
         return RenderedChat((TextPiece(text, False),))
-    return RenderedChat(tuple(_pieces(text, marks)))
+    return RenderedChat(tuple(_split_at_marks(text, marks)))
 
 
 def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> RenderedChat:
-    """Splits a marked text into pieces. `pieces` splits a part without marks. Raises RewrittenText."""
+    """Splits a marked text into pieces.
+
+    Args:
+        pieces: splits a part of the text that has no marks of kept texts.
+
+    Raises:
+        RewrittenText: the template changed a kept text.
+    """
     all_pieces, ids = list[TextPiece](), list[int]()
     for part in kept_ids.split(text):
         if isinstance(part, str):
@@ -156,7 +166,10 @@ def _mark_special(
 ) -> Any:
     """Returns JSON-like data with marks around what a tokenizer would read as a special token in its strings.
 
-    What `exempt` finds stays unchanged.
+    Args:
+        json_value: a string, or lists and mappings of strings.
+        marks: the letters before and after a special token's text.
+        exempt: finds parts of strings that stay unchanged. None: there are none.
     """
     if isinstance(json_value, str):
         if exempt is None:
@@ -206,16 +219,18 @@ class _SpecialTokens:
 
 
 def _special_tokens(tokenizer: Any) -> _SpecialTokens:
-    tokens = _SPECIAL.get(tokenizer)
+    tokens = _SPECIAL_TOKENS_BY_TOKENIZER.get(tokenizer)
     if tokens is None:
         special = [token for token in tokenizer.added_tokens_decoder.values() if token.special and token.content]
         longest_first = sorted((token.content for token in special), key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        tokens = _SPECIAL[tokenizer] = _SpecialTokens(pattern, any(token.normalized for token in special))
+        tokens = _SPECIAL_TOKENS_BY_TOKENIZER[tokenizer] = _SpecialTokens(
+            pattern, any(token.normalized for token in special)
+        )
     return tokens
 
 
-_SPECIAL: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
+_SPECIAL_TOKENS_BY_TOKENIZER: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 
 
 def unused_letters(texts: Sequence[str]) -> Iterator[str]:
@@ -224,7 +239,7 @@ def unused_letters(texts: Sequence[str]) -> Iterator[str]:
     return (chr(number) for number in PRIVATE_USE if chr(number) not in used)
 
 
-def _pieces(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
+def _split_at_marks(text: str, marks: tuple[str, str]) -> Iterator[TextPiece]:
     """Splits a rendered text at its marks. Raises CodecError if the template separated or changed marks."""
     start, stop = marks
     if any(json.dumps(mark)[1:-1] in text for mark in marks):
@@ -248,17 +263,17 @@ def _rewritten_error() -> CodecError:
     )
 
 
-def _texts(json_value: Any) -> Iterator[str]:
+def _strings_in(json_value: Any) -> Iterator[str]:
     """Yields all strings in JSON-like data, keys included."""
     if isinstance(json_value, str):
         yield json_value
     elif isinstance(json_value, Mapping):
         for key, element in json_value.items():
-            yield from _texts(key)
-            yield from _texts(element)
+            yield from _strings_in(key)
+            yield from _strings_in(element)
     elif isinstance(json_value, list | tuple):
         for element in json_value:
-            yield from _texts(element)
+            yield from _strings_in(element)
 
 
 def takes_tools(tokenizer: Any) -> bool:
@@ -271,7 +286,7 @@ class SupervisedExample:
     """Holds a conversation, or its beginning up to an answer, and the (start, stop) of its answers in its text."""
 
     rendered: RenderedChat
-    answers: tuple[Span, ...]
+    answer_spans: tuple[Span, ...]
 
 
 def training_examples(
@@ -286,6 +301,7 @@ def training_examples(
     Args:
         messages: checked by `require_messages`. An assistant's turn is not learnt if it has `"weight": 0`, or if it is
             the first message.
+        tools: functions that the template shows to the model.
 
     Raises:
         CodecError: there is no answer to learn, or the template writes an answer elsewhere than where it asks for one.

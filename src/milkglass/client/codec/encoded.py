@@ -32,12 +32,12 @@ class Encoded:
     Attributes:
         ids: one int32 array (t,) for each text.
         token_type_ids: int8 arrays of the same shapes, if the model uses them.
-        long: the indices of the texts that were cut to the limit.
+        cut_indices: the indices of the texts that were cut to the limit, in ascending order.
     """
 
     ids: list[Ids]
     token_type_ids: list[NDArray[np.int8]] | None
-    long: tuple[int, ...] = ()
+    cut_indices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,17 @@ class LabelledIds:
     Attributes:
         ids: one int32 array (t,) for each example.
         labels: int32 arrays of the same shapes.
-        sources: the index of each example's text or conversation.
-        long: the indices of the texts or conversations that were cut to the limit.
-        unanswered: by the index of each conversation that lost all answers, the tokens before its first answer.
+        source_indices: the index of each example's text or conversation.
+        cut_indices: the indices of the texts or conversations that were cut to the limit.
+        lost_answer_starts: for the index of each conversation without an answer within the limit, the number of tokens
+            before its first answer.
     """
 
     ids: list[Ids]
     labels: list[Ids]
-    sources: tuple[int, ...]
-    long: tuple[int, ...] = ()
-    unanswered: Mapping[int, int] = field(default_factory=dict)
+    source_indices: tuple[int, ...]
+    cut_indices: tuple[int, ...] = ()
+    lost_answer_starts: Mapping[int, int] = field(default_factory=dict)
 
 
 def encode_conversations(
@@ -72,16 +73,17 @@ def encode_conversations(
     """Encodes the examples of each conversation, cut to `limit` tokens.
 
     Args:
-        scramble: returns the scrambled ids of each list of ids.
-        tools: of each conversation, if any has some.
+        limit: the most tokens of an example.
+        scramble: returns the scrambled ids of each list of original ids.
+        tools: for each conversation the functions that the template shows to the model. Empty: there are none.
 
     Returns:
         The examples, and (conversations,) the number of tokens, before cutting, of the longest example of each.
 
     Raises:
-        CodecError: a conversation, given by its number, cannot be rendered, or has no answer.
+        CodecError: a conversation cannot be rendered, or has no answer. The message has its number.
     """
-    examples, sources = list[SupervisedExample](), list[int]()
+    examples, source_indices = list[SupervisedExample](), list[int]()
     for index, messages in enumerate(conversations):
         require_messages(tokenizer, messages)
         try:
@@ -93,30 +95,38 @@ def encode_conversations(
         except CodecError as error:
             raise type(error).of(index, f"cannot be trained on: {error.message}", error.hint, "conversation") from None
         examples += supervised_examples
-        sources += [index] * len(supervised_examples)
+        source_indices += [index] * len(supervised_examples)
     tokens = _tokens(tokenizer, [example.rendered for example in examples])
     lengths, answer_starts = np.zeros(len(conversations), np.int64), dict[int, int]()
     labelled_ids = LabelledIds([], [], ())
-    kept_sources = list[int]()
+    kept_source_indices = list[int]()
     for index, example, (public_ids, offsets), ids in zip(
-        sources, examples, tokens, scramble([public_ids for public_ids, _ in tokens]), strict=True
+        source_indices, examples, tokens, scramble([public_ids for public_ids, _ in tokens]), strict=True
     ):
         lengths[index] = max(lengths[index], len(public_ids))
-        is_answer = _within(offsets, example.answers)
+        is_answer = _within(offsets, example.answer_spans)
         if is_answer[:limit].any():
             kept_ids = ids[:limit]
             labelled_ids.ids.append(kept_ids)
             labelled_ids.labels.append(np.where(is_answer[:limit], kept_ids, np.int32(IGNORED_LABEL)).astype(np.int32))
-            kept_sources.append(index)
+            kept_source_indices.append(index)
         else:
             answer_starts.setdefault(index, int(is_answer.argmax()))
-    unanswered = {index: count for index, count in answer_starts.items() if index not in kept_sources}
-    too_long = tuple(np.flatnonzero(lengths > limit).tolist())
-    return replace(labelled_ids, sources=tuple(kept_sources), long=too_long, unanswered=unanswered), lengths
+    lost_answer_starts = {index: count for index, count in answer_starts.items() if index not in kept_source_indices}
+    cut_indices = tuple(np.flatnonzero(lengths > limit).tolist())
+    return replace(
+        labelled_ids,
+        source_indices=tuple(kept_source_indices),
+        cut_indices=cut_indices,
+        lost_answer_starts=lost_answer_starts,
+    ), lengths
 
 
 def _tokens(tokenizer: Any, rendered: Sequence[RenderedChat]) -> list[tuple[list[int], Offsets]]:
-    """Returns the ids and the offsets of each. Texts of a single piece are tokenized together, which is faster."""
+    """Returns the original ids and the offsets of each rendered conversation.
+
+    Texts of a single piece are tokenized together, which is faster.
+    """
     separate_results = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
     texts = [prompt.text for prompt, result in zip(rendered, separate_results, strict=True) if result is None]
     if texts:
@@ -129,9 +139,17 @@ def _tokens(tokenizer: Any, rendered: Sequence[RenderedChat]) -> list[tuple[list
 def answerless_error(
     tokenizer: Any, messages: Sequence[Message], index: int, length: int, labelled: LabelledIds, limit: int
 ) -> TooLong:
-    """Returns the error for conversation `index` of `length` tokens without an answer within `limit`."""
+    """Returns the error for a conversation without an answer within the limit.
+
+    Args:
+        messages: the conversation.
+        index: the conversation's index in `labelled`.
+        length: the conversation's tokens.
+        labelled: the encoded conversations.
+        limit: the most tokens of an example.
+    """
     contents = tokenizer([message["content"] for message in messages], add_special_tokens=False)
-    template_tokens, answer_start = length - sum(map(len, contents["input_ids"])), labelled.unanswered[index]
+    template_tokens, answer_start = length - sum(map(len, contents["input_ids"])), labelled.lost_answer_starts[index]
     return TooLong.of(
         index,
         f"has no answer within {limit} tokens: its answer begins after {answer_start}, and the chat template itself "

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class KeptText:
-    """Pairs a text with the scrambled ids in which it is sent."""
+    """Holds a text, and the scrambled ids in which the text is sent."""
 
     text: str = field(repr=False)
     ids: Sequence[int] = field(repr=False)
@@ -70,6 +70,7 @@ class KeptIds:
         return re.compile(f"([{''.join(self.kept_by_mark)}])(.*?){self.end_mark}", re.DOTALL)
 
     def _without_marks(self, text: str) -> str:
+        """Returns a text that has no marks. Raises RewrittenText if it has one."""
         if any(letter in text for letter in (*self.kept_by_mark, self.end_mark)):
             raise RewrittenText
         return text
@@ -105,6 +106,10 @@ class KeptIds:
         return argument
 
     def _mark_repeated(self, text: str, decoded: str, ids: Sequence[int]) -> str:
+        """Returns a text with marks around what it repeats of the answer `decoded`, which was received as `ids`.
+
+        Only whole tokens of the answer are marked.
+        """
         span = find_repeated(text, decoded)
         if span is None:
             return text
@@ -119,7 +124,7 @@ class KeptIds:
         return f"{text[:start]}{mark}{inner}{self.end_mark}{text[start + len(inner) :]}"
 
     def _token_span(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
-        """Returns the first token within these letters of the answer, and the one after the last."""
+        """Returns the indices of the first token within the letters `begin` to `end`, and of the one after the last."""
         if (begin, end) == (0, len(decoded)):
             return 0, len(ids)
         first = _first_true(lambda count: len(self.decode(ids[:count])) >= begin, len(ids))

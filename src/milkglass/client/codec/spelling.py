@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 # At temperatures up to 1 without top_p no answer of SmolLM2 reaches these limits (docs/log.md). Hotter answers are odd
 # anyway, and only their escapes are checked
 MAX_CHECKED_TEMPERATURE = 1.0  # above it a model's own tokens are as odd as those of a misspelling
-ALLOWED_PLACES, TOKENS_PER_PLACE = 12, 25  # an answer may have 12 places, and one more for each 25 tokens
+ALLOWED_PLACE_COUNT = 12  # places that an answer may have, however short it is
+TOKENS_PER_PLACE = 25  # tokens of an answer for which it may have one more place
 WINDOW_TOKENS = 4000  # the last answers with this many tokens are also held to the limit together
 TOKENS_BEFORE_CHECK = 64  # tokens before the first check; each further check comes at twice as many
 
 
-def max_places(token_count: int) -> int:
-    """Returns in how many places so many tokens may be written otherwise than by the tokenizer."""
-    return ALLOWED_PLACES + token_count // TOKENS_PER_PLACE
+def max_place_count(token_count: int) -> int:
+    """Returns in how many places an answer of `token_count` tokens may differ from the tokenizer's spelling."""
+    return ALLOWED_PLACE_COUNT + token_count // TOKENS_PER_PLACE
 
 
 @dataclass
@@ -49,7 +50,8 @@ class SpellingCounts:
     escape_count: int = 0
 
     @property
-    def places(self) -> int:
+    def place_count(self) -> int:
+        """Returns in how many places the answer differs from the tokenizer's spelling."""
         return len(self.runs) + self.escape_count
 
 
@@ -71,12 +73,12 @@ class LastAnswers:
         return self._kept[-1]
 
     def count_places(self, answer: SpellingCounts) -> tuple[int, int, int]:
-        """Returns (places of all, tokens of all, places that this answer added)."""
+        """Returns how many places and tokens all answers have, and how many places `answer` added to them."""
         other_answers = [other for other in self._kept if other is not answer]
         runs = set[tuple[int, ...]]().union(*(other.runs for other in other_answers))
-        added = len(answer.runs - runs) + answer.escape_count
-        count = len(runs) + sum(other.escape_count for other in other_answers) + added
-        return count, sum(other.token_count for other in other_answers) + answer.token_count, added
+        added_count = len(answer.runs - runs) + answer.escape_count
+        place_count = len(runs) + sum(other.escape_count for other in other_answers) + added_count
+        return place_count, sum(other.token_count for other in other_answers) + answer.token_count, added_count
 
 
 @dataclass
@@ -84,26 +86,27 @@ class SpellingCheck:
     """Checks the spelling of one answer while it arrives.
 
     Attributes:
-        last: the last answers, with which this one's places are added up.
-        is_hot: whether it is sampled above MAX_CHECKED_TEMPERATURE. Its tokens are odd anyway, and only its escapes
-            are counted.
-        spelled: the counts of this answer.
+        codec: the codec of the answer's ids.
+        last_answers: the last answers under the key, with which this one's places are added up.
+        is_hot: whether the answer is sampled above MAX_CHECKED_TEMPERATURE. Its tokens are odd anyway, and only its
+            escapes are counted.
+        counts: the counts of this answer.
     """
 
     codec: Codec = field(repr=False)
-    last: LastAnswers = field(default_factory=LastAnswers, repr=False)
+    last_answers: LastAnswers = field(default_factory=LastAnswers, repr=False)
     is_hot: bool = False
-    spelled: SpellingCounts = field(init=False)
+    counts: SpellingCounts = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
     _next_check: int = TOKENS_BEFORE_CHECK
     _flushed_count: int = 0
 
     def __post_init__(self) -> None:
-        self.spelled = self.last.begin()
+        self.counts = self.last_answers.begin()
 
     @property
-    def places(self) -> int:
-        return self.spelled.places
+    def place_count(self) -> int:
+        return self.counts.place_count
 
     def push(self, ids: Sequence[int]) -> None:
         """Adds scrambled ids, and checks them each time that they have doubled.
@@ -113,41 +116,41 @@ class SpellingCheck:
         self._ids += ids
         if not self.is_hot and len(self._ids) >= self._next_check:
             self._next_check = 2 * len(self._ids)
-            self._check(final=False)
+            self._check(is_final=False)
 
     def flush(self) -> None:
         """Checks the complete answer, and raises MisspeltAnswer like `push`."""
         if not self.is_hot and self._flushed_count != len(self._ids):
             self._flushed_count = len(self._ids)
-            self._check(final=True)
+            self._check(is_final=True)
 
     def close(self) -> None:
         """Counts what was received of an answer that broke off."""
         if not self.is_hot and self._flushed_count != len(self._ids):
-            self._count(final=False)
+            self._count(is_final=False)
 
     def add_escapes(self, count: int) -> None:
         """Adds escapes of plain letters in a call, and raises MisspeltAnswer like `push`."""
-        self.spelled.escape_count += count
+        self.counts.escape_count += count
         if count:
-            self._require()
+            self._require_few_places()
 
-    def _count(self, final: bool) -> None:
-        self.spelled.runs, self.spelled.token_count = misspelt_runs(self.codec, self._ids, final), len(self._ids)
+    def _count(self, is_final: bool) -> None:
+        self.counts.runs, self.counts.token_count = misspelt_runs(self.codec, self._ids, is_final), len(self._ids)
 
-    def _check(self, final: bool) -> None:
-        self._count(final)
-        self._require()
+    def _check(self, is_final: bool) -> None:
+        self._count(is_final)
+        self._require_few_places()
 
-    def _require(self) -> None:
-        if self.places > max_places(len(self._ids)):
-            self._end(self.places, f"{len(self._ids)} tokens")
-        place_count, token_count, added = self.last.count_places(self.spelled)
-        if place_count > max_places(token_count) and added > len(self._ids) // TOKENS_PER_PLACE:
-            self._end(place_count, f"{token_count} tokens with the answers before it")
+    def _require_few_places(self) -> None:
+        if self.place_count > max_place_count(len(self._ids)):
+            self._raise_misspelt(self.place_count, f"{len(self._ids)} tokens")
+        place_count, token_count, added_count = self.last_answers.count_places(self.counts)
+        if place_count > max_place_count(token_count) and added_count > len(self._ids) // TOKENS_PER_PLACE:
+            self._raise_misspelt(place_count, f"{token_count} tokens with the answers before it")
 
     @staticmethod
-    def _end(place_count: int, tokens: str) -> NoReturn:
+    def _raise_misspelt(place_count: int, tokens: str) -> NoReturn:
         raise MisspeltAnswer(
             f"the engine spelled its answer otherwise than the tokenizer writes it, in {place_count} places of "
             f"{tokens}, and it was ended",
@@ -155,44 +158,54 @@ class SpellingCheck:
         )
 
 
-def misspelt_runs(codec: Codec, ids: Sequence[int], final: bool = True) -> set[tuple[int, ...]]:
+def misspelt_runs(codec: Codec, ids: Sequence[int], is_final: bool = True) -> set[tuple[int, ...]]:
     """Returns the runs of the tokenizer's own ids for what the scrambled ids write in other tokens, each run once.
 
-    A run ends where tokens of both spellings end. If the text is not `final`, its last token may still grow.
+    A run ends where tokens of both spellings end. If the text is not `is_final`, its last token may still grow.
     """
     original = codec.inverse[np.asarray(ids, np.int64)]
-    original = original[codec.visible[original]]
+    original = original[codec.is_visible[original]]
     text = codec.decode(ids)
     own_ids = np.array([number for _, numbers in _own_places(codec.tokenizer, text) for number in numbers], np.int64)
     if np.array_equal(original, own_ids):
         return set()
     places_by_name = _places_by_name(codec.tokenizer, original, own_ids)
     if places_by_name is None:  # a broken character, or tokens whose names are not the text's
-        decoded_places, text = _decoded_places(codec, ids, final)
-        return _runs(decoded_places, _own_places(codec.tokenizer, text), len(text), final)
-    return _runs(*places_by_name, final)
+        decoded_places, text = _decoded_places(codec, ids, is_final)
+        return _runs(decoded_places, _own_places(codec.tokenizer, text), len(text), is_final)
+    return _runs(*places_by_name, is_final)
 
 
 Places = dict[tuple[int, int], tuple[int, ...]]
 OwnPlaces = list[tuple[tuple[int, int], tuple[int, ...]]]
 
 
-def _runs(decoded: Places, own_places: OwnPlaces, length: int, final: bool) -> set[tuple[int, ...]]:
-    """Returns the runs of ids that differ, of the answer's and the tokenizer's ids by where they begin and end."""
+def _runs(decoded: Places, own_places: OwnPlaces, length: int, is_final: bool) -> set[tuple[int, ...]]:
+    """Returns the runs of the tokenizer's ids that differ from the answer's ids at the same places.
+
+    Args:
+        decoded: the answer's ids by where they begin and end in the text.
+        own_places: the tokenizer's ids with where they begin and end, in order.
+        length: the letters of the text.
+        is_final: whether the text is complete. If it is not, a run at its end is left out.
+    """
     runs, run = set[tuple[int, ...]](), list[int]()
     end_places = {end for _, end in decoded}
     for place, ids in own_places:
         run += () if decoded.get(place) == ids else ids
-        if run and place[1] in end_places and (final or place[1] < length):
+        if run and place[1] in end_places and (is_final or place[1] < length):
             runs.add(tuple(run))
             run = []
-    return runs | ({tuple(run)} if run and final else set())
+    return runs | ({tuple(run)} if run and is_final else set())
 
 
 def _places_by_name(
     tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.int64]
 ) -> tuple[Places, OwnPlaces, int] | None:
-    """Returns the ids of both spellings by where their tokens' names begin and end. None: the joined names differ."""
+    """Returns the ids of both spellings by where their tokens' names begin and end, and the letters of all names.
+
+    None: the joined names of the two spellings differ.
+    """
     sides = [tokenizer.convert_ids_to_tokens(side.tolist()) for side in (decoded, own_ids)]
     texts = ["".join(map(str, names)) for names in sides]
     if texts[0] != texts[1]:
@@ -205,24 +218,30 @@ def _places_by_name(
     return dict(sides_by_place[0]), sides_by_place[1], len(texts[0])
 
 
-def _decoded_places(codec: Codec, ids: Sequence[int], final: bool) -> tuple[Places, str]:
-    """Returns original ids by the letters that they write, those that share a letter together, and the text."""
+def _decoded_places(codec: Codec, ids: Sequence[int], is_final: bool) -> tuple[Places, str]:
+    """Returns an answer's original ids by where their letters begin and end, and its text.
+
+    Ids that share a letter are given together.
+    """
     decoder, places, text, start = codec.stream(), Places(), "", 0
     pending = list[int]()
     for token in ids:
         original = int(codec.inverse[token])
-        if not codec.visible[original]:
+        if not codec.is_visible[original]:
             continue
         text += decoder.push([token])
         pending.append(original)
         if decoder.is_clean and len(text) > start:
             places[start, len(text)] = tuple(pending)
             start, pending = len(text), []
-    return places, text + (decoder.flush() if final else "")
+    return places, text + (decoder.flush() if is_final else "")
 
 
 def _own_places(tokenizer: Any, text: str) -> OwnPlaces:
-    """Returns the tokenizer's own ids of a text by the letters that they write, those that share a letter together."""
+    """Returns the tokenizer's own ids of a text with where their letters begin and end.
+
+    Ids that share a letter are given together.
+    """
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,
         split_special_tokens=True,

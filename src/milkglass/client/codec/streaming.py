@@ -13,63 +13,73 @@ from numpy.typing import NDArray
 class StreamDecoder:
     """Decodes ids as they arrive, and shows no text that a later id could change.
 
-    It decodes only a short window of ids at a time; the first `_shown` characters of the window's text are shown
+    It decodes only a short window of ids at a time; the first `_shown_length` characters of the window's text are shown
     already. A final U+FFFD may be a character whose last bytes are still to come, so it is held back.
+
+    Attributes:
+        visible_ids: returns the original ids of scrambled ones, without those that have no text.
+        decode: returns the text of original ids.
+        replaces_each_byte: whether the tokenizer writes one U+FFFD for each byte of a broken run of bytes, as a
+            byte-fallback decoder does. Others write one for each broken character.
     """
 
-    visible: Callable[[Sequence[int] | NDArray[Any]], list[int]]  # scrambled ids -> the original ones that have text
-    text: Callable[[list[int]], str]  # original ids -> text
-    by_byte: bool  # a byte-fallback decoder replaces every byte of a broken run; others each broken character, by one
+    visible_ids: Callable[[Sequence[int] | NDArray[Any]], list[int]]
+    decode: Callable[[list[int]], str]
+    replaces_each_byte: bool
     _window: list[int] = field(default_factory=list, repr=False)
-    _read: int = 0  # this many of the window's ids are context, shown in full
-    _shown: int = 0
+    _context_count: int = 0  # this many of the window's ids are context, shown in full
+    _shown_length: int = 0
 
     MAX_WINDOW: ClassVar[int] = 64  # most ids without a clean end: garbage bytes, or ids that end inside a character
     KEPT_IDS: ClassVar[int] = 4  # enough ids to hold the start of an unfinished character, which has at most 4 bytes
 
     def push(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """Adds scrambled ids, and returns the text that became certain."""
-        self._window += self.visible(ids)
-        if len(self._window) == self._read:
+        self._window += self.visible_ids(ids)
+        if len(self._window) == self._context_count:
             return ""
-        text = self.text(self._window)
-        certain = self._certain(text)
+        text = self.decode(self._window)
+        certain = self._certain_part(text)
         shown = self._show(certain)
         if len(certain) == len(text):
-            self._move(self._read, is_complete=True)
+            self._drop_before(self._context_count, is_complete=True)
         elif len(self._window) > self.MAX_WINDOW:
-            if self.by_byte:  # a run of lone bytes is all invalid: no later id repairs it
+            if self.replaces_each_byte:  # a run of lone bytes is all invalid: no later id repairs it
                 shown += self._show(text)
-            self._move(len(self._window) - self.KEPT_IDS, is_complete=self.by_byte)
+            self._drop_before(len(self._window) - self.KEPT_IDS, is_complete=self.replaces_each_byte)
         return shown
 
     @property
     def is_clean(self) -> bool:
         """Returns whether all text so far is shown."""
-        return self._read == len(self._window)
+        return self._context_count == len(self._window)
 
     def flush(self) -> str:
         """Returns the text that was held back, at the end."""
-        held_back = self._show(self.text(self._window)) if self._window else ""
-        self._window, self._read, self._shown = [], 0, 0
+        held_back = self._show(self.decode(self._window)) if self._window else ""
+        self._window, self._context_count, self._shown_length = [], 0, 0
         return held_back
 
-    def _certain(self, text: str) -> str:
-        return text.rstrip("\ufffd") if self.by_byte else text.removesuffix("\ufffd")
+    def _certain_part(self, text: str) -> str:
+        return text.rstrip("\ufffd") if self.replaces_each_byte else text.removesuffix("\ufffd")
 
     def _show(self, text: str) -> str:
-        fresh = text[self._shown :]
-        self._shown = max(self._shown, len(text))
+        """Returns the part of the window's text that was not shown yet, and counts it as shown."""
+        fresh = text[self._shown_length :]
+        self._shown_length = max(self._shown_length, len(text))
         return fresh
 
-    def _move(self, start: int, is_complete: bool) -> None:
-        """Drops ids before `start`, and counts how much of the rest's text is shown.
+    def _drop_before(self, start: int, is_complete: bool) -> None:
+        """Drops ids before `start` from the window, and counts how much of the remaining text is shown.
 
         Decoders treat a text's first id specially, so some context stays; a context without text would not help.
+
+        Args:
+            is_complete: whether all text of the window was shown.
         """
         window = self._window[start:]
-        text = self.text(window)
+        text = self.decode(window)
         if text or not is_complete:
             self._window = window
-            self._shown = len(text if is_complete else self._certain(text))
-        self._read = len(self._window)
+            self._shown_length = len(text if is_complete else self._certain_part(text))
+        self._context_count = len(self._window)

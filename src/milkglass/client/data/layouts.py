@@ -21,13 +21,17 @@ BATCH_ROWS = 1000  # rows that are read and written at a time
 DATA_FILE = "data-00000-of-00001.arrow"
 
 
-def write_layout(rows: Path, layout: Layout, out: Path) -> None:
-    """Writes the rows of a file of `write_parquet` in another layout. Raises FileExistsError if the name is taken.
+def write_layout(parquet: Path, layout: Layout, out: Path) -> None:
+    """Writes the rows of a file of `write_parquet` in another layout.
 
     Args:
-        out: a file, or for "datasets" a folder, which `datasets.load_from_disk` reads.
+        parquet: a file that `write_parquet` wrote.
+        out: the file to write, or for "datasets" the folder, which `datasets.load_from_disk` reads.
+
+    Raises:
+        FileExistsError: the name `out` is taken.
     """
-    with pq.ParquetFile(rows, memory_map=False) as file:
+    with pq.ParquetFile(parquet, memory_map=False) as file:
         if layout == "datasets":
             with files.new_dir(out) as folder:
                 _write_dataset(file, folder)

@@ -28,21 +28,23 @@ from milkglass.errors import UsageError
 from milkglass.models.safetensors_header import DTYPE_BYTES, METADATA, packed_header
 from milkglass.server.spec import NUMPY_DTYPES, ROWS_METADATA, ROWS_TENSORS
 
-FORMAT = "milkglass-rows/1"
-SUFFIX = ".milkglass.json"
-SHA256, IDENTIFIER = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
-HINT = "scramble a dataset with `milkglass encode --in DATA --out FILE.parquet`, or let `milkglass finetune` do it all"
+MARK_FORMAT = "milkglass-rows/1"
+MARK_SUFFIX = ".milkglass.json"
+SHA256_PATTERN, IDENTIFIER_PATTERN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
+SCRAMBLE_HINT = (
+    "scramble a dataset with `milkglass encode --in DATA --out FILE.parquet`, or let `milkglass finetune` do it all"
+)
 BATCH_ROWS = 4096  # rows read at a time
 
 INT32_LIST, INT8_LIST = pa.list_(pa.int32()), pa.list_(pa.int8())
-COLUMNS = {"input_ids": (INT32_LIST,), "attention_mask": (INT8_LIST,), "token_type_ids": (INT8_LIST,),
+COLUMN_TYPES = {"input_ids": (INT32_LIST,), "attention_mask": (INT8_LIST,), "token_type_ids": (INT8_LIST,),
            "labels": (pa.int32(), pa.float32(), INT32_LIST)}  # fmt: skip
 
 
 @final
 @dataclass(frozen=True)
 class RowsMark:
-    """Says which file was scrambled here, and with which key.
+    """Records which file was scrambled here, and with which key.
 
     Attributes:
         sha256: the SHA-256 of the whole file, in hex.
@@ -58,7 +60,7 @@ class RowsMark:
         mark_path = mark_path_of(path)
         if not mark_path.is_file():
             raise UsageError(
-                f"{path.name} has no {mark_path.name} beside it, so nothing says that it is scrambled", HINT
+                f"{path.name} has no {mark_path.name} beside it, so nothing says that it is scrambled", SCRAMBLE_HINT
             )
         try:
             raw: Any = json.loads(mark_path.read_text("utf-8"))
@@ -66,41 +68,45 @@ class RowsMark:
             raw = None
         fields = raw if isinstance(raw, dict) else {}
         sha256, key_id = str(fields.get("sha256")), str(fields.get("key_id"))
-        well_formed = set(fields) == {"format", "sha256", "key_id"} and fields["format"] == FORMAT
-        if not (well_formed and SHA256.fullmatch(sha256) and IDENTIFIER.fullmatch(key_id)):
-            raise UsageError(f"{mark_path.name} is not a mark of the format {FORMAT}", HINT)
+        is_well_formed = set(fields) == {"format", "sha256", "key_id"} and fields["format"] == MARK_FORMAT
+        if not (is_well_formed and SHA256_PATTERN.fullmatch(sha256) and IDENTIFIER_PATTERN.fullmatch(key_id)):
+            raise UsageError(f"{mark_path.name} is not a mark of the format {MARK_FORMAT}", SCRAMBLE_HINT)
         return cls(sha256, key_id)
 
 
 def mark_path_of(path: Path) -> Path:
     """Returns the path of a Parquet file's mark, which lies beside it."""
-    return path.with_name(path.name + SUFFIX)
+    return path.with_name(path.name + MARK_SUFFIX)
 
 
-def mark(path: Path, key_id: str) -> None:
-    """Writes the mark of a file that was just scrambled."""
+def write_mark(path: Path, key_id: str) -> None:
+    """Writes the mark of a file that was just scrambled, beside it. `key_id` is the identifier of its key."""
     files.write_json(
-        mark_path_of(path), {"format": FORMAT, "sha256": files.sha256(path), "key_id": key_id}, indent=None
+        mark_path_of(path), {"format": MARK_FORMAT, "sha256": files.sha256(path), "key_id": key_id}, indent=None
     )
 
 
 def require_marked(path: Path) -> RowsMark:
     """Returns a file's mark. Raises UsageError if the file is not byte for byte the marked one."""
     if not path.is_file():
-        raise UsageError(f"there is no file {path}", HINT)
+        raise UsageError(f"there is no file {path}", SCRAMBLE_HINT)
     rows_mark = RowsMark.read(path)
     if (digest := files.sha256(path)) != rows_mark.sha256:
         raise UsageError(
             f"{path.name} is not the file that {mark_path_of(path).name} was written for: its SHA-256 is "
             f"{digest[:16]}..., not {rows_mark.sha256[:16]}...",
-            HINT,
+            SCRAMBLE_HINT,
         )
     return rows_mark
 
 
 @contextmanager
 def sendable_copy(path: Path) -> Iterator[Path]:
-    """Yields what may be sent of a marked file, as a temporary file of `rows/1`. Raises UsageError without the mark."""
+    """Yields a temporary file of format `rows/1` with the numbers of a marked file, which is all that may be sent.
+
+    Raises:
+        UsageError: the file has no mark, or is not the marked one.
+    """
     require_marked(path)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:
         copy = Path(scratch) / "data.safetensors"
@@ -115,7 +121,7 @@ def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
         UsageError: the file has other columns than those of training rows.
     """
     with pq.ParquetFile(path, memory_map=False) as file:
-        names = _check_columns(path, file.schema_arrow)
+        names = _checked_columns(path, file.schema_arrow)
         for batch in file.iter_batches(BATCH_ROWS, columns=names):
             ids, labels = batch.column("input_ids"), batch.column("labels")
             part = {"lengths": ids.value_lengths(), "input_ids": ids.flatten()}
@@ -157,14 +163,16 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
             shutil.copyfileobj(file_by_tensor[name], file)
 
 
-def _check_columns(path: Path, schema: pa.Schema) -> list[str]:
-    """Returns the names of the columns. Raises UsageError unless they are the columns of training rows."""
+def _checked_columns(path: Path, schema: pa.Schema) -> list[str]:
+    """Returns the names of the columns. Raises UsageError for other columns than those of training rows."""
     names: list[str] = schema.names
-    if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMNS):
-        raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", HINT)
+    if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMN_TYPES):
+        raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", SCRAMBLE_HINT)
     for field in schema:
         is_list = pa.types.is_list(field.type)  # an element's name and notes do not matter: they are not sent
         kind = pa.list_(field.type.value_type) if is_list else field.type
-        if kind not in COLUMNS[field.name]:
-            raise UsageError(f"the column {field.name} of {path.name} holds other values than ids and labels", HINT)
+        if kind not in COLUMN_TYPES[field.name]:
+            raise UsageError(
+                f"the column {field.name} of {path.name} holds other values than ids and labels", SCRAMBLE_HINT
+            )
     return names

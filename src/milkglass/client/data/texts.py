@@ -16,8 +16,8 @@ from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, examples_of
 from milkglass.sequences import Sequences
 
-Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
-CLASSES: tuple[Class, ...] = ("number", "name", "rare word", "other word", "common word or mark")
+TokenClass = Literal["number", "name", "rare word", "other word", "common word or mark"]
+TOKEN_CLASSES: tuple[TokenClass, ...] = ("number", "name", "rare word", "other word", "common word or mark")
 MAX_RARE_COUNT = 3  # a content token with at most so many occurrences in the audited text is rare
 
 # A capitalised word that does not begin a sentence. It misses names at a sentence's start and includes titles and,
@@ -28,28 +28,30 @@ _NUMBER = re.compile(r"\S*\d\S*")
 
 @dataclass(frozen=True)
 class PrivateTexts:
-    """Holds texts, or examples of conversations, as they are sent. `total` is the number of their tokens.
+    """Holds texts, or examples of conversations, as they are sent. In shapes, `total` is the number of their tokens.
 
     Attributes:
         scrambled: the scrambled ids.
         original: the public ids of the same tokens.
-        names: (total,) whether each token is part of a name; see `unmarked_texts` for conversations and pairs.
-        numbers: (total,) whether each token is part of a number.
-        sources: (texts,) the index of each text's conversation, if one makes several examples. None: each has its own.
+        is_name: (total,) whether each token is part of a name; see `unmarked_texts` for conversations and pairs.
+        is_number: (total,) whether each token is part of a number.
+        source_indices: (texts,) the index of each text's conversation, which can make several examples. None: each text
+            is of its own source.
     """
 
     scrambled: Sequences
     original: Sequences
-    names: NDArray[np.bool_]
-    numbers: NDArray[np.bool_]
-    sources: NDArray[np.int64] | None = None
+    is_name: NDArray[np.bool_]
+    is_number: NDArray[np.bool_]
+    source_indices: NDArray[np.int64] | None = None
 
     def select(self, rows: NDArray[np.int64]) -> PrivateTexts:
+        """Returns the texts with these indices, in the order in which they are here."""
         keep = np.isin(self.original.sequence_indices, rows)
         order = np.sort(rows)
         return PrivateTexts(
-            self.scrambled.select(order), self.original.select(order), self.names[keep], self.numbers[keep],
-            None if self.sources is None else self.sources[order],
+            self.scrambled.select(order), self.original.select(order), self.is_name[keep], self.is_number[keep],
+            None if self.source_indices is None else self.source_indices[order],
         )  # fmt: skip
 
     def without(self, public_texts: Sequences) -> PrivateTexts:
@@ -60,7 +62,16 @@ class PrivateTexts:
 
 
 def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> PrivateTexts:
-    """Reads the rows of a file as they would be sent, cut to the model's length. Raises CodecError, UsageError."""
+    """Reads the rows of a file as they would be sent, cut to the model's length.
+
+    Args:
+        source: the file.
+        max_rows: how many rows are read, from the first. None: all.
+
+    Raises:
+        CodecError: a row cannot be read or encoded. The message has its place in the file.
+        UsageError: the file's columns do not fit.
+    """
     examples = examples_of(source, max_rows)
     with naming_texts(lambda place: str(examples[place].place(source))):
         return encode_examples(codec, examples)
@@ -74,7 +85,7 @@ def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
         labelled = plain_codec.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
         private_texts = unmarked_texts(codec, _scramble(codec, original), original)
-        return replace(private_texts, sources=np.array(labelled.sources, np.int64))
+        return replace(private_texts, source_indices=np.array(labelled.source_indices, np.int64))
     pairs = (
         [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
     )
@@ -83,7 +94,7 @@ def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     scrambled = _scramble(codec, original)
     if pairs is not None:
         return unmarked_texts(codec, scrambled, original)
-    return PrivateTexts(scrambled, original, *token_marks(codec, texts, scrambled))
+    return PrivateTexts(scrambled, original, *name_and_number_masks(codec, texts, scrambled))
 
 
 def _scramble(codec: Codec, original: Sequences) -> Sequences:
@@ -112,16 +123,19 @@ def token_pieces(codec: Codec, size: int) -> list[str]:
     return piece_of_id
 
 
-def token_marks(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def name_and_number_masks(
+    codec: Codec, texts: Sequence[str], ids: Sequences
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns (total,) whether each token lies in a name, and (total,) whether in a number.
 
     Args:
-        ids: the texts' ids, as they are sent: cut to the model's length.
+        texts: the texts.
+        ids: the ids of the texts as they are sent, cut to the model's length.
     """
     batch = codec.tokenizer(
         list(texts),
         truncation=True,
-        max_length=codec.limit,
+        max_length=codec.max_tokens,
         return_offsets_mapping=True,
         split_special_tokens=True,
     )
@@ -141,15 +155,16 @@ def token_marks(codec: Codec, texts: Sequence[str], ids: Sequences) -> tuple[NDA
     return np.concatenate(is_name), np.concatenate(is_number)
 
 
-def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def token_classes(texts: PrivateTexts, is_content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns (total,) the index in CLASSES of each token. Number precedes name, and name precedes rare word.
 
     Args:
-        content: (n,) whether each public id carries content.
-        counts: (n,) how often each id occurs in the audited text.
+        texts: the texts whose tokens are classed.
+        is_content: (n,) whether each public id carries content.
+        counts: (n,) how often each public id occurs in the audited text.
     """
     ids = texts.original.ids
-    class_of = np.where(content[ids], np.where(counts[ids] <= MAX_RARE_COUNT, 2, 3), 4)
-    class_of[texts.names] = 1
-    class_of[texts.numbers] = 0
+    class_of = np.where(is_content[ids], np.where(counts[ids] <= MAX_RARE_COUNT, 2, 3), 4)
+    class_of[texts.is_name] = 1
+    class_of[texts.is_number] = 0
     return class_of.astype(np.int64)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.marked_rows import INT8_LIST, INT32_LIST, mark
+from milkglass.client.data.marked_rows import INT8_LIST, INT32_LIST, write_mark
 from milkglass.client.key.key import Key, permutation
 from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
@@ -33,33 +33,36 @@ from milkglass.rows.labels import Scale
 from milkglass.rows.place import Place, places_text
 from milkglass.sequences import batched
 
-Encoding = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
-Numbers = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scores, or None: rows without labels
+EncodedBatch = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
+LabelsOrScale = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scores, or None: rows without labels
 
 
-def require_generator(source: Source, train: Summary, model_kind: object) -> None:
-    """Raises CodecError for rows without labels if the `model_kind` is "encoder"."""
-    if train.task == "causal-lm" and model_kind == "encoder":
-        error = no_labels_error(source, train)
+def require_generator(source: Source, summary: Summary, model_kind: object) -> None:
+    """Raises CodecError if the rows have no labels and the model is an encoder (`model_kind` is "encoder")."""
+    if summary.task == "causal-lm" and model_kind == "encoder":
+        error = no_labels_error(source, summary)
         raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
 
 
-def numbers_of(key: Key, train: Summary) -> Numbers:
-    """Returns the numbers of the labels, or the scale of the scores.
+def labels_or_scale_of(key: Key, summary: Summary) -> LabelsOrScale:
+    """Returns the numbers of the labels, or the scale of the scores. None: the rows have neither.
 
-    Label names that the key knows keep their numbers, so that a second fine-tune reads like the first, and so does a
-    known scale if it suits the data. Raises UsageError for rows from which nothing could be learnt under this key.
+    Label names that the key knows keep their numbers, so that the answers of a second fine-tune are read like those of
+    the first. A scale that the key knows is kept if it suits the data.
+
+    Raises:
+        UsageError: nothing could be learnt from the rows under this key.
     """
-    if train.task == "causal-lm" and key.shares:
+    if summary.task == "causal-lm" and key.has_shared_ids:
         raise UsageError(
             "these rows are for a model that generates, and under this key an id names no token",
             "name the column of labels with --label-column for a classifier; for answers make a key with "
             "--scheme obfuslm",
         )
-    if train.task == "classification":
-        return number_labels(in_secret_order(train.labels, key), key.info.labels)
+    if summary.task == "classification":
+        return number_labels(in_secret_order(summary.labels, key), key.info.labels)
     scale = key.info.scale
-    return scale if scale and train.scale and scale.suits(train.scale) else train.scale
+    return scale if scale and summary.scale and scale.suits(summary.scale) else summary.scale
 
 
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
@@ -67,7 +70,7 @@ def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
 
     The same names give the same order, so that an upload can resume. The server sees numbers. In alphabetical order,
     anyone who guesses the set of names would know which number is which. Drawn under the key, all orders are equally
-    likely. The server can count how often each occurs.
+    likely. The server can count how often each number occurs.
     """
     ordered = sorted(names)
     info = hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
@@ -91,13 +94,13 @@ class WriteCounts:
         row_count: rows that were written. A conversation can make several.
         token_count: tokens of these rows.
         cut_count: rows that were cut to the length limit.
-        left_out: conversations that were left out because no answer is within the limit.
+        left_out_places: the places of the conversations that were left out because no answer is within the limit.
     """
 
     row_count: int
     token_count: int
     cut_count: int
-    left_out: tuple[Place, ...] = ()
+    left_out_places: tuple[Place, ...] = ()
 
 
 def write_parquet(
@@ -116,8 +119,10 @@ def write_parquet(
     unless the codec does not scramble.
 
     Args:
+        source: the file with the rows.
         labels: the numbers of the labels, or the scale by which scores are sent (float32).
         max_length: the most tokens of a row.
+        progress: receives how many more rows were read and encoded.
         skip_long: whether conversations without an answer within the limit are left out. Otherwise all are refused.
         selection: (rows,) whether each row is written. None: all are.
 
@@ -125,7 +130,7 @@ def write_parquet(
         CodecError: a row cannot be encoded.
         TooLong: conversations have no answer within the limit, or no row is left.
     """
-    limit = min(max_length, codec.limit)
+    limit = min(max_length, codec.max_tokens)
     lengths, cut_count = list[NDArray[np.int32]](), 0
     unanswered: dict[Place, int] = {}
     rows = 0
@@ -143,12 +148,12 @@ def write_parquet(
                 cut_count += len({*too_long} - {*unanswered_rows})
             progress(len(batch))
         if not skip_long:
-            _require_answers(unanswered, rows, source, limit, codec.limit)
+            _require_answers(unanswered, rows, source, limit, codec.max_tokens)
         if writer is None:
             fault = f"none of the {rows:,} rows of {source.name} has an answer within {limit} tokens"
             raise TooLong(fault, "give a larger --max-length")
     if codec.key_id is not None:
-        mark(out, codec.key_id)
+        write_mark(out, codec.key_id)
     all_lengths = np.concatenate(lengths)
     return WriteCounts(len(all_lengths), int(all_lengths.sum()), cut_count, tuple(unanswered))
 
@@ -176,12 +181,12 @@ def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source,
 
 def _encode_batch(
     codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, limit: int
-) -> Encoding:
-    """Returns the columns of the remaining rows, the indices of rows that were cut, and the rows without an answer.
+) -> EncodedBatch:
+    """Returns the columns of the encoded rows, the indices of rows that were cut, and the rows without an answer.
 
-    The last are given by their indices, with the tokens before their first answer.
+    The rows without an answer within the limit are given by their indices, with the tokens before their first answer.
     """
-    label_numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
+    label_numbers = _label_column(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
         if label_numbers is not None:
             return _encode_classified(codec, batch, label_numbers, limit)
@@ -195,10 +200,16 @@ def _encode_batch(
         span = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
         raise type(error)(f"{span}: {error.message}", error.hint) from None
     columns = {**_id_columns(labelled.ids), "labels": _lists(labelled.labels, INT32_LIST)}
-    return columns, labelled.long, labelled.unanswered
+    return columns, labelled.cut_indices, labelled.lost_answer_starts
 
 
-def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
+def _label_column(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
+    """Returns the numbers of a batch's labels, or its scores as they are sent.
+
+    Raises:
+        UsageError: no numbers of labels were given.
+        CodecError: a row has a label without a number.
+    """
     if labels is None:
         raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
     if isinstance(labels, Scale):
@@ -211,14 +222,14 @@ def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int]
     return pa.array([labels[str(row.label)] for row in batch], pa.int32())
 
 
-def _encode_classified(codec: Codec, batch: Sequence[Example], label_numbers: pa.Array, limit: int) -> Encoding:
+def _encode_classified(codec: Codec, batch: Sequence[Example], label_numbers: pa.Array, limit: int) -> EncodedBatch:
     pairs = None if batch[0].pair is None else [row.pair or "" for row in batch]
     encoded = codec.encode([row.text for row in batch], pairs, limit, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, INT8_LIST)
     columns["labels"] = label_numbers
-    return columns, encoded.long, {}
+    return columns, encoded.cut_indices, {}
 
 
 def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:

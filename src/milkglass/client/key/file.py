@@ -47,7 +47,7 @@ from milkglass.rows.labels import Scale
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
 CHECKSUM_BYTES = 32  # SHA-256
-MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
+MAX_FILE_BYTES = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
 
 
 @final
@@ -56,18 +56,23 @@ class KeySeal:
     """Seals and opens a key file. It is derived from the passphrase, which is not kept. `repr` shows no secret.
 
     Attributes:
-        check: distinguishes a wrong passphrase from an altered file.
-        sealing: the key of the cipher.
+        scrypt_n: scrypt's cost.
+        salt: scrypt's salt.
+        passphrase_check: distinguishes a wrong passphrase from an altered file.
+        cipher_key: the key of the cipher, 32 bytes.
     """
 
     scrypt_n: int
     salt: bytes
-    check: bytes
-    sealing: bytes = field(repr=False)
+    passphrase_check: bytes
+    cipher_key: bytes = field(repr=False)
 
     @classmethod
     def derive(cls, passphrase: str, scrypt_n: int, salt: bytes) -> KeySeal:
-        """Derives a seal from a passphrase. Guessing by its check costs as much as guessing by the seal."""
+        """Derives a seal from a passphrase.
+
+        An attacker who guesses passphrases by the check needs as long as one who guesses by the seal.
+        """
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
         derived_bytes = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
         check = hashlib.sha256(b"milkglass/1 passphrase check" + derived_bytes[32:]).digest()[:CHECK_BYTES]
@@ -88,36 +93,38 @@ class KeySeal:
         """Derives the seal of a file's bytes. Raises what the function `unseal` raises."""
         header, _ = _parse(file_bytes, name)
         seal = cls.derive(passphrase, header.scrypt_n, header.salt)
-        if not hmac.compare_digest(seal.check, header.check):
+        if not hmac.compare_digest(seal.passphrase_check, header.passphrase_check):
             raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
         return seal
 
     def matches(self, passphrase: str) -> bool:
-        return hmac.compare_digest(self.derive(passphrase, self.scrypt_n, self.salt).sealing, self.sealing)
+        """Returns whether this seal was derived from a passphrase. Like each derivation this takes 0.4 s or so."""
+        return hmac.compare_digest(self.derive(passphrase, self.scrypt_n, self.salt).cipher_key, self.cipher_key)
 
     def seal(self, key: Key) -> bytes:
+        """Returns the bytes of a key file, with a fresh nonce."""
         payload = pack(key)
         header = Header(
             self.scrypt_n,
             self.salt,
             secrets.token_bytes(NONCE_BYTES),
-            self.check,
+            self.passphrase_check,
             len(payload) + TAG_BYTES,
             format_of(key),
         )
-        body = header.line() + ChaCha20Poly1305(self.sealing).encrypt(header.nonce, payload, header.line())
+        body = header.line() + ChaCha20Poly1305(self.cipher_key).encrypt(header.nonce, payload, header.line())
         return body + hashlib.sha256(body).digest()
 
     def unseal(self, file_bytes: bytes, name: str = "this") -> Key:
         """Returns the key in a file's bytes. Raises what the function `unseal` raises."""
         header, line = _parse(file_bytes, name)
-        if (header.scrypt_n, header.salt, header.check) != (self.scrypt_n, self.salt, self.check):
+        if (header.scrypt_n, header.salt, header.passphrase_check) != (self.scrypt_n, self.salt, self.passphrase_check):
             raise WrongPassphrase(
                 f"{name} was sealed with another passphrase after it was opened", "begin again with the new passphrase"
             )
         try:
             sealed = file_bytes[len(line) : -CHECKSUM_BYTES]
-            payload = ChaCha20Poly1305(self.sealing).decrypt(header.nonce, sealed, line)
+            payload = ChaCha20Poly1305(self.cipher_key).decrypt(header.nonce, sealed, line)
         except InvalidTag as error:
             raise TamperedKey(
                 "the key file was altered: its checksum holds and its seal does not",
@@ -127,7 +134,7 @@ class KeySeal:
 
 
 def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
-    """Returns the bytes of a new key file. Raises KeyFileError for an empty passphrase."""
+    """Returns the bytes of a new key file. `scrypt_n` is scrypt's cost. Raises KeyFileError for an empty passphrase."""
     return KeySeal.new(passphrase, scrypt_n).seal(key)
 
 
@@ -145,7 +152,7 @@ def _parse(file_bytes: bytes, name: str) -> tuple[Header, bytes]:
     """Returns the header of a complete file, and the header's line. Raises what `unseal` raises for a broken file."""
     has_checksum = _has_checksum(file_bytes)
     header, line = parse(file_bytes, has_checksum, name)
-    length = len(line) + header.length + CHECKSUM_BYTES
+    length = len(line) + header.seal_bytes + CHECKSUM_BYTES
     if len(file_bytes) < length:
         raise TruncatedKey(f"the key file is cut off: {len(file_bytes)} bytes, {length} expected", "restore a backup")
     if len(file_bytes) > length:
@@ -167,28 +174,32 @@ def require_key_file(path: Path) -> None:
 
 def _read_limited(path: Path) -> bytes:
     size = path.stat().st_size
-    if size > MAX_FILE:
+    if size > MAX_FILE_BYTES:
         raise KeyFileError(
-            f"{path} is not a milkglass key file: it has {size:,} bytes, at most {MAX_FILE:,} are read",
+            f"{path} is not a milkglass key file: it has {size:,} bytes, at most {MAX_FILE_BYTES:,} are read",
             "give the file that `milkglass obfuscate` wrote",
         )
     return path.read_bytes()
 
 
 def write_key(
-    path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False, weak: bool = False
+    path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False, allows_weak: bool = False
 ) -> KeySeal:
     """Writes a key file atomically, readable by its owner only.
 
     Args:
-        weak: whether any passphrase is accepted, such as the one of an existing key; else WeakPassphrase.
+        scrypt_n: scrypt's cost.
+        replace: whether an existing file is overwritten.
+        allows_weak: whether a weak passphrase is accepted, such as the one of an existing key.
 
     Raises:
         KeyExists: the file exists, and `replace` is not set.
+        WeakPassphrase: the passphrase is weak, and `allows_weak` is not set.
+        KeyFileError: the passphrase is empty.
     """
     if not replace:
         require_free(path)
-    if not weak and passphrase:
+    if not allows_weak and passphrase:
         require_strong(passphrase)
     path.parent.mkdir(parents=True, exist_ok=True)
     key_seal = KeySeal.new(passphrase, scrypt_n)
@@ -256,9 +267,11 @@ class UnlockedKey:
         return unlocked
 
     @classmethod
-    def new(cls, path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, weak: bool = False) -> UnlockedKey:
+    def new(
+        cls, path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, allows_weak: bool = False
+    ) -> UnlockedKey:
         """Writes a new key file. Raises what `write_key` raises."""
-        return cls(path, key, write_key(path, key, passphrase, scrypt_n, weak=weak))
+        return cls(path, key, write_key(path, key, passphrase, scrypt_n, allows_weak=allows_weak))
 
     def reread(self, path: Path | None = None) -> Key:
         """Returns the key that is now in the file, or in a copy of it at `path`. Raises KeyFileError if none opens."""

@@ -24,23 +24,23 @@ from milkglass.errors import CorruptCheckpoint, DamagedKey, KeyFileError, Trunca
 from milkglass.models.safetensors_header import METADATA, parse_header
 from milkglass.unique_keys import unique_keys
 
-FORMAT, CODEC, VERSION = "milkglass-key", "milkglass-codec", 1
+KEY_FORMAT, CODEC_FORMAT, VERSION = "milkglass-key", "milkglass-codec", 1
 CIPHER, KDF = "chacha20-poly1305", "scrypt"
 SCRYPT_R, SCRYPT_P = 8, 1
 MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
 MAX_HEADER_BYTES = 4096  # bytes of the header line
 SALT_BYTES, NONCE_BYTES, CHECK_BYTES, TAG_BYTES, ROOT_BYTES = 16, 12, 16, 16, 32
-FIELDS = {"format", "version", "kdf", "cipher", "nonce", "check", "length"}
+HEADER_FIELDS = {"format", "version", "kdf", "cipher", "nonce", "check", "length"}
 FIRST_BYTES = b'{"check":"'  # keys are sorted
 KDF_FIELDS = {"name", "n", "r", "p", "salt"}
 
 # The payload is a safetensors file with the root secret, the permutation and further information. It is authentic when
 # it is read, since only someone with the passphrase can seal. It is read strictly nevertheless: a key that is not of
 # version 1 must not reach a user's models. A codec alone has no root; it keeps the identifier, which it cannot derive.
-TENSORS = {FORMAT: {"root": np.uint8, "sigma": np.int32}, CODEC: {"sigma": np.int32}}
-METADATA_NAMES = {FORMAT: {"model_digest", "about", "sigma_sha256"}}
-METADATA_NAMES[CODEC] = METADATA_NAMES[FORMAT] | {"identifier"}
-IDENTIFIER = re.compile("[0-9a-f]{32}")
+TENSOR_DTYPES = {KEY_FORMAT: {"root": np.uint8, "sigma": np.int32}, CODEC_FORMAT: {"sigma": np.int32}}
+METADATA_NAMES = {KEY_FORMAT: {"model_digest", "about", "sigma_sha256"}}
+METADATA_NAMES[CODEC_FORMAT] = METADATA_NAMES[KEY_FORMAT] | {"identifier"}
+IDENTIFIER_PATTERN = re.compile("[0-9a-f]{32}")
 
 
 @final
@@ -50,24 +50,26 @@ class Header:
 
     Attributes:
         scrypt_n: scrypt's cost, a power of two from 2 to 2^20.
-        check: derived from the passphrase.
-        length: the bytes of the seal, with its tag.
-        format: says whether the file has a whole key or a codec alone.
+        salt: scrypt's salt.
+        nonce: the cipher's nonce.
+        passphrase_check: is derived from the passphrase, and distinguishes a wrong one from an altered file.
+        seal_bytes: the size of the seal, with its tag.
+        format: KEY_FORMAT for a whole key, CODEC_FORMAT for a codec alone.
     """
 
     scrypt_n: int
     salt: bytes
     nonce: bytes
-    check: bytes
-    length: int
-    format: str = FORMAT
+    passphrase_check: bytes
+    seal_bytes: int
+    format: str = KEY_FORMAT
 
     def line(self) -> bytes:
         """Returns the header as the file has it: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
         kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
         header = {
             "format": self.format, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
-            "nonce": _b64(self.nonce), "check": _b64(self.check), "length": self.length,
+            "nonce": _b64(self.nonce), "check": _b64(self.passphrase_check), "length": self.seal_bytes,
         }  # fmt: skip
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -86,7 +88,7 @@ def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tu
     """
     if not file_bytes:
         raise TruncatedKey(f"the key file is empty: {name} has no bytes", "is it the right file? Restore a backup")
-    if not _like_a_key(file_bytes):
+    if not _looks_like_key(file_bytes):
         raise _foreign_error(name)
     line = file_bytes[: file_bytes.find(b"\n", 0, MAX_HEADER_BYTES) + 1]
     if not line:
@@ -97,18 +99,21 @@ def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tu
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
 
 
-def _like_a_key(file_bytes: bytes) -> bool:
+def _looks_like_key(file_bytes: bytes) -> bool:
     """Returns whether a file begins like a key file or has several of its field names. It may be damaged or cut off."""
     head = file_bytes[:MAX_HEADER_BYTES]
     if not head.startswith(b"{"):
         return False
-    return FIRST_BYTES.startswith(head[: len(FIRST_BYTES)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
+    return (
+        FIRST_BYTES.startswith(head[: len(FIRST_BYTES)])
+        or sum(f'"{name}"'.encode() in head for name in HEADER_FIELDS) > 1
+    )
 
 
 def _header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
     """Reads a header. Raises DamagedKey; ValueError, KeyError or TypeError for what version 1 never writes."""
     fields = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
-    if has_valid_checksum and fields["format"] not in TENSORS:
+    if has_valid_checksum and fields["format"] not in TENSOR_DTYPES:
         raise _foreign_error(name)
     if has_valid_checksum and type(fields["version"]) is int and fields["version"] != VERSION:
         raise UnknownKeyVersion(f"key file version {fields['version']}, this reads {VERSION}", "update milkglass")
@@ -119,15 +124,16 @@ def _header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
         kdf["n"], _unb64(kdf["salt"]), _unb64(fields["nonce"]), _unb64(fields["check"]), fields["length"],
         fields["format"],
     )  # fmt: skip
-    plausible = (
+    is_plausible = (
         fixed == (VERSION, CIPHER, KDF, SCRYPT_R, SCRYPT_P)
-        and header.format in TENSORS
+        and header.format in TENSOR_DTYPES
         and 2 <= header.scrypt_n <= MAX_SCRYPT_N
         and header.scrypt_n & (header.scrypt_n - 1) == 0
-        and (len(header.salt), len(header.nonce), len(header.check)) == (SALT_BYTES, NONCE_BYTES, CHECK_BYTES)
-        and header.length >= TAG_BYTES
+        and (len(header.salt), len(header.nonce), len(header.passphrase_check))
+        == (SALT_BYTES, NONCE_BYTES, CHECK_BYTES)
+        and header.seal_bytes >= TAG_BYTES
     )
-    if not plausible:
+    if not is_plausible:
         raise DamagedKey("the header of the key file asks for something impossible", "restore a backup")
     if header.line() != line:
         raise ValueError("the header is not spelt as version 1 spells it")
@@ -136,7 +142,7 @@ def _header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
 
 def _require_types(header: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
     """Refuses True, which equals 1 in Python, and 8.0, which equals 8: neither is a whole number in a key file."""
-    if set(header) != FIELDS or set(kdf) != KDF_FIELDS:
+    if set(header) != HEADER_FIELDS or set(kdf) != KDF_FIELDS:
         raise ValueError("the header has other fields than version 1 defines")
     numbers = (header["version"], header["length"], kdf["n"], kdf["r"], kdf["p"])
     if any(type(number) is not int for number in numbers):
@@ -156,10 +162,12 @@ def _foreign_error(name: str) -> KeyFileError:
 
 
 def format_of(key: Key) -> str:
-    return CODEC if key.secret is None else FORMAT
+    """Returns the format of a key's file: CODEC_FORMAT for a key without a root secret, else KEY_FORMAT."""
+    return CODEC_FORMAT if key.secret is None else KEY_FORMAT
 
 
 def pack(key: Key) -> bytes:
+    """Returns a key as the payload of its file, which is not sealed yet."""
     document = json.dumps(dict(key.info.document))
     arrays = {"sigma": np.asarray(key.sigma, np.int32)}
     notes = {"model_digest": key.model_digest, "about": document, "sigma_sha256": _sigma_digest(key.sigma)}
@@ -168,7 +176,7 @@ def pack(key: Key) -> bytes:
     return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, notes)
 
 
-def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
+def unpack(payload: bytes, payload_format: str = KEY_FORMAT) -> Key:
     """Returns the key in a payload of the header's format.
 
     Raises:
@@ -182,7 +190,7 @@ def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damage_error("cannot be read") from error
     dtypes = {name: array.dtype for name, array in arrays.items()}
-    if dtypes != TENSORS[payload_format] or not isinstance(document, dict):
+    if dtypes != TENSOR_DTYPES[payload_format] or not isinstance(document, dict):
         raise _damage_error("is not what version 1 defines")
     root, sigma = arrays.get("root"), arrays["sigma"]
     if sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
@@ -191,7 +199,7 @@ def unpack(payload: bytes, payload_format: str = FORMAT) -> Key:
         raise _damage_error("holds a root of another size than 32 bytes")
     if _sigma_digest(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
-    if root is None and not IDENTIFIER.fullmatch(notes["identifier"]):
+    if root is None and not IDENTIFIER_PATTERN.fullmatch(notes["identifier"]):
         raise _damage_error("holds an identifier that is not of 32 hexadecimal digits")
     secret = None if root is None else root.tobytes()
     return Key(secret, notes["model_digest"], sigma, KeyInfo(document), notes.get("identifier"))

@@ -43,7 +43,7 @@ from milkglass.progress import Stage, no_stage
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.scheme import Scheme
 
-Clusters = Literal["kept", "new"]
+ClusterChoice = Literal["kept", "new"]
 MAX_JOB_NAME = 200  # characters
 
 
@@ -55,9 +55,14 @@ def new_key(
     root: bytes | None = None,
     stage: Stage = no_stage,
 ) -> Key:
-    """Makes a key for a model, by default with the scheme of `scheme_for`.
+    """Makes a key for a model.
 
-    `root` replaces a fresh secret: one derived from a parent (`for_job`), or a public one of an attacker or recipe.
+    Args:
+        base: the original model.
+        ref: where the original model is: a folder, a hub id or an embedded default. The key keeps it.
+        scheme: the scheme of the key. None: that of `scheme_for`.
+        digest: the digest of `base`.
+        root: replaces a fresh secret: one derived from a parent (`for_job`), or a public one of an attacker or recipe.
 
     Raises:
         UnsupportedModel: the scheme is of no use to such a model.
@@ -95,8 +100,8 @@ def cluster_order(key: Key) -> NDArray[np.int64]:
     """
     if key.info.uses_own_order:
         order_key = subkey(key.root, key.model_digest, "order/embedding")
-        return permutation(order_key, len(key.first)).astype(np.int64)
-    return np.argsort(key.first).astype(np.int64)
+        return permutation(order_key, len(key.first_ids)).astype(np.int64)
+    return np.argsort(key.first_ids).astype(np.int64)
 
 
 def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
@@ -108,8 +113,14 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     return replace(key, info=key.info.with_fields(groups=pack_groups(groups, len(table))))
 
 
-def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept", stage: Stage = no_stage) -> Key:
-    """Returns the child of `parent`, whose model `base` is, with this name. The same name gives the same child.
+def for_job(base: Checkpoint, parent: Key, name: str, clusters: ClusterChoice = "kept", stage: Stage = no_stage) -> Key:
+    """Returns the key of one job, a child of `parent`. The same name gives the same child.
+
+    Args:
+        base: the parent's original model.
+        parent: a whole key.
+        name: the job's name.
+        clusters: whether the child has the parent's clusters ("kept") or draws its own ("new").
 
     Raises:
         CodecAlone: the parent is a codec, which has no secret.
@@ -119,8 +130,8 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
     name = unicodedata.normalize("NFC", name).strip()
     if not 0 < len(name) <= MAX_JOB_NAME:
         raise UsageError(f"the job's name has {len(name)} characters, 1 to {MAX_JOB_NAME} are possible", "name the job")
-    if clusters not in get_args(Clusters):
-        raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(Clusters))}")
+    if clusters not in get_args(ClusterChoice):
+        raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(ClusterChoice))}")
     root = subkey(parent.root, parent.model_digest, f"job/{name}")
     child = new_key(base, parent.info.model, scheme_of(parent), parent.model_digest, root)
     child_info = child.info.with_fields(job={"name": name, "parent": parent.identifier, "clusters": clusters})

@@ -28,7 +28,7 @@ CODEC_FIELDS = {
     "model", "kind", "tokenizer_sha256", "scheme", "slots", "labels", "fine_tunes", "scale", "scales", "responses",
     "sampling", "uploads", "jobs",
 }  # fmt: skip
-JOB = re.compile(r"ftjob-([0-9a-f]{24})")  # a server's name for a job; a short one would be part of any name
+JOB_PATTERN = re.compile(r"ftjob-([0-9a-f]{24})")  # a server's name for a job; a short one would be part of any name
 OWN_ORDER = "own"  # value of `order`: clusters are begun in the key's own order
 
 
@@ -58,10 +58,12 @@ class KeyInfo:
 
     @property
     def kind(self) -> str | None:
+        """Returns "encoder" or "decoder", as the model is. None: the key does not say."""
         return self.document.get("kind")
 
     @property
     def tokenizer_digest(self) -> str | None:
+        """Returns the digest of the model's tokenizer (`layout.tokenizer_digest`)."""
         return self.document.get("tokenizer_sha256")
 
     @property
@@ -96,6 +98,7 @@ class KeyInfo:
 
     @property
     def packed_groups(self) -> str | None:
+        """Returns the key's clusters as `pack_groups` writes them. None: the key does not hold them."""
         return self.document.get("groups")
 
     @property
@@ -120,6 +123,7 @@ class KeyInfo:
 
     @property
     def labels_by_job(self) -> Mapping[str, Mapping[str, int]]:
+        """Returns the numbers of the label names for each fine-tuning job."""
         return self.document.get("fine_tunes") or {}
 
     @property
@@ -129,6 +133,7 @@ class KeyInfo:
 
     @property
     def scales_by_job(self) -> dict[str, Scale | None]:
+        """Returns the scale of the scores for each fine-tuning job."""
         return {job: Scale.from_document(raw) for job, raw in (self.document.get("scales") or {}).items()}
 
     # --- its models at servers ----------------------------------------------------------------------------------------
@@ -140,7 +145,7 @@ class KeyInfo:
     def knows(self, model: str) -> bool:
         """Returns whether this machine uploaded, or began to fine-tune, the model that has this name on a server."""
         jobs = {*(self.document.get("jobs") or []), *self.labels_by_job, *(self.document.get("scales") or {})}
-        numbers = [match[1] for job in jobs if (match := JOB.fullmatch(job))]
+        numbers = [match[1] for job in jobs if (match := JOB_PATTERN.fullmatch(job))]
         return model in self.uploads or any(number in model for number in numbers)
 
     def with_upload(self, model: str, job: str | None = None) -> KeyInfo:
@@ -151,7 +156,7 @@ class KeyInfo:
         return self.with_fields(**new_upload, **new_job)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
-        """Returns the label names of a fine-tuned model, or None if it is not known."""
+        """Returns the numbers of a fine-tuned model's label names, or None if the key does not know the model."""
         return next((labels for job, labels in self.labels_by_job.items() if _is_made_by(model, job)), None)
 
     def scale_of(self, model: str, job: str) -> Scale | None:
@@ -170,9 +175,13 @@ class KeyInfo:
         jobs = {**(self.document.get("scales") or {}), **({} if job is None else {job: scale.document()})}
         return self.with_fields(scale=scale.document(), **({"scales": jobs} if jobs else {}))
 
-    def for_codec(self, shares: bool) -> KeyInfo:
-        """Returns only what encoding and decoding need, with the clusters if an id names one (`shares`)."""
-        names = CODEC_FIELDS | ({"groups"} if shares else set())
+    def for_codec(self, has_shared_ids: bool) -> KeyInfo:
+        """Returns only what encoding and decoding need.
+
+        Args:
+            has_shared_ids: whether an id names a cluster. Then the clusters are needed too.
+        """
+        names = CODEC_FIELDS | ({"groups"} if has_shared_ids else set())
         document = {name: value for name, value in self.document.items() if name in names}
         scheme = {name: value for name, value in self.scheme.items() if name != "bands"}  # counted in private text
         return KeyInfo({**document, "scheme": scheme})
@@ -188,9 +197,14 @@ def _is_made_by(model: str, job: str) -> bool:
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Draws a uniform permutation of n ids, (n,) sigma[original] = scrambled, by Fisher-Yates from the end.
+    """Returns (n,) a uniform permutation sigma[original] = scrambled, drawn by Fisher-Yates from the end.
 
-    Each index is drawn by rejection from 32-bit words, so that none is likelier. Pinned ids keep their place.
+    Each index is drawn by rejection from 32-bit words, so that none is likelier.
+
+    Args:
+        key: the 32 bytes of the stream from which it is drawn.
+        n: the number of ids.
+        pinned: the ids that keep their place.
     """
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
     shuffled = movable.tolist()
@@ -212,7 +226,10 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
 
 
 def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Returns a permutation as SentinelLMs maps tokens: ids are sorted by BLAKE2b of each under the key."""
+    """Returns (n,) a permutation as SentinelLMs maps tokens: ids are sorted by BLAKE2b of each under the key.
+
+    See `permutation` for the arguments.
+    """
     movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
     hashes = [hashlib.blake2b(int(token).to_bytes(8, "little"), key=key, digest_size=16).digest() for token in movable]
     sigma = np.arange(n, dtype=np.int32)
@@ -257,7 +274,10 @@ class Key:
         """Makes a key.
 
         Args:
+            model_digest: the digest of the base model.
             vocab_size: the number of slots, aliases included.
+            pinned: the ids that keep their place.
+            info: the information that is sealed with the key.
             permute: returns the permutation from its subkey, the number of slots, and the ids that stay.
             root: replaces a fresh secret: one derived from a parent, or a public one of an attacker or recipe.
         """
@@ -282,7 +302,7 @@ class Key:
     def codec_alone(self) -> Key:
         """Returns the key without its root secret and what only that needs: it can encode and decode."""
         self.require_whole()
-        info = self.with_own_responses().for_codec(self.shares)
+        info = self.with_own_responses().for_codec(self.has_shared_ids)
         return Key(None, self.model_digest, self.sigma, info, self.identifier)
 
     def with_own_responses(self) -> KeyInfo:
@@ -354,7 +374,7 @@ class Key:
         return slots
 
     @property
-    def first(self) -> NDArray[np.int32]:
+    def first_ids(self) -> NDArray[np.int32]:
         """Returns (n,) the scrambled id of each token, or of its first alias."""
         if self.token_symbols is not None:
             return self.sigma[self.token_symbols]
@@ -370,15 +390,17 @@ class Key:
 
     @property
     def groups(self) -> list[NDArray[np.int64]] | None:
+        """Returns the tokens of each cluster. None: the key does not hold its clusters."""
         packed = self.info.packed_groups
         return None if packed is None else unpack_groups(packed)
 
     @property
-    def shares(self) -> bool:
+    def has_shared_ids(self) -> bool:
         """Returns whether an id can stand for several tokens: those of a cluster, or of a symbol."""
         return self.info.scheme.get("rows") == "shared" or self.token_symbols is not None
 
     def stream(self, label: str) -> Stream:
+        """Returns the random stream that follows from the root under a label. Raises CodecAlone for a codec."""
         return Stream(subkey(self.root, self.model_digest, label))
 
     @property

@@ -17,10 +17,10 @@ REQUIRED_GUESSES = 10**10
 SECONDS_PER_GUESS = 0.4
 WORD_COUNT = 10  # 11 bits each, 110 bits in all
 MAX_ESTIMATED_LETTERS = 72  # further characters are ignored: zxcvbn's time grows with the square of the length
-UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
+DURATION_UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
-def guesses(passphrase: str) -> int:
+def estimated_guesses(passphrase: str) -> int:
     """Estimates how many guesses an attacker needs who tries likely passphrases first."""
     from zxcvbn import zxcvbn
 
@@ -29,7 +29,7 @@ def guesses(passphrase: str) -> int:
 
 def weakness(passphrase: str) -> str | None:
     """Returns what is wrong with a passphrase that is too weak for a new key, or None."""
-    count = guesses(passphrase)
+    count = estimated_guesses(passphrase)
     if count >= REQUIRED_GUESSES:
         return None
     time = duration(count * SECONDS_PER_GUESS)
@@ -57,7 +57,7 @@ def generate_passphrase() -> str:
 
 def duration(seconds: float) -> str:
     """Returns a duration as "25 seconds", "2 days" or "127 years", rounded down; or "less than a second"."""
-    for noun, length in UNITS:
+    for noun, length in DURATION_UNITS:
         if seconds >= length:
             count = int(seconds / length)
             return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -66,6 +66,7 @@ class Usage:
 
 
 def counts_file(key: Path) -> Path:
+    """Returns the path of the file with a key file's counts, which lies beside it."""
     return key.with_name(f".{key.name}.usage.json")
 
 
@@ -101,14 +102,14 @@ def _with_job(usage: Usage, name: str, tokens: int) -> Usage:
 
 
 def record_parent(key: Path, parent: Path) -> None:
-    """Records from which key file a new one was made."""
+    """Records in both files that the key file `key` was made from `parent`. The new one has the parent's rate."""
     rate = read(parent).rate
     _change(key, lambda old: replace(old, parent=str(parent.absolute()), rate=rate))
     _change(parent, lambda old: _with_job(old, key.name, 0))
 
 
 def copy_audits(key: Path, parent: Path) -> None:
-    """Copies the audits of a key to a codec made from it.
+    """Copies the audits of the key file `parent` to the codec file `key` that was made from it.
 
     Text under both is one cipher, so the key's warnings hold for the codec. The codec counts its own text, on its
     machine.
@@ -118,35 +119,47 @@ def copy_audits(key: Path, parent: Path) -> None:
 
 
 def record_rate(key: Path, rate: Mapping[str, float]) -> None:
-    """Records what a coarse vocabulary reveals: shares and bits, over all the text together."""
+    """Records what a coarse vocabulary reveals of all the text together: shares, and bits a token."""
     _change(key, lambda old: replace(old, rate=dict(rate)))
 
 
-def audit_record(texts: int, tokens: float, content: float, finished: bool) -> dict[str, Any]:
+def audit_record(texts: int, token_share: float, content_share: float, is_finished: bool) -> dict[str, Any]:
     """Returns the record of an audit.
 
     Args:
         texts: how many texts were audited.
-        tokens: the share of the texts' tokens that the strongest attack read; nan for none.
-        content: the share of their content tokens that it read; nan for none.
-        finished: whether no attack was left that may read more.
+        token_share: the share of the texts' tokens that the strongest attack read; nan for none.
+        content_share: the share of their content tokens that it read; nan for none.
+        is_finished: whether no attack was left that may read more.
     """
-    shares = {name: None if math.isnan(value) else value for name, value in (("tokens", tokens), ("content", content))}
-    return {"at": time.time(), "texts": texts, **shares, "finished": finished}
+    shares = {
+        name: None if math.isnan(value) else value
+        for name, value in (("tokens", token_share), ("content", content_share))
+    }
+    return {"at": time.time(), "texts": texts, **shares, "finished": is_finished}
 
 
 def record_audit(
-    key: Path, spent: Mapping[str, Mapping[str, int]], measured: int, record: Mapping[str, Any] | None = None
+    key: Path,
+    spent_tokens: Mapping[str, Mapping[str, int]],
+    measured_tokens: int,
+    record: Mapping[str, Any] | None = None,
 ) -> Usage:
-    """Records an audit of up to `measured` tokens. The worst thresholds of earlier audits stay."""
+    """Records an audit. The worst thresholds of earlier audits stay.
+
+    Args:
+        spent_tokens: for each attacker, the tokens after which it reads a share ("10 %") of the content tokens.
+        measured_tokens: the most tokens of the audit.
+        record: what `audit_record` returned. None: the list of audits stays as it is.
+    """
 
     def add_audit(usage: Usage) -> Usage:
         spent_by = {
-            attacker: _fewer_tokens(usage.spent.get(attacker, {}), spent.get(attacker, {}))
-            for attacker in {**usage.spent, **spent}
+            attacker: _fewer_tokens(usage.spent.get(attacker, {}), spent_tokens.get(attacker, {}))
+            for attacker in {**usage.spent, **spent_tokens}
         }
         audits = [*usage.audits, *([] if record is None else [record])][-MAX_AUDITS:]
-        max_measured = max(usage.measured, measured)
+        max_measured = max(usage.measured, measured_tokens)
         return replace(usage, audited=time.time(), spent=spent_by, measured=max_measured, audits=audits)
 
     return _change(key, add_audit)

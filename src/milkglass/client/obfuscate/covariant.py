@@ -31,8 +31,8 @@ from milkglass.schemes.covariant import Covariant
 from milkglass.schemes.covariant_keys import LayerKeys, LayerShape, StreamKeys
 from milkglass.schemes.scheme import Scheme
 
-NOISE_ROWS = 512  # rows of one block of noise; changing it changes the noise
-DEVIATION_ROWS = 1024  # rows of a table that are held in fp64 at a time
+NOISE_BLOCK_ROWS = 512  # rows of one block of noise; changing it changes the noise
+DEVIATION_BLOCK_ROWS = 1024  # rows of a table that are held in fp64 at a time
 
 
 def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
@@ -49,40 +49,53 @@ def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme)
 
 
 def new_width(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> int:
-    """Returns the dimensions of the scrambled residual stream."""
+    """Returns the number of dimensions of the scrambled residual stream."""
     width = base.tensors[architecture.table].shape[1]
     return scheme.stream_width(width, int(base.config["num_attention_heads"])) if scheme.needs_heads else width
 
 
 @dataclass(frozen=True)
 class NoisyRows:
-    """Adds normal noise of standard deviation `size` to rows of another replacement, a sub-stream for each block."""
+    """Adds normal noise to the rows of another replacement. Each block of NOISE_BLOCK_ROWS rows has its own sub-stream.
+
+    Attributes:
+        source: gives the rows.
+        deviation: the standard deviation of the noise.
+        stream: gives the sub-streams.
+    """
 
     source: RowBlocks
-    size: float
+    deviation: float
     stream: Stream
 
     def block(self, start: int, stop: int) -> torch.Tensor:
         rows = self.source.block(start, stop)
-        if not self.size or not len(rows):
+        if not self.deviation or not len(rows):
             return rows
-        first, last = start // NOISE_ROWS, (stop - 1) // NOISE_ROWS
+        first, last = start // NOISE_BLOCK_ROWS, (stop - 1) // NOISE_BLOCK_ROWS
         noise = torch.cat([self._noise_block(index, rows.shape[1]) for index in range(first, last + 1)])
-        offset = start - first * NOISE_ROWS
-        return (rows.float() + self.size * noise[offset : offset + len(rows)]).to(rows.dtype)
+        offset = start - first * NOISE_BLOCK_ROWS
+        return (rows.float() + self.deviation * noise[offset : offset + len(rows)]).to(rows.dtype)
 
     def _noise_block(self, index: int, width: int) -> torch.Tensor:
-        return NoiseStream(self.stream.derive(index.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)
+        return NoiseStream(self.stream.derive(index.to_bytes(8, "little"))).gaussian(NOISE_BLOCK_ROWS, width)
 
 
 @dataclass(frozen=True)
 class CovariantKeys:
-    """Draws the matrices of one model from a key; `stream` is the family of P and Q."""
+    """Draws the matrices of one model from a key.
+
+    Attributes:
+        scheme: the key's scheme.
+        key: gives the streams of all draws.
+        shape: the sizes of the model's layers.
+        stream_keys: the family of the matrices P and Q, by which tensors write to and read the residual stream.
+    """
 
     scheme: Covariant
     key: Key
     shape: LayerShape
-    stream: StreamKeys
+    stream_keys: StreamKeys
 
     @classmethod
     def of(cls, scheme: Covariant, key: Key, layout: LayerLayout, width: int) -> CovariantKeys:
@@ -92,19 +105,21 @@ class CovariantKeys:
         draws = NoiseStream(key.stream("covariant/stream"))
         return cls(scheme, key, shape, scheme.stream_keys(width, layout.head_count, draws))
 
-    def draws(self, purpose: str) -> NoiseStream:
+    def noise_stream(self, purpose: str) -> NoiseStream:
+        """Returns the key's stream for one purpose, such as "layer/0"."""
         return NoiseStream(self.key.stream(f"covariant/{purpose}"))
 
     def writing_matrix(self, name: str) -> torch.Tensor:
         """Returns P (d, D) of the tensor `name`, which writes to the stream."""
-        return self.stream.write_key(self.draws(f"P/{name}"))
+        return self.stream_keys.write_key(self.noise_stream(f"P/{name}"))
 
     def reading_matrix(self, name: str) -> torch.Tensor:
         """Returns Q (D, d) of the tensor `name`, which reads the stream, times kappa."""
-        return self.stream.kappa * self.stream.read_key(self.draws(f"Q/{name}"))
+        return self.stream_keys.kappa * self.stream_keys.read_key(self.noise_stream(f"Q/{name}"))
 
     def layer(self, index: int) -> LayerKeys:
-        return self.scheme.layer_keys(self.shape, self.draws(f"layer/{index}"))
+        """Returns the secrets inside a layer."""
+        return self.scheme.layer_keys(self.shape, self.noise_stream(f"layer/{index}"))
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,7 @@ class _Changes:
     layer: Callable[[int], LayerKeys]
 
     def gain(self, norm: str) -> torch.Tensor:
+        """Returns (d,) the factors by which the norm of this name multiplies, in fp64."""
         return self.residual.gain_offset + self.base.read(norm).double()
 
     def inner(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -126,10 +142,12 @@ class _Changes:
         return self.layer(number).rows(part, tensor.double())
 
     def reader(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor that reads the stream, with the gain of its norm in it."""
         folded = tensor.double() * self.gain(self.residual.readers[name])
         return (self.inner(name, folded) @ self.keys.reading_matrix(name).T).to(tensor.dtype)
 
     def writer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor that writes to the stream."""
         number, part = self.layout.part_of[name]
         return (self.keys.writing_matrix(name).T @ self.layer(number).columns(part, tensor.double())).to(tensor.dtype)
 
@@ -138,6 +156,7 @@ class _Changes:
         return (tensor.double() @ self.keys.writing_matrix(name)).to(tensor.dtype)
 
     def inner_bias(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor that neither reads the stream nor writes to it."""
         return self.inner(name, tensor).to(tensor.dtype)
 
 
@@ -153,8 +172,9 @@ def transform_tensors(
 
     Args:
         base: the original checkpoint, with an entry for each of `tables`.
-        residual: of the original checkpoint.
+        residual: the tensors of the original checkpoint by what they do to the residual stream.
         tables: the permuted tables that are indexed by token id, `head` among them.
+        head: the name of the output head.
     """
     scheme, layout = scheme_of(key), architecture.layout(base)
     assert isinstance(scheme, Covariant)
@@ -190,8 +210,8 @@ def _deviation(base: Checkpoint, name: str, share: float) -> float:
     if not share:
         return 0.0
     table = base.map_tensor(name)
-    mean = sum(float(block.double().sum()) for block in table.split(DEVIATION_ROWS)) / table.numel()
-    squares = sum(float((block.double() - mean).square().sum()) for block in table.split(DEVIATION_ROWS))
+    mean = sum(float(block.double().sum()) for block in table.split(DEVIATION_BLOCK_ROWS)) / table.numel()
+    squares = sum(float((block.double() - mean).square().sum()) for block in table.split(DEVIATION_BLOCK_ROWS))
     return share * float(np.float32((squares / (table.numel() - 1)) ** 0.5))
 
 

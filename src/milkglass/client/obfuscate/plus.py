@@ -41,7 +41,14 @@ def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint,
 def dimension_transform(
     plus: DimensionMixing, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage
 ) -> DimensionTransform:
-    """Returns W* and sigma* of a key, computed from the mixed and permuted table (count, width)."""
+    """Returns the dimension transform (W* and sigma*) of a key.
+
+    Args:
+        plus: the settings of the transform.
+        table: the mixed and permuted embedding table, (count, width).
+        count: the number of the table's rows.
+        width: the number of the table's columns.
+    """
     advance = stage("read the table for the dimension transform", count)
     columns = torch.empty(0)  # replaced by one in the table's dtype: fp32 would take twice the memory
     for start in range(0, count, BATCH_ROWS):
@@ -76,7 +83,10 @@ class TransformedRows:
 
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiplies in fp32, and returns the dtype of the rows."""
+    """Returns rows (n, d) times the gain (d,), if there is one, times the matrix (d, D).
+
+    The product is computed in fp32, and has the dtype of the rows.
+    """
     scaled = rows.float() if gain is None else rows.float() * gain
     return (scaled @ matrix).to(rows.dtype)
 
@@ -89,6 +99,7 @@ class TensorHolder:
     tensor: torch.Tensor | None = None
 
     def get(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Returns the tensor of this name, which `make` computes unless it is the one that is held."""
         if self.tensor is None or self.name != name:
             self.tensor = None  # frees its memory before the next one is made
             self.name, self.tensor = name, make()
@@ -121,7 +132,15 @@ def transform_dimensions(
     tables: Mapping[str, RowBlocks],
     head: str,
 ) -> dict[str, RowBlocks]:
-    """Returns the replaced tensors. `tables` are as ObfusLM alone makes them, `head` among them."""
+    """Returns the replaced tensors by name.
+
+    Args:
+        base: the original checkpoint, with an entry for each of `tables`.
+        residual: the tensors of the original checkpoint by what they do to the residual stream.
+        transform: the dimension transform of the key.
+        tables: the tables as ObfusLM alone makes them, `head` among them.
+        head: the name of the output head.
+    """
     holder = TensorHolder()
     gain = {name: residual.gain_offset + base.read(name).float() for name in residual.norms}
     replaced: dict[str, RowBlocks] = {}

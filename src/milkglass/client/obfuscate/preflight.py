@@ -20,8 +20,8 @@ from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
 
-SPARE_BYTES = 16 << 20  # left free for configs and the key
-MAX_HEAD_BYTES = 256 << 20  # of a task's head and configs
+SPARE_BYTES = 16 << 20  # bytes that are left free on the disk, for configs and the key
+MAX_HEAD_BYTES = 256 << 20  # the most bytes of a task's head and configs
 
 
 def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
@@ -71,7 +71,7 @@ def assumption_of(base: Checkpoint) -> str | None:
 def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
     """Raises UnsupportedModel for a decoder that is to classify and has no padding id.
 
-    Its answer is read at the last id that is not padding.
+    The answer of such a model is read at the last id that is not padding.
     """
     padding = base.config.get("pad_token_id")
     if scheme.for_labels and architecture.kind == "decoder" and (padding is None or padding == -1):
@@ -82,7 +82,10 @@ def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Schem
 
 
 def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:
-    """Raises UsageError if the disk lacks room for the folder. What an interrupted run wrote is subtracted."""
+    """Raises UsageError if the disk lacks room for the scrambled folder `out`, or for a delta.
+
+    What an interrupted run already wrote is subtracted.
+    """
     partial = files.partial_folder(out)
     on_disk = sum(path.stat().st_size for path in partial.iterdir() if path.is_file()) if partial.is_dir() else 0
     required = estimated_bytes(base, scheme, delta) - on_disk
@@ -95,7 +98,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
 
 
 def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
-    """Estimates the bytes of the scrambled tensors."""
+    """Returns about how many bytes the scrambled tensors take, or those of a delta alone."""
     architecture = architecture_of(base)
     table_bytes = sum(base.tensors[name].bytes for name in architecture.token_tensor_names)
     other_bytes = 0 if delta else base.total_bytes - table_bytes

@@ -35,7 +35,7 @@ from milkglass.client.key.generate import cluster_order
 from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import refuse_delta_if_unsupported, scheme_of
 from milkglass.client.layout import MARKER, MARKER_CONTENT
-from milkglass.client.model_config import config_entries, generation_entries, remap
+from milkglass.client.model_config import config_entries, generation_entries, remap_config
 from milkglass.client.obfuscate.covariant import new_width, require_layers, transform_tensors
 from milkglass.client.obfuscate.plus import dimension_transform, transform_dimensions, with_head
 from milkglass.client.special_tokens import reserved_ids
@@ -73,7 +73,7 @@ class _ScrambledTensor:
 
 
 def mixture_of(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
-    """Returns the mixture of the table's rows by the key's scheme."""
+    """Returns how the key's scheme mixes the rows of the embedding table (n, d)."""
     require_finite(table)
     order, special = cluster_order(key), reserved_ids(base, len(table))
     advance = stage("cluster", len(order))
@@ -84,7 +84,7 @@ def mixture_of(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) ->
 
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """Returns the base's configs with mapped ids, without names, and with the key's identifier in config.json."""
-    first_ids, choices = key.first, AliasChoices.of(key)
+    first_ids, choices = key.first_ids, AliasChoices.of(key)
     mapped = map_configs(base, first_ids, None if choices is None else choices.counts)
     tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied_entry(base)
     sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first_ids) else {}
@@ -135,8 +135,8 @@ def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[
 
     entries, generation = config_entries(str(base.config.get("model_type"))), base.generation_config
     return Configs(
-        remap(base.config, sigma, entries),
-        None if generation is None else remap(generation, sigma, generation_entries()),
+        remap_config(base.config, sigma, entries),
+        None if generation is None else remap_config(generation, sigma, generation_entries()),
     )
 
 
@@ -148,13 +148,13 @@ class Replacement:
         base: the original checkpoint, with an entry of the right size for each tensor.
         tensors: those that differ from the original.
         mixture: mixes the rows of the embedding table.
-        condition: the condition number of W*, if the dimensions are mixed.
+        condition_number: the condition number of W*. None: the dimensions are not mixed.
     """
 
     base: Checkpoint
     tensors: Mapping[str, RowBlocks]
     mixture: RowMap
-    condition: float | None = None
+    condition_number: float | None = None
 
 
 def replace_tensors(
@@ -205,7 +205,12 @@ def scramble(
     block of rows (models/safetensors_file.py).
 
     Args:
+        base: the original model.
         key: must be of this model: call `key.require_model(base.digest())` first.
+        out: the folder to write.
+        delta: whether only the changed tables are written.
+        mixture: replaces the key's own mixture of rows, in tests.
+        transform: replaces the key's own dimension transform, in tests.
 
     Raises:
         CorruptCheckpoint: the key has another number of tokens than the model, or a row of the table is not finite.
@@ -213,9 +218,9 @@ def scramble(
         UnsupportedModel: the scheme cannot change the model's layers.
     """
     architecture = architecture_of(base)
-    if len(key.first) != architecture.vocab_size:
+    if len(key.first_ids) != architecture.vocab_size:
         raise CorruptCheckpoint(
-            f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
+            f"the key has {len(key.first_ids)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
     refuse_delta_if_unsupported(scheme_of(key), delta)
     document = json.dumps([delta, dict(key.info.document)]).encode()
@@ -230,4 +235,4 @@ def scramble(
     else:
         advance = stage("write", replacement.base.total_bytes)
         rewrite(replacement.base, replacement.tensors, configs, staging, advance)
-    return replace(replacement.mixture.promise(scheme_of(key).k), condition=replacement.condition)
+    return replace(replacement.mixture.promise(scheme_of(key).k), condition=replacement.condition_number)

@@ -25,7 +25,7 @@ from milkglass.schemes.symbols.symbol_map import shared_symbols
 
 @dataclass(frozen=True)
 class SymbolRate:
-    """Says how much of one text the ids of one map reveal.
+    """Holds how much of one text the ids of one map reveal.
 
     Attributes:
         ids: m', the number of ids.
@@ -60,45 +60,46 @@ class SymbolRate:
 def rate_of(
     scheme: Coarse,
     counts: NDArray[np.int64],
-    sent: NDArray[np.int64],
-    content: NDArray[np.bool_],
-    exempt: NDArray[np.int64],
+    sent_counts: NDArray[np.int64],
+    is_content: NDArray[np.bool_],
+    exempt_ids: NDArray[np.int64],
 ) -> SymbolRate:
     """Returns the rate of a map. Shares of nothing are 0.
 
     Args:
+        scheme: the coarse vocabulary, with its map.
         counts: (n,) how common each token is.
-        sent: (n,) occurrences in the client's texts, 0 for special tokens.
-        content: (n,) whether each token carries content.
-        exempt: ids of tokens to which the limits do not apply (`Coarse.exempt`).
+        sent_counts: (n,) occurrences in the client's texts, 0 for special tokens.
+        is_content: (n,) whether each token carries content.
+        exempt_ids: ids of tokens to which the limits do not apply (`Coarse.exempt`).
     """
     symbol_of, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
-    mass, is_exempt = mass_of(counts), np.isin(np.arange(size), symbol_of[exempt])
+    mass, is_exempt = mass_of(counts), np.isin(np.arange(size), symbol_of[exempt_ids])
     bits, share = bits_and_shares(symbol_of, mass, size)
-    unmet = ~is_exempt & scheme.limits.are_broken_by(bits, share)
-    commonest = np.zeros(len(symbol_of), np.bool_)
+    is_unmet = ~is_exempt & scheme.limits.are_broken_by(bits, share)
+    is_commonest = np.zeros(len(symbol_of), np.bool_)
     order = np.lexsort((np.arange(len(symbol_of)), -mass, symbol_of))
-    commonest[order[np.unique(symbol_of[order], return_index=True)[1]]] = True
-    occurrences, responses = np.bincount(symbol_of, sent, size), symbol_responses(scheme)
-    read_mass = read_share_by_name(symbol_of, mass, commonest, responses)
+    is_commonest[order[np.unique(symbol_of[order], return_index=True)[1]]] = True
+    occurrences, responses = np.bincount(symbol_of, sent_counts, size), symbol_responses(scheme)
+    read_mass = read_share_by_name(symbol_of, mass, is_commonest, responses)
     return SymbolRate(
         ids=size,
         most_bits=most_bits(size, responses),
         bits=bits_in(occurrences, responses),
-        running=_share(sent, read_mass),
-        content=_share(np.where(content, sent, 0), read_mass),
+        running=_share(sent_counts, read_mass),
+        content=_share(np.where(is_content, sent_counts, 0), read_mass),
         symbols=int((~is_exempt).sum()),
         alone=int(is_exempt.sum()),
         alone_running=_share(occurrences, is_exempt),
-        unmet=int(unmet.sum()),
-        unmet_running=_share(occurrences, unmet),
+        unmet=int(is_unmet.sum()),
+        unmet_running=_share(occurrences, is_unmet),
         epsilon=scheme.epsilon or 0.0,
         kept=1.0 if responses is None else responses.keep_probability,
     )
 
 
 def read_share_by_name(
-    symbol_of: NDArray[np.int64], mass: NDArray[np.float64], commonest: NDArray[np.bool_],
+    symbol_of: NDArray[np.int64], mass: NDArray[np.float64], is_commonest: NDArray[np.bool_],
     responses: RandomisedResponse | None,
 ) -> NDArray[np.float64]:  # fmt: skip
     """Returns (n,) for each token the share of its occurrences that naming the likeliest token of each sent id reads.
@@ -106,13 +107,13 @@ def read_share_by_name(
     Args:
         symbol_of: (n,) the symbol of each token.
         mass: (n,) the share of each token by its count.
-        commonest: (n,) whether each token is the most common one of its symbol.
+        is_commonest: (n,) whether each token is the most common one of its symbol.
         responses: the exchange of ids. None: they are sent unchanged.
     """
-    read_shares = commonest.astype(np.float64)
+    read_shares = is_commonest.astype(np.float64)
     if responses is None or len(responses.values) < 2:
         return read_shares
-    commonest_ids = np.flatnonzero(commonest & np.isin(symbol_of, responses.values))
+    commonest_ids = np.flatnonzero(is_commonest & np.isin(symbol_of, responses.values))
     top = commonest_ids[mass[commonest_ids].argmax()]  # of all exchanged symbols: it is sent as any of them
     exchanged = (1 - responses.keep_probability) / (len(responses.values) - 1)
     is_exchanged = mass[top] * exchanged > mass[commonest_ids] * responses.keep_probability
@@ -122,7 +123,7 @@ def read_share_by_name(
 
 
 def symbol_responses(scheme: Coarse) -> RandomisedResponse | None:
-    """Returns the exchange of a scheme's symbols by their numbers, or None."""
+    """Returns the exchange of a scheme's symbols by their numbers. None: symbols are sent unchanged."""
     if scheme.epsilon is None:
         return None
     return RandomisedResponse(shared_symbols(scheme.token_symbols), scheme.epsilon)

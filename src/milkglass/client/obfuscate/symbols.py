@@ -41,13 +41,17 @@ from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.symbols.finder import Evidence, Floats, TaskTexts, VectorSource
 from milkglass.sequences import Sequences
 
-BATCH = 512  # tokens that are encoded at a time
-FILE_TOKENS = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
-PROGRESS_STEPS = 1000
+BATCH_TOKENS = 512  # tokens whose vectors are computed at a time
+FILE_TOKENS = 8 * BATCH_TOKENS  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
+PROGRESS_STEPS = 1000  # steps of the progress bar while the map is searched
 
 
 def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stage) -> Floats:
-    """Returns the vectors (n, d) of all tokens in fp32. They are public: no data of the client are read."""
+    """Returns the vectors (n, d) of all tokens in fp32. They are public: no data of the client are read.
+
+    Args:
+        source: "table" for the rows of the embedding table; else the vectors are computed by the encoder.
+    """
     table = architecture_of(base).table
     if source == "table":
         return base.map_tensor(table).to(torch.float32, copy=True).numpy()
@@ -60,7 +64,7 @@ def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stag
         if not models:
             models.append(body(base).eval())
         with torch.inference_mode():
-            return _encode(models[0], ids, prefix, suffix, progress)
+            return _mean_states(models[0], ids, prefix, suffix, progress)
 
     if size < FILE_TOKENS:
         return encode_ids(torch.arange(size))
@@ -77,20 +81,23 @@ def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stag
 def _cached_vectors(
     name: str, ids: torch.Tensor, encode: Callable[[torch.Tensor], Floats], progress: Progress
 ) -> Floats:
-    keep = ArrayCache("token_vectors", {"vectors": np.float32})
-    arrays = keep(name, lambda: {"vectors": encode(ids)}, lambda block: len(block["vectors"]) == len(ids))
-    if keep.is_reused:
+    cache = ArrayCache("token_vectors", {"vectors": np.float32})
+    arrays = cache(name, lambda: {"vectors": encode(ids)}, lambda block: len(block["vectors"]) == len(ids))
+    if cache.is_reused:
         progress(len(ids))
     return arrays["vectors"]
 
 
-def _encode(model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequence[int], progress: Progress) -> Floats:
+def _mean_states(
+    model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequence[int], progress: Progress
+) -> Floats:
     """Returns for each token, alone in a text, the mean of the last states over all positions, special ones too."""
-    around = partial(torch.tensor, dtype=torch.long)
+    long_tensor = partial(torch.tensor, dtype=torch.long)
     parts = []
-    for batch in ids.split(BATCH):
+    for batch in ids.split(BATCH_TOKENS):
         rows = torch.cat(
-            [around(prefix).repeat(len(batch), 1), batch[:, None], around(suffix).repeat(len(batch), 1)], dim=1
+            [long_tensor(prefix).repeat(len(batch), 1), batch[:, None], long_tensor(suffix).repeat(len(batch), 1)],
+            dim=1,
         )
         parts.append(model(input_ids=rows).last_hidden_state.mean(1))
         progress(len(batch))
@@ -119,14 +126,19 @@ class CountedTexts:
         return self.own_counts if self.public_counts is None else self.public_counts
 
 
-def count_texts(base: Checkpoint, data: Source, public: Source | None, regression: bool = False) -> CountedTexts:
-    """Reads the client's rows, and public text of any kind.
+def count_texts(base: Checkpoint, data: Source, public: Source | None, is_regression: bool = False) -> CountedTexts:
+    """Reads the client's rows, and public text of any kind, and counts their tokens.
+
+    Args:
+        data: the client's rows.
+        public: public text that decides which tokens are common. None: the client's rows do.
+        is_regression: whether the labels of the rows are scores.
 
     Raises:
         CodecError: rows cannot be read; also EmptyText.
         UsageError: the rows are for generation, or have no ordinary token.
     """
-    summary = checked_summary(data, "regression" if regression else None)
+    summary = checked_summary(data, "regression" if is_regression else None)
     if summary.kind == "chat":
         raise UsageError(
             f"{data.name} holds conversations, and under coarse an id names no token that could be answered",
@@ -134,7 +146,7 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, regressio
         )
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     size = len(codec.sigma)
-    examples = list(read_examples(data, are_scores=regression))
+    examples = list(read_examples(data, are_scores=is_regression))
     texts = encode_examples(codec, examples).original
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)
@@ -156,7 +168,13 @@ def _count_ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file:
 def count_corpus(
     base: Checkpoint, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None
 ) -> CountedTexts:
-    """Counts texts in memory, cut to the model's length. Labels are numbers of classes, or scores (floats)."""
+    """Counts the tokens of texts in memory, cut to the model's length.
+
+    Args:
+        texts: the texts, or the first one of each pair.
+        labels: numbers of classes, or scores (floats).
+        pairs: the second text of each pair. None: texts are not pairs.
+    """
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     ids = Sequences.of(codec.without_scrambling.encode(texts, pairs, truncate=True).ids)
     label_numbers, are_scores = np.array(labels, np.float64), any(isinstance(label, float) for label in labels)
@@ -185,7 +203,11 @@ def coarse_key(
     """Makes a key with a map that was found under its own streams.
 
     The labels of rows that `finetune` would hold out of the same file are not used: otherwise the accuracy on them
-    would be far above the accuracy on new texts.
+    would be far above the accuracy on new texts. See `new_key` for the other arguments.
+
+    Args:
+        scheme: a coarse vocabulary without a map.
+        texts: the counted texts by which the map is found.
     """
     root = secrets.token_bytes(32) if root is None else root
     texts = replace(texts, task=_without_held_out(texts.task, root, digest))
@@ -207,7 +229,13 @@ def _without_held_out(task: TaskTexts | None, root: bytes, digest: str) -> TaskT
 def find_map(
     base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
 ) -> Scheme:
-    """Returns the scheme with a map. `draws` returns a stream of the key for each label."""
+    """Returns the scheme with the map that was found.
+
+    Args:
+        scheme: a coarse vocabulary without a map.
+        texts: the counted texts by which the map is found.
+        draws: returns the key's stream for a label.
+    """
     weights = np.ones(len(texts.own_counts)) if texts.public_counts is None else mass_of(texts.public_counts)
     evidence = Evidence(
         counts=texts.counts,

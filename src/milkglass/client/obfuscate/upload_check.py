@@ -14,7 +14,7 @@ from typing import Any, final
 
 from milkglass.client import layout
 from milkglass.client.layout import MARKER, TOKENIZER_NAMES
-from milkglass.client.model_config import LABELS, NAMES, WORD, has_private_words
+from milkglass.client.model_config import LABEL_ENTRIES, PRIVATE_ENTRIES, WORD_PATTERN, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.file_names import (
     CONFIG,
@@ -27,19 +27,24 @@ from milkglass.models.file_names import (
 )
 from milkglass.models.safetensors_header import has_notes, read_header
 
-CONFIGS = (CONFIG, GENERATION_CONFIG)
+CONFIG_FILES = (CONFIG, GENERATION_CONFIG)
 SIZE_ENTRIES = ("total_size", "total_parameters")  # the sizes that transformers writes in an index
-TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
+TENSOR_NAME, SHARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
 NUMBERED_LABEL = re.compile(r"LABEL_[0-9]{1,5}")
 ORIGINS_HINT = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
-USUAL_SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+USUAL_SHARD_NAME = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
+DIGEST_PATTERN = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @final
 @dataclass(frozen=True)
 class OutgoingModel:
-    """Describes all that is sent of a folder or delta. `weights` has its files by the names under which they go."""
+    """Describes all that is sent of a folder or delta.
+
+    Attributes:
+        folder: the scrambled folder or delta.
+        weights: the files of weights, by the names under which they are sent.
+    """
 
     folder: Path
     weights: Mapping[str, Path]
@@ -49,12 +54,12 @@ class OutgoingModel:
         """Checks a folder. Raises UsageError if it may not leave, ModelError if no server would take it."""
         files = require_scrambled(folder)
         require_sound(folder)
-        if (folder / INDEX).is_file() and not all(USUAL_SHARD.fullmatch(file.name) for file in files):
+        if (folder / INDEX).is_file() and not all(USUAL_SHARD_NAME.fullmatch(file.name) for file in files):
             return cls(folder, {f"model-{n:05}-of-{len(files):05}.safetensors": f for n, f in enumerate(files, 1)})
         return cls(folder, {file.name: file for file in files})
 
     def documents(self) -> dict[str, dict[str, Any] | None]:
-        """Returns config, generation_config, index and delta as they are sent."""
+        """Returns config, generation_config, index and delta as they are sent. None: there is no such file."""
         index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
         if index is not None:
             outgoing_name = {file.name: name for name, file in self.weights.items()}
@@ -68,7 +73,7 @@ class OutgoingModel:
 
 
 def require_scrambled(folder: Path) -> list[Path]:
-    """Returns the weight files of a folder that may leave this machine, by name.
+    """Returns the weight files of a folder that may leave this machine, sorted by name.
 
     It finds tokenizers, names that scrambling removes, files that do not belong to the model, and notes and names in
     the headers of weights.
@@ -85,12 +90,12 @@ def require_scrambled(folder: Path) -> list[Path]:
         raise UsageError(
             f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS_HINT
         )
-    for file in (*CONFIGS, INDEX, DELTA_CONFIG):
+    for file in (*CONFIG_FILES, INDEX, DELTA_CONFIG):
         content = json_file(folder / file)
         if content is not None and (
             name := next(REVEALING_ENTRIES.get(file, _revealing_config_entries)(content), None)
         ):
-            shown_name = name if WORD.fullmatch(name) else "notes"
+            shown_name = name if WORD_PATTERN.fullmatch(name) else "notes"
             raise UsageError(f"{file} of {folder.name} holds {shown_name}, which no scrambled model has", ORIGINS_HINT)
     if not (folder / MARKER).is_file():
         raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS_HINT)
@@ -123,8 +128,8 @@ def require_sound(folder: Path) -> None:
 
 
 def unsent_names(folder: Path) -> list[str]:
-    """Returns the names in a folder that are not sent, since they are neither weights nor configs of the model."""
-    sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_tensors_by_file(folder)}
+    """Returns the sorted names of a folder's files that are not sent: neither weights nor configs of the model."""
+    sent = {*CONFIG_FILES, INDEX, DELTA_CONFIG, MARKER, *_tensors_by_file(folder)}
     return sorted(path.name for path in folder.iterdir() if path.name not in sent)
 
 
@@ -160,19 +165,20 @@ def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
         raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {tensor!r}", hint)
 
 
-# Yield the entries of a folder's JSON files, nested ones too, that scrambling would have removed or numbered
 def _revealing_delta_entries(delta: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the entries of a delta's description that scrambling does not write."""
     yield from (name for name in delta if name not in ("format", "base"))
     if delta.get("format") != DELTA_FORMAT:
         yield "format"
-    if not DIGEST.fullmatch(str(delta.get("base"))):
+    if not DIGEST_PATTERN.fullmatch(str(delta.get("base"))):
         yield "base"
 
 
 def _revealing_config_entries(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the entries of a config, nested ones too, that scrambling would have removed or numbered."""
     for name, entry in config.items():
-        if name in NAMES or name in LABELS:
-            if entry and not (name in LABELS and _is_numbered(name, entry)):
+        if name in PRIVATE_ENTRIES or name in LABEL_ENTRIES:
+            if entry and not (name in LABEL_ENTRIES and _is_numbered(name, entry)):
                 yield name
         elif has_private_words(name, entry):
             yield name
@@ -181,14 +187,16 @@ def _revealing_config_entries(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _revealing_index_entries(index: Mapping[str, Any]) -> Iterator[str]:
-    """Yields unexpected entries of an index, which says only where tensors are and how large they are together."""
+    """Yields the unexpected entries of an index, which has only the tensors' files and their size in all."""
     yield from (name for name in index if name not in ("metadata", "weight_map"))
     sizes, tensor_files = index.get("metadata") or {}, index.get("weight_map")
     if not isinstance(sizes, Mapping) or not isinstance(tensor_files, Mapping):
         yield "metadata"
         return
     yield from (n for n, size in sizes.items() if n not in SIZE_ENTRIES or not isinstance(size, int | float))
-    yield from (str(n) for n, file in tensor_files.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
+    yield from (
+        str(n) for n, file in tensor_files.items() if not (TENSOR_NAME.fullmatch(n) and SHARD_NAME.fullmatch(str(file)))
+    )
 
 
 REVEALING_ENTRIES = {
@@ -198,6 +206,7 @@ REVEALING_ENTRIES = {
 
 
 def _is_numbered(name: str, labels: Any) -> bool:
+    """Returns whether `labels`, the entry `id2label` or `label2id`, has numbered names such as LABEL_0 alone."""
     if not isinstance(labels, Mapping):
         return False
     numbers, texts = (labels, labels.values()) if name == "id2label" else (labels.values(), labels)

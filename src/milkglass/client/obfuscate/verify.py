@@ -29,6 +29,8 @@ class Check:
     """Holds the result of one comparison with what the key gives.
 
     Attributes:
+        name: what was compared.
+        passed: whether all of it is as the key gives it.
         detail: the number and first names of what is wrong, or what is right.
     """
 
@@ -38,9 +40,13 @@ class Check:
 
 
 def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> list[Check]:
-    """Compares `out`, a folder or a delta, with what base and key give, file by file.
+    """Compares `out`, a folder or a delta, with what base and key give, file by file. Returns one result per check.
 
-    Anything unexpected is a failure: it could be something that must not leave.
+    Anything unexpected is a failure: it could be something that must not leave this machine.
+
+    Args:
+        base: the original model.
+        key: the key of `out`.
     """
     is_delta = (out / DELTA_CONFIG).is_file()
     tensors = read_header(out / DELTA_WEIGHTS) if is_delta else Checkpoint.open(out).tensors
@@ -62,7 +68,7 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
         _check("tensors", unexpected, f"{len(tensors)}, none missing, none more"),
         _check(
             "configs",
-            _wrong_configs(out, expected, None if is_delta else index_of(base)),
+            _differing_configs(out, expected, None if is_delta else index_of(base)),
             "special ids re-mapped, the key's identifier, no names",
         ),
         _check("files", [*_strays(base, out, is_delta), *noted], "none but the model's, no notes in them"),
@@ -77,7 +83,7 @@ def _check(name: str, differing: list[str], verdict: str) -> Check:
     return Check(name, not differing, f"{len(differing)} wrong: {', '.join(differing[:5])}" if differing else verdict)
 
 
-def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None) -> list[str]:
+def _differing_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None) -> list[str]:
     documents = {
         CONFIG: configs.config,
         GENERATION_CONFIG: configs.generation,
@@ -88,8 +94,9 @@ def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None)
     return [name for name, value in documents.items() if found_documents[name] != value]
 
 
-def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
-    weights = {DELTA_WEIGHTS, DELTA_CONFIG} if delta else {file.name for file in base.files} | {INDEX}
+def _strays(base: Checkpoint, out: Path, is_delta: bool) -> list[str]:
+    """Returns the names in the folder `out` that do not belong there, tokenizer files first."""
+    weights = {DELTA_WEIGHTS, DELTA_CONFIG} if is_delta else {file.name for file in base.files} | {INDEX}
     expected = weights | {CONFIG, GENERATION_CONFIG, MARKER}
     names = {path.name for path in out.iterdir()} - expected
     return sorted(names, key=lambda name: (not TOKENIZER_NAMES.fullmatch(name), name))

@@ -29,26 +29,26 @@ from weakref import WeakSet
 import httpx2
 
 from milkglass.client.remote import strict_json
-from milkglass.client.remote.strict_json import HINT
+from milkglass.client.remote.strict_json import SERVER_HINT
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.progress import Log, no_log
 from milkglass.system import is_loopback
 
-MAX_EVENT = 4 << 20  # bytes of an event
-MAX_COMMENTS = 256 << 10  # bytes before an event that are not data
-EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
+MAX_EVENT_BYTES = 4 << 20  # bytes of an event
+MAX_COMMENT_BYTES = 256 << 10  # bytes before an event that are not data
+EVENT_ID_PATTERN = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 BUSY_STATUSES = frozenset({429, 503})  # the server asks to try later, and did nothing
 LOST_STATUSES = frozenset({502, 504})  # a proxy has no answer; the server may have carried out the call
-NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-MAX_ANSWER = 64 << 20  # bytes of one JSON answer
-MAX_ERROR = 64 << 10  # bytes read of an error's body
+NEVER_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+MAX_ANSWER_BYTES = 64 << 20  # bytes of one JSON answer
+MAX_ERROR_BYTES = 64 << 10  # bytes read of an error's body
 ANSWER_SECONDS = 30.0  # how much longer an exchange may take than the silence that is allowed
 MIN_BYTES_PER_SECOND = 16 << 10  # the slowest that a request's body may be sent
-MAX_SHOWN = 200  # characters of an address in a message
+MAX_SHOWN_CHARACTERS = 200  # characters of an address in a message
 EXAMPLE_URL = "https://gpu.example:8420"
-CONNECT_TIMEOUT = 10.0  # seconds for making a connection
-FIRST_CONNECT_TIMEOUT = 3.0  # seconds for making a connection to a server that never answered
-FIRST_SILENCE = 20.0  # seconds to wait for the first answer of a server
+CONNECT_SECONDS = 10.0  # seconds for making a connection
+FIRST_CONNECT_SECONDS = 3.0  # seconds for making a connection to a server that never answered
+FIRST_SILENCE_SECONDS = 20.0  # seconds to wait for the first answer of a server
 FIRST_ATTEMPTS = 3  # tries of a server that never answered: it is more likely down than restarting
 MIN_REPORTED_SECONDS = 1.0  # seconds from which a wait is reported
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
@@ -56,19 +56,25 @@ TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 @final
 class Sockets:
-    """Collects the open sockets of one client, which httpcore2's `trace` extension reports, and shuts them."""
+    """Collects the open sockets of one client, which httpcore2's `trace` extension reports, and shuts them.
+
+    Attributes:
+        given_up: is set when the client must send nothing more.
+    """
 
     def __init__(self) -> None:
         self._open: WeakSet[socket.socket] = WeakSet()
         self.given_up = threading.Event()
 
     def trace(self, event: str, details: dict[str, Any]) -> None:
+        """Adds the socket of an event that opened one, for httpcore2's `trace` extension."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._open.add(details["return_value"].get_extra_info("socket"))
             if self.given_up.is_set():  # while this one was being opened
                 self.shut()
 
     def shut(self) -> None:
+        """Shuts all open sockets down, which ends every read and write on them."""
         for open_socket in list(self._open):
             with contextlib.suppress(OSError):  # closed already
                 # Not SSLSocket.shutdown, which drops the TLS state that a thread still reads with
@@ -107,11 +113,13 @@ class Deadline:
             self._due = None
 
     def end(self) -> None:
+        """Ends `run` without cutting anything."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
 
     def run(self) -> None:
+        """Waits until the time is up and cuts the connections, or returns when `end` is called."""
         with self._changed:
             while not self._is_over:
                 seconds_left = None if self._due is None else self._due - time.monotonic()
@@ -136,35 +144,44 @@ def cut_after(sockets: Sockets, seconds: float) -> Iterator[Deadline]:
 @final
 @dataclass(frozen=True)
 class OpenStream:
-    """Holds an answer whose body is being read. `silence` is the seconds that an event may take by default."""
+    """Holds an answer whose body is being read.
+
+    Attributes:
+        answer: the answer, whose body is not read yet.
+        deadline: cuts the connection when the reader's time is up.
+        max_silence: seconds without an event after which the connection is cut, unless the reader sets others.
+    """
 
     answer: httpx2.Response
     deadline: Deadline
-    silence: float
+    max_silence: float
 
 
 def server_events(stream: OpenStream, max_silence: float | None = None) -> Iterator[tuple[str | None, str, str]]:
-    """Yields (id, type, data) of each server-sent event.
+    """Yields (id, type, data) of each server-sent event. The id is None until an event has one.
 
     Args:
+        stream: the answer.
         max_silence: seconds without an event after which the connection is cut. Comments are not events. The caller's
-            time for an event does not count.
+            time for an event does not count. None: those of `stream`.
 
     Raises:
         RemoteError: an event is longer than MAX_EVENT, comments before one are longer than MAX_COMMENTS, or an id
             cannot be sent back in a header.
     """
-    max_silence = stream.silence if max_silence is None else max_silence
+    max_silence = stream.max_silence if max_silence is None else max_silence
     event_id: str | None = None
     event_type, data_lines, size, comment_bytes = "message", list[str](), 0, 0
     stream.deadline.extend(max_silence)
     for line in _lines_of(stream.answer):
         size += len(line) + 1
-        if size > MAX_EVENT:
-            raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", HINT)
+        if size > MAX_EVENT_BYTES:
+            raise RemoteError(f"an event of the answer has more than {MAX_EVENT_BYTES} bytes", SERVER_HINT)
         comment_bytes += 0 if line.startswith("data") else len(line) + 1
-        if comment_bytes > MAX_COMMENTS:
-            raise RemoteError(f"the answer has more than {MAX_COMMENTS} bytes of comments before an event", HINT)
+        if comment_bytes > MAX_COMMENT_BYTES:
+            raise RemoteError(
+                f"the answer has more than {MAX_COMMENT_BYTES} bytes of comments before an event", SERVER_HINT
+            )
         if not line:
             if data_lines:
                 stream.deadline.pause()
@@ -180,8 +197,8 @@ def server_events(stream: OpenStream, max_silence: float | None = None) -> Itera
         elif field_name == "event":
             event_type = field
         elif field_name == "id":
-            if not EVENT_ID.fullmatch(field):
-                raise RemoteError("an event of the answer has no proper id", HINT)
+            if not EVENT_ID_PATTERN.fullmatch(field):
+                raise RemoteError("an event of the answer has no proper id", SERVER_HINT)
             event_id = field
 
 
@@ -190,8 +207,8 @@ def _lines_of(answer: httpx2.Response) -> Iterator[str]:
     for chunk in answer.iter_raw():
         *lines, remainder = (remainder + chunk).split(b"\n")
         yield from (line.removesuffix(b"\r").decode("utf-8", "replace") for line in lines)
-        if len(remainder) > MAX_EVENT:
-            raise RemoteError(f"a line of the answer has more than {MAX_EVENT} bytes", HINT)
+        if len(remainder) > MAX_EVENT_BYTES:
+            raise RemoteError(f"a line of the answer has more than {MAX_EVENT_BYTES} bytes", SERVER_HINT)
     if remainder:
         yield remainder.decode("utf-8", "replace")
 
@@ -203,34 +220,42 @@ class RetryPolicy:
     A wait is drawn from half of its limit to the limit, which doubles each time. The server can ask for up to 60 s.
 
     Attributes:
-        attempts: how often a call is tried in all.
-        first: the first limit in seconds.
-        longest: the last limit in seconds.
-        pause: sleeps, or ends early when the connection is given up.
-        progress: receives the reason of a wait of MIN_REPORTED_SECONDS or more.
+        max_attempts: how often a call is tried in all.
+        first_limit: the limit of the first wait, in seconds.
+        last_limit: the seconds beyond which the limit does not grow.
+        pause: sleeps for some seconds, or ends early when the connection is given up.
+        notice: receives the reason of a wait of MIN_REPORTED_SECONDS or more.
     """
 
-    attempts: int = 7
-    first: float = 0.25
-    longest: float = 8.0
+    max_attempts: int = 7
+    first_limit: float = 0.25
+    last_limit: float = 8.0
     pause: Callable[[float], object] = field(default=time.sleep, repr=False)
-    progress: Log = field(default=no_log, repr=False)
+    notice: Log = field(default=no_log, repr=False)
 
     def wait(self, attempt: int, answer: httpx2.Response | None = None) -> None:
+        """Waits before a call is tried again.
+
+        Args:
+            attempt: the number of the attempt that failed, from 0 on.
+            answer: the server's answer, which may ask for a longer wait. None: there was none.
+        """
         requested = (answer.headers.get("Retry-After") or "") if answer is not None else ""
-        seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
+        seconds = min(self.last_limit, self.first_limit * 2**attempt) * (
+            0.5 + random.random() / 2
+        )  # not all clients at once
         seconds = max(seconds, min(60.0, float(requested))) if re.fullmatch("[0-9]{1,9}", requested) else seconds
         if seconds >= MIN_REPORTED_SECONDS:
             event = "does not answer" if answer is None else f"answers {answer.status_code}"
-            self.progress(f"the server {event}; trying again in {seconds:.0f} s")
+            self.notice(f"the server {event}; trying again in {seconds:.0f} s")
         self.pause(seconds)
 
 
 class Connection:
     """Sends requests to one server. Every call can raise Unreachable, Unauthorized or another RemoteError.
 
-    `timeout` is in seconds of silence. A whole exchange may take ANSWER_SECONDS more, and a request's body as long as
-    it takes at MIN_BYTES_PER_SECOND bytes a second.
+    A server may be silent for `timeout` seconds. A whole exchange may take ANSWER_SECONDS more, and a request's body as
+    long as it takes at MIN_BYTES_PER_SECOND bytes a second.
     """
 
     def __init__(
@@ -246,7 +271,7 @@ class Connection:
         self._has_answered = False
         self._sockets = Sockets()
         self.retry = retry or RetryPolicy(pause=self._sockets.given_up.wait)
-        self._silence = timeout
+        self._max_silence = timeout
         self._client = httpx2.Client(**client_options(self.url, token, allow_http, authority))
         remove_user_agent(self._client.headers)
 
@@ -254,7 +279,8 @@ class Connection:
         self._client.close()
 
     @property
-    def given_up(self) -> bool:
+    def is_given_up(self) -> bool:
+        """Returns whether the connection was given up, and sends nothing more."""
         return self._sockets.given_up.is_set()
 
     def give_up(self) -> None:
@@ -266,7 +292,7 @@ class Connection:
         method: str,
         path: str,
         body: Any = None,
-        retry: bool | None = None,
+        may_repeat: bool | None = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -274,28 +300,34 @@ class Connection:
         """Sends a request, and returns the JSON object that the server answers.
 
         Args:
-            retry: whether the call may be repeated though the server may have carried it out. None: a GET may. A call
-                that never reached the server is always tried again.
-            timeout: seconds of silence before the answer begins.
+            method: the HTTP method.
+            path: the path of the URL, after the server's address.
+            body: is sent as JSON. None: nothing is.
+            may_repeat: whether the call may be repeated though the server may have carried it out. None: a GET may. A
+                call that never reached the server is always tried again.
+            content: is sent as it is, in place of a JSON body.
+            headers: further headers.
+            timeout: how many seconds the server may be silent. None: as long as the connection allows, but for a first
+                GET no longer than FIRST_SILENCE_SECONDS.
         """
-        retry = method == "GET" if retry is None else retry
+        may_repeat = method == "GET" if may_repeat is None else may_repeat
         arguments = {name: value for name, value in (("json", body), ("content", content)) if value is not None}
         if timeout is None and method == "GET" and not self._has_answered:
-            timeout = min(FIRST_SILENCE, self._silence)
+            timeout = min(FIRST_SILENCE_SECONDS, self._max_silence)
         total = (
-            (self._silence if timeout is None else timeout)
+            (self._max_silence if timeout is None else timeout)
             + ANSWER_SECONDS
             + len(content or b"") / MIN_BYTES_PER_SECOND
         )
-        for attempt in range(self.retry.attempts):
-            is_last = attempt == self.retry.attempts - 1
+        for attempt in range(self.retry.max_attempts):
+            is_last = attempt == self.retry.max_attempts - 1
             try:
-                with self._within(total, RemoteError), self._ask(method, path, headers, timeout, arguments) as answer:
+                with self._within(total, RemoteError), self._send(method, path, headers, timeout, arguments) as answer:
                     status = answer.status_code
-                    if is_last or not (status in BUSY_STATUSES or (retry and status in LOST_STATUSES)):
+                    if is_last or not (status in BUSY_STATUSES or (may_repeat and status in LOST_STATUSES)):
                         return _read_object(answer)
             except httpx2.TransportError as error:
-                if is_last or not (retry or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
+                if is_last or not (may_repeat or isinstance(error, NEVER_SENT_ERRORS)) or self._is_down(error, attempt):
                     raise self._unreachable(error) from error
                 self.retry.wait(attempt)
                 continue
@@ -314,13 +346,13 @@ class Connection:
         arguments: dict[str, Any] = {} if body is None else {"json": body}
         try:
             with (
-                self._within(self._silence + ANSWER_SECONDS, Unreachable) as deadline,
-                self._ask(method, path, headers, None, arguments) as answer,
+                self._within(self._max_silence + ANSWER_SECONDS, Unreachable) as deadline,
+                self._send(method, path, headers, None, arguments) as answer,
             ):
                 if answer.status_code >= 300:
                     raise error_from(answer)
                 require_plain(answer)
-                yield OpenStream(answer, deadline, self._silence)
+                yield OpenStream(answer, deadline, self._max_silence)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
 
@@ -338,7 +370,7 @@ class Connection:
                 raise _overdue_error(deadline, error_type)
 
     @contextmanager
-    def _ask(
+    def _send(
         self,
         method: str,
         path: str,
@@ -346,10 +378,10 @@ class Connection:
         timeout: float | None,
         arguments: Mapping[str, Any],
     ) -> Iterator[httpx2.Response]:
-        if self.given_up:
+        if self.is_given_up:
             raise RemoteError("the call was given up", "ask again in a session that is open")
-        connect = CONNECT_TIMEOUT if self._has_answered else FIRST_CONNECT_TIMEOUT
-        limits = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
+        connect = CONNECT_SECONDS if self._has_answered else FIRST_CONNECT_SECONDS
+        limits = httpx2.Timeout(self._max_silence if timeout is None else timeout, connect=connect)
         extensions = {"trace": self._sockets.trace}
         with self._client.stream(
             method, path, headers=headers, timeout=limits, extensions=extensions, **arguments
@@ -358,12 +390,15 @@ class Connection:
             yield answer
 
     def _is_down(self, error: Exception, attempt: int) -> bool:
-        """Returns whether to give up: soon if the server never answered, so that a wrong address fails fast."""
+        """Returns whether the call should fail now: a server that never answered is given up soon.
+
+        A wrong address therefore fails fast.
+        """
         if self._has_answered:
             return False
         if isinstance(error, httpx2.ConnectTimeout | httpx2.ReadTimeout):
             return True
-        return isinstance(error, NEVER_SENT) and attempt >= FIRST_ATTEMPTS - 1
+        return isinstance(error, NEVER_SENT_ERRORS) and attempt >= FIRST_ATTEMPTS - 1
 
     def _unreachable(self, error: Exception) -> Unreachable:
         hint = "is `milkglass serve` (or `milkglass split serve`) running there, and is the address right?"
@@ -381,6 +416,12 @@ def _overdue_error(deadline: Deadline, error_type: type[RemoteError]) -> RemoteE
 
 def client_options(url: str, token: str | None, allow_http: bool, authority: Path | None) -> dict[str, Any]:
     """Returns the options of an httpx2 client for a server.
+
+    Args:
+        url: the server's address.
+        token: the server's bearer token. None: it needs none.
+        allow_http: whether the token may cross a network unencrypted.
+        authority: a PEM file with the certificate that the server is verified by. None: the system's authorities.
 
     Raises:
         UsageError: the token would be sent unencrypted, is invalid, or the file is not a certificate.
@@ -416,7 +457,7 @@ def require_plain(answer: httpx2.Response) -> None:
         raise RemoteError("the answer is compressed, which was not asked for", "is there a proxy before the server?")
 
 
-def _read(answer: httpx2.Response, limit: int) -> bytes:
+def _read_limited(answer: httpx2.Response, limit: int) -> bytes:
     """Returns the body, or a little more than `limit` bytes of a longer one."""
     body = bytearray()
     for chunk in answer.iter_raw():
@@ -428,7 +469,7 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 def error_from(answer: httpx2.Response) -> RemoteError:
     """Returns the message and hint of an error answer as an error of this package, with the HTTP status."""
-    error_fields = strict_json.error_in(_read(answer, MAX_ERROR))
+    error_fields = strict_json.error_in(_read_limited(answer, MAX_ERROR_BYTES))
     texts = (error_fields.get(name) for name in ("message", "hint"))
     message, hint = (text if isinstance(text, str) else "" for text in texts)
     error_type = Unauthorized if answer.status_code in (401, 403) else RemoteError
@@ -445,9 +486,9 @@ def _read_object(answer: httpx2.Response) -> dict[str, Any]:
     if answer.status_code >= 300:
         raise error_from(answer)
     require_plain(answer)
-    body = _read(answer, MAX_ANSWER)
-    if len(body) > MAX_ANSWER:
-        raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
+    body = _read_limited(answer, MAX_ANSWER_BYTES)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise RemoteError(f"the answer has more than {MAX_ANSWER_BYTES} bytes", "ask for less at a time")
     return strict_json.parse_object(body)
 
 
@@ -460,7 +501,7 @@ def check_url(url: str, allow_http: bool) -> bool:
     if parsed.userinfo:  # it may be a password: it is not repeated
         raise UsageError("the server's address has a user's name in it", "give the token with --token-file")
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        shown_url = "(not shown: it has an @)" if "@" in str(url) else repr(str(url)[:MAX_SHOWN])
+        shown_url = "(not shown: it has an @)" if "@" in str(url) else repr(str(url)[:MAX_SHOWN_CHARACTERS])
         raise UsageError(
             f"the server's address {shown_url} is not a plain http(s) URL", f"give for example {EXAMPLE_URL}"
         )

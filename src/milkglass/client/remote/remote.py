@@ -30,10 +30,10 @@ from milkglass.progress import Stage, no_stage
 
 IdSequence = Sequence[int] | NDArray[Any]
 
-MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
-NO_MODEL = "there is no such model"  # the end of the server's message
-ASSEMBLY_TIMEOUT = 1800.0  # seconds that a server may take to join a delta and its base
-END_STATES = ("succeeded", "failed", "cancelled")
+MODELS_ROUTE, JOBS_ROUTE = "/v1/models", "/v1/fine_tuning/jobs"
+NO_MODEL_ENDING = "there is no such model"  # the end of the server's message
+ASSEMBLY_SECONDS = 1800.0  # seconds that a server may take to join a delta and its base
+END_STATUSES = ("succeeded", "failed", "cancelled")
 JOB_SILENCE_SECONDS = 24 * 3600.0  # seconds without an event of a job: it may wait for others
 MAX_MESSAGES = 10_000  # events of one job that are messages, not steps
 MAX_EMPTY_EVENTS = 1000  # events of a completion without a token
@@ -41,13 +41,14 @@ MAX_EMPTY_EVENTS = 1000  # events of a completion without a token
 
 @dataclass(frozen=True)
 class Sampling:
-    """Says how the server draws tokens. For None a session takes the value of the model's generation_config.json.
+    """Holds how the server draws tokens. For None a session takes the value of the model's generation_config.json.
 
     Attributes:
         max_tokens: the most tokens of the answer.
         temperature: 0 takes the likeliest token, and so does None if the model names no other.
         top_p: draws from the fewest tokens whose probabilities reach this.
         top_k: draws from this many of the likeliest tokens.
+        seed: makes the draws reproducible.
         stop_token_ids: scrambled ids that end the answer.
         min_p: leaves out tokens whose probability is below this share of the likeliest token's.
         repetition_penalty: divides the positive logits of tokens that occurred, and multiplies the negative.
@@ -63,11 +64,12 @@ class Sampling:
     repetition_penalty: float | None = None
 
     def with_defaults(self, values: Mapping[str, float]) -> Sampling:
-        """Returns the sampling with these values, by name, for fields that are None."""
+        """Returns the sampling with `values`, which are given by field name, in place of fields that are None."""
         missing: dict[str, Any] = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **missing)
 
     def body(self) -> dict[str, Any]:
+        """Returns the sampling as fields of a request's JSON."""
         fields = {"max_tokens": self.max_tokens, "temperature": self.temperature or 0.0}
         names = ("top_p", "top_k", "seed", "min_p", "repetition_penalty")
         optional = {name: getattr(self, name) for name in names}
@@ -133,14 +135,16 @@ class Remote(AbstractContextManager["Remote"]):
         advance = stage("the server puts the model together", 0)
         # Repeated if the answer was lost: the server gives the same answer for the same name, weights and configs
         body = {**document, "files": files}
-        uploaded = response_id(self.connection.json("POST", "/v1/models", body, retry=True, timeout=ASSEMBLY_TIMEOUT))
+        uploaded = response_id(
+            self.connection.json("POST", "/v1/models", body, may_repeat=True, timeout=ASSEMBLY_SECONDS)
+        )
         advance(1)
         return uploaded
 
     def _require_base(self, digest: str) -> None:
         """Raises RemoteError if the server does not have the base model of a delta. Older servers do not say."""
         try:
-            self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY_TIMEOUT)
+            self.connection.json("GET", f"/v1/base-models/{digest}", timeout=ASSEMBLY_SECONDS)
         except RemoteError as error:
             if error.status != 404 or digest in error.message:
                 raise
@@ -157,21 +161,22 @@ class Remote(AbstractContextManager["Remote"]):
                 f"give another --name, or delete that one first: milkglass models --delete {name}",
             )
 
-    def _send(self, path: Path, purpose: str, name: str, shown: str, stage: Stage) -> str:
-        """Sends a file as `name`, and returns its id. Progress bars show it as `shown`."""
+    def _send(self, path: Path, purpose: str, name: str, shown_name: str, stage: Stage) -> str:
+        """Sends a file as `name`, and returns its id. Progress bars show it as `shown_name`."""
         size = path.stat().st_size
-        digest = sha256(path, stage(f"check {shown}", size))
-        return upload_file(self.connection, path, digest, purpose, name, stage(f"upload {shown}", size))
+        digest = sha256(path, stage(f"check {shown_name}", size))
+        return upload_file(self.connection, path, digest, purpose, name, stage(f"upload {shown_name}", size))
 
     def models(self) -> list[dict[str, Any]]:
-        return responses.MODEL.rows(self.connection.json("GET", "/v1/models"))
+        """Returns the server's descriptions of its models."""
+        return responses.MODEL_SHAPE.records_of(self.connection.json("GET", "/v1/models"))
 
     def model(self, model: str) -> dict[str, Any]:
         """Returns the server's description of a model. Raises RemoteError with status 404 for an unknown name."""
         try:
-            return responses.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
+            return responses.MODEL_SHAPE.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
         except RemoteError as error:
-            if error.message.endswith(NO_MODEL):  # it does not repeat what it was asked
+            if error.message.endswith(NO_MODEL_ENDING):  # it does not repeat what it was asked
                 error.message = f"{error.message}: {model}"
             raise
 
@@ -200,23 +205,32 @@ class Remote(AbstractContextManager["Remote"]):
         self.connection.json("DELETE", f"{route}/{plain_name(name)}")
 
     def files(self) -> list[dict[str, Any]]:
-        return responses.FILE.rows(self.connection.json("GET", "/v1/files"))
+        """Returns the server's descriptions of uploaded files."""
+        return responses.FILE_SHAPE.records_of(self.connection.json("GET", "/v1/files"))
 
     def uploads(self) -> list[dict[str, Any]]:
         """Returns the uploads that were never completed."""
-        return responses.UPLOAD.rows(self.connection.json("GET", "/v1/uploads"))
+        return responses.UPLOAD_SHAPE.records_of(self.connection.json("GET", "/v1/uploads"))
 
     def delete_upload(self, upload: str) -> None:
         """Deletes a file, or an upload that was never completed."""
         self.delete("/v1/files" if upload.startswith("file-") else "/v1/uploads", upload)
 
-    def fetch_model(self, model: str, out: Path, stage: Stage = no_stage, largest: int | None = None) -> Path:
+    def fetch_model(self, model: str, out: Path, stage: Stage = no_stage, max_bytes: int | None = None) -> Path:
         """Downloads a model's folder, and continues where a killed run stopped.
 
-        The folder is marked as scrambled, since the server has nothing else, and can be uploaded again. `largest` is
-        the most bytes of the model. Raises UsageError, before anything is written, if `out` exists or the disk is full.
+        The folder is marked as scrambled, since the server has nothing else, and can be uploaded again.
+
+        Args:
+            model: the model's id on the server.
+            out: the new folder, which is returned.
+            max_bytes: the most bytes that the model can have. None: not known.
+
+        Raises:
+            UsageError: `out` exists, or the disk is full. Nothing was written.
+            ModelError: the files are no model.
         """
-        return fetch_files(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, stage, largest)
+        return fetch_files(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, stage, max_bytes)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def create_job(
@@ -227,6 +241,15 @@ class Remote(AbstractContextManager["Remote"]):
         validation_file: str | None = None,
         suffix: str | None = None,
     ) -> dict[str, Any]:
+        """Starts a fine-tuning job, and returns the server's description of it.
+
+        Args:
+            model: the id of the model to train.
+            training_file: the id of the uploaded rows.
+            hyperparameters: fields of `server.spec.Hyperparameters`.
+            validation_file: the id of uploaded rows by which epochs are compared.
+            suffix: ends the fine-tuned model's name.
+        """
         body: dict[str, Any] = {
             "model": plain_name(model),
             "training_file": training_file,
@@ -236,30 +259,37 @@ class Remote(AbstractContextManager["Remote"]):
             body["validation_file"] = validation_file
         if suffix:
             body["suffix"] = suffix
-        job = responses.read_job(self.connection.json("POST", JOBS, body))
+        job = responses.read_job(self.connection.json("POST", JOBS_ROUTE, body))
         response_id(job)
         return job
 
     def job(self, job: str) -> dict[str, Any]:
+        """Returns the server's description of a job (`responses.read_job`)."""
         return responses.read_job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Returns the jobs, the newest first."""
-        return [responses.read_job(record) for record in responses.rows(self.connection.json("GET", JOBS))]
+        """Returns the server's descriptions of its jobs, the newest first."""
+        return [responses.read_job(record) for record in responses.records_of(self.connection.json("GET", JOBS_ROUTE))]
 
     def cancel(self, job: str) -> dict[str, Any]:
+        """Cancels a job, and returns the server's description of it."""
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
-        return responses.read_job(self.connection.json("POST", route, retry=True))
+        return responses.read_job(self.connection.json("POST", route, may_repeat=True))
 
     def resume(self, job: str) -> dict[str, Any]:
         """Queues a job again that a full disk ended. Raises RemoteError: 409 if it cannot go on, 507 without room."""
         return responses.read_job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
 
-    def follow(self, job: str, silence: float = 600.0) -> Iterator[dict[str, Any]]:
+    def follow(self, job: str, restart_seconds: float = 600.0) -> Iterator[dict[str, Any]]:
         """Yields the job's events until it ends, past ones first. No event comes twice.
 
-        It waits `silence` seconds for a server that restarts. Raises Unreachable if no event came for
-        JOB_SILENCE_SECONDS, and RemoteError after more than MAX_MESSAGES messages.
+        Args:
+            job: the job's id.
+            restart_seconds: how long a server that does not answer is waited for, since it may be restarting.
+
+        Raises:
+            Unreachable: no event came for JOB_SILENCE_SECONDS, or the server did not come back.
+            RemoteError: the job has more than MAX_MESSAGES messages.
         """
         last: str | None = None
         message_count = 0
@@ -276,17 +306,17 @@ class Remote(AbstractContextManager["Remote"]):
                         raise RemoteError(f"the job has more than {MAX_MESSAGES} messages", "don't trust the server")
                     yield event
                     last_event_time, attempt = time.monotonic(), 0  # a stream may last for hours
-                if not has_new and self.job(job).get("status") in END_STATES:
+                if not has_new and self.job(job).get("status") in END_STATUSES:
                     return
             except RemoteError as error:
                 unreachable = isinstance(error, Unreachable) or error.status >= 500
-                if not unreachable or time.monotonic() - last_event_time > silence:
+                if not unreachable or time.monotonic() - last_event_time > restart_seconds:
                     raise
             self.connection.retry.wait(min(attempt, 6))
             attempt += 1
 
     def _events(self, job: str, last: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
-        """Yields (id, kind, event) of one connection."""
+        """Yields (id, kind, event) of each event that one connection receives after the event with the id `last`."""
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
         with self.connection.stream("GET", route, headers=headers) as stream:
@@ -312,7 +342,7 @@ class Remote(AbstractContextManager["Remote"]):
         body: dict[str, Any] = {"model": plain_name(model), "input": [_id_list(ids) for ids in batch]}
         if token_type_ids is not None:
             body["token_type_ids"] = [_id_list(ids) for ids in token_type_ids]
-        result = responses.rows(self.connection.json("POST", "/classify", body, retry=True))
+        result = responses.records_of(self.connection.json("POST", "/classify", body, may_repeat=True))
         return [read_prediction(row) for row in sort_by_index(result, len(batch))]
 
     def generate(self, model: str, ids: IdSequence, sampling: Sampling | None = None) -> Iterator[list[int]]:
@@ -356,7 +386,7 @@ class Remote(AbstractContextManager["Remote"]):
             "return_token_ids": True,
             **sampling.body(),
         }
-        result = responses.rows(self.connection.json("POST", "/v1/completions", body, retry=True), "choices")
+        result = responses.records_of(self.connection.json("POST", "/v1/completions", body, may_repeat=True), "choices")
         return [token_ids(choice)[: sampling.max_tokens] for choice in sort_by_index(result, len(batch))]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 from milkglass.client.plain_names import is_plain
-from milkglass.client.remote.strict_json import HINT, parse_object
+from milkglass.client.remote.strict_json import SERVER_HINT, parse_object
 from milkglass.errors import KeyForOtherModel, RemoteError
 
 if TYPE_CHECKING:
@@ -59,8 +59,9 @@ class RecordShape:
     number_fields: tuple[str, ...] = ()
 
     def read(self, record: Any) -> dict[str, Any]:
+        """Returns the record. Raises RemoteError if it is no object, or a field has another type."""
         if not isinstance(record, dict):
-            raise RemoteError(f"{self.noun} of the answer is not a JSON object", HINT)
+            raise RemoteError(f"{self.noun} of the answer is not a JSON object", SERVER_HINT)
         for names, is_valid, kind in (
             (self.text_fields, is_text, "a text"),
             (self.count_fields, is_count, "a whole number from 0 on"),
@@ -69,56 +70,59 @@ class RecordShape:
             for name in names:
                 value = record.get(name)
                 if value is not None and not is_valid(value):
-                    raise RemoteError(f"{name} in {self.noun} of the answer is not {kind}", HINT)
+                    raise RemoteError(f"{name} in {self.noun} of the answer is not {kind}", SERVER_HINT)
         return record
 
-    def rows(self, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return [self.read(row) for row in rows(answer)]
+    def records_of(self, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Returns the records in the list `data` of an answer, each checked by `read`."""
+        return [self.read(row) for row in records_of(answer)]
 
 
-MODEL = RecordShape(
+MODEL_SHAPE = RecordShape(
     "a model",
     ("id", "kind", "parent", "job", "key_id", "owned_by"),
     ("vocab_size", "bytes", "max_model_len", "layers"),
     ("created",),
 )
-FILE = RecordShape("a file", ("id", "purpose", "sha256"), ("bytes",), ("created_at",))
-UPLOAD = RecordShape("an upload", ("id", "purpose", "sha256"), ("bytes", "received", "chunk_bytes"), ("created_at",))
-_JOB = RecordShape("a job", ("id", "model", "status", "fine_tuned_model"), ("trained_tokens",), ("created_at",))
-_PROGRESS = RecordShape(
+FILE_SHAPE = RecordShape("a file", ("id", "purpose", "sha256"), ("bytes",), ("created_at",))
+UPLOAD_SHAPE = RecordShape(
+    "an upload", ("id", "purpose", "sha256"), ("bytes", "received", "chunk_bytes"), ("created_at",)
+)
+_JOB_SHAPE = RecordShape("a job", ("id", "model", "status", "fine_tuned_model"), ("trained_tokens",), ("created_at",))
+_PROGRESS_SHAPE = RecordShape(
     "the progress",
     count_fields=("step", "total_steps"),
     number_fields=("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy", "eta_seconds"),
 )
-_EVENT = RecordShape("an event", ("message",))
+_EVENT_SHAPE = RecordShape("an event", ("message",))
 
 
 def read_job(record: Any) -> dict[str, Any]:
     """Reads a job. `progress` and `metrics` become objects, and `error` becomes null or {"message": text}."""
-    fields = _JOB.read(record)
+    fields = _JOB_SHAPE.read(record)
     error = fields.get("error")
     message = error.get("message") if isinstance(error, dict) else error
     if message is not None and not isinstance(message, str):
-        raise RemoteError("the error of a job of the answer is not a text", HINT)
+        raise RemoteError("the error of a job of the answer is not a text", SERVER_HINT)
     return {
         **fields,
         "error": None if error is None else error if isinstance(error, dict) else {"message": message},
-        "progress": _PROGRESS.read(fields.get("progress") or {}),
-        "metrics": _PROGRESS.read(fields.get("metrics") or {}),
+        "progress": _PROGRESS_SHAPE.read(fields.get("progress") or {}),
+        "metrics": _PROGRESS_SHAPE.read(fields.get("metrics") or {}),
     }
 
 
 def read_event(event_data: str) -> dict[str, Any]:
     """Reads one event of a job: {"message": text, "data": {...}, ...}."""
-    fields = _EVENT.read(parse_object(event_data, "an event of the job"))
-    return {**fields, "message": fields.get("message") or "", "data": _PROGRESS.read(fields.get("data") or {})}
+    fields = _EVENT_SHAPE.read(parse_object(event_data, "an event of the job"))
+    return {**fields, "message": fields.get("message") or "", "data": _PROGRESS_SHAPE.read(fields.get("data") or {})}
 
 
-def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
-    """Returns the records of a list, which must be JSON objects."""
+def records_of(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
+    """Returns the records in the list `name` of an answer, which must be JSON objects."""
     records = answer.get(name)
     if not isinstance(records, list) or len(records) > MAX_ROWS or not all(isinstance(row, dict) for row in records):
-        raise RemoteError(f"the answer has no list of {name}, or one of more than {MAX_ROWS} entries", HINT)
+        raise RemoteError(f"the answer has no list of {name}, or one of more than {MAX_ROWS} entries", SERVER_HINT)
     return records
 
 
@@ -126,14 +130,15 @@ def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
     """Returns an id of the server that can be part of an address."""
     identifier = answer.get(name)
     if not isinstance(identifier, str) or not is_plain(identifier):
-        raise RemoteError(f"the answer has no proper {name}", HINT)
+        raise RemoteError(f"the answer has no proper {name}", SERVER_HINT)
     return identifier
 
 
 def response_number(answer: Mapping[str, Any], name: str) -> int:
+    """Returns the field `name`, which must be a whole number from 0 on."""
     count = answer.get(name)
     if not is_count(count):
-        raise RemoteError(f"the answer has no proper number of {name}", HINT)
+        raise RemoteError(f"the answer has no proper number of {name}", SERVER_HINT)
     return count
 
 
@@ -152,6 +157,11 @@ class Prediction:
     """Holds a model's answer to one text: the likeliest class, and the probability of each.
 
     A regression has only a score, in the scale in which it was trained (rows/labels.py reads it).
+
+    Attributes:
+        label: the number of the likeliest class; 0 for a regression.
+        probabilities: the probability of each class, by its number; empty for a regression.
+        score: the score of a regression. None: the model classifies.
     """
 
     label: int
@@ -182,11 +192,12 @@ def completion_ids(event_data: str) -> list[int]:
     error = completion.get("error")
     if isinstance(error, dict):
         raise RemoteError(f"the server stopped: {error.get('message') or 'no reason given'}", "try again")
-    choices = rows(completion, "choices")
+    choices = records_of(completion, "choices")
     return token_ids(choices[0]) if choices else []
 
 
 def token_ids(choice: Mapping[str, Any]) -> list[int]:
+    """Returns the token ids of one choice of a completion, or [] if it has none."""
     ids = choice.get("token_ids")
     if ids is None:
         return []

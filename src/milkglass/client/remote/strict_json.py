@@ -13,11 +13,11 @@ from typing import Any
 
 from milkglass.errors import RemoteError
 
-MAX_STRING_CHARACTERS = 500  # characters; longer ones are cut
-MAX_DEPTH = 32
+MAX_STRING_CHARACTERS = 500  # the characters to which strings are cut
+MAX_DEPTH = 32  # levels of nested lists and objects
 MAX_CONTAINERS = 200_000  # lists and objects of one answer: each takes 56 bytes or more for 3 bytes of text
 INT64_LIMIT = 1 << 63
-HINT = "is this a milkglass server?"
+SERVER_HINT = "is this a milkglass server?"
 
 
 def parse_object(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
@@ -38,22 +38,22 @@ def parse_object(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         container_count = text.count("{") + text.count("[")
         if container_count > MAX_CONTAINERS:
             raise RemoteError(
-                f"{noun} has {container_count} lists and objects, at most {MAX_CONTAINERS} are read", HINT
+                f"{noun} has {container_count} lists and objects, at most {MAX_CONTAINERS} are read", SERVER_HINT
             )
-        parsed = _READER.decode(text)
+        parsed = _DECODER.decode(text)
     except _OutOfRange:
-        raise RemoteError(f"{noun} has a number beyond 64 bits", HINT) from None
+        raise RemoteError(f"{noun} has a number beyond 64 bits", SERVER_HINT) from None
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise RemoteError(f"{noun} is not a JSON object", HINT)
+        raise RemoteError(f"{noun} is not a JSON object", SERVER_HINT)
     if len(text) <= MAX_STRING_CHARACTERS and container_count <= MAX_DEPTH and "\\" not in text and text.isprintable():
         return parsed  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
     return _clean(parsed, 0, noun)
 
 
 def error_in(body: bytes) -> dict[str, Any]:
-    """Returns the `error` of an error's body, or {} if it has no such object, as a proxy's page."""
+    """Returns the object `error` in the body of an error answer, or {} if it has none, as a proxy's page."""
     try:
         error = parse_object(body).get("error")
     except RemoteError:
@@ -79,12 +79,13 @@ def _read_finite(digits: str) -> float:
     return number
 
 
-_READER = json.JSONDecoder(parse_int=_read_integer, parse_float=_read_finite, parse_constant=lambda name: None)
+_DECODER = json.JSONDecoder(parse_int=_read_integer, parse_float=_read_finite, parse_constant=lambda name: None)
 
 
 def _clean(parsed: Any, depth: int, noun: str) -> Any:
+    """Returns parsed JSON with strings of one printable line. Raises RemoteError below MAX_DEPTH levels."""
     if depth > MAX_DEPTH:
-        raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
+        raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", SERVER_HINT)
     if isinstance(parsed, str):
         return one_line(parsed, MAX_STRING_CHARACTERS)
     if isinstance(parsed, list):
@@ -101,18 +102,24 @@ REPLACEMENT = "\ufffd"  # replaces a removed character
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 # No width, and no use in running text. U+200C and U+200D stay: scripts of India and emoji need them.
 _INVISIBLE = "\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-_UNSAFE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{_BIDI}{_INVISIBLE}]")
+_UNSAFE_PATTERN = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{_BIDI}{_INVISIBLE}]")
 
 
 def one_line(text: str, max_length: int) -> str:
-    """Returns at most `max_length` characters, all printable in the sense of str.isprintable."""
+    """Returns the first `max_length` characters, each replaced by REPLACEMENT if it is not printable.
+
+    A character is printable if str.isprintable says so.
+    """
     short = text[:max_length]
     return short if short.isprintable() else "".join(c if c.isprintable() else REPLACEMENT for c in short)
 
 
 def clean_text(text: str) -> str:
-    """Cleans a text of several lines. Tabs, line feeds and the joiners of scripts and emoji stay."""
-    return _UNSAFE.sub(REPLACEMENT, text)
+    """Returns a text of several lines with REPLACEMENT for characters that could steer a terminal or mislead a reader.
+
+    Tabs, line feeds and the joiners of scripts and emoji stay.
+    """
+    return _UNSAFE_PATTERN.sub(REPLACEMENT, text)
 
 
 def escape_unprintable(json_text: str) -> str:

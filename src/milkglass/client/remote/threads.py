@@ -27,9 +27,10 @@ class ThreadRemote(Remote):
 
 @final
 class Threads:
-    """Runs calls to one server in threads, each over a connection of its own. `connect` opens another connection."""
+    """Runs calls to one server in threads, each over a connection of its own."""
 
     def __init__(self, first: Connection, connect: Callable[[], Connection]) -> None:
+        """Prepares the calls. `first` is an open connection to use, and `connect` opens another one."""
         self._connect, self._closed = connect, False
         self._idle, self._busy, self._running = [first], set[Connection](), set[asyncio.Future[Any]]()
 
@@ -43,6 +44,7 @@ class Threads:
             connection.close()
 
     async def run(self, work: Callable[[], T]) -> T:
+        """Returns what `work` returns, which runs in a thread over a connection of its own."""
         async with self._borrow_connection() as connection:
             return await self._step(connection, work)
 
@@ -54,7 +56,7 @@ class Threads:
                 while piece := await self._step(connection, lambda: list(islice(pieces, 1))):
                     yield piece[0]
             finally:
-                if not connection.given_up:  # else the thread that is in it still closes it
+                if not connection.is_given_up:  # else the thread that is in it still closes it
                     await self._step(connection, iterable.close)
 
     @asynccontextmanager
@@ -65,7 +67,7 @@ class Threads:
             yield connection
         finally:
             self._busy.discard(connection)
-            if not connection.given_up:
+            if not connection.is_given_up:
                 self._idle.append(connection)
 
     async def _step(self, connection: Connection, work: Callable[[], T]) -> T:

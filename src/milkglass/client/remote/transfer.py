@@ -22,21 +22,22 @@ from milkglass import files
 from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
-from milkglass.client.remote.responses import FILE, is_count, is_text, response_id, response_number, rows
-from milkglass.client.remote.strict_json import HINT
+from milkglass.client.remote.responses import FILE_SHAPE, is_count, is_text, records_of, response_id, response_number
+from milkglass.client.remote.strict_json import SERVER_HINT
 from milkglass.errors import ModelError, RemoteError, Unreachable, UsageError
 from milkglass.files import rename_into_place
 from milkglass.models.file_names import CONFIG
 from milkglass.models.resolve import cache_folder
 from milkglass.progress import Progress, Stage, no_progress
 
-CHUNK_BYTES = 8 << 20  # of a request, unless the server asks for less
+CHUNK_BYTES = 8 << 20  # bytes of a request, unless the server asks for less
 MIN_CHUNK_BYTES = 512  # less would take millions of requests
 CLOSED_STATUSES = (404, 409, 410)  # answers about an upload that takes no more: it is gone, being completed, or done
-STEADY_BYTES, STEADY_SECONDS = 64 << 10, 120.0  # bytes of a download that must arrive, each time within these seconds
-SHA256 = re.compile(r"[0-9a-f]{64}")
-MAX_JSON_BYTES = 64 << 20  # of a JSON file of a checkpoint
-MAX_FILES = 2000  # of one model
+STEADY_BYTES = 64 << 10  # bytes of a download that must arrive within each STEADY_SECONDS
+STEADY_SECONDS = 120.0
+SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
+MAX_JSON_BYTES = 64 << 20  # bytes of a JSON file of a checkpoint
+MAX_FILES = 2000  # files of one model
 SPARE_BYTES = 256 << 20  # bytes that are left free on the disk
 DISTRUST_HINT = "don't trust this model"
 
@@ -66,14 +67,16 @@ def upload_file(
     if upload is None:
         announcement = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
         upload = connection.json(
-            "POST", "/v1/uploads", announcement, retry=True
+            "POST", "/v1/uploads", announcement, may_repeat=True
         )  # a lost answer leaves an empty upload
         files.make_private_dir(id_file.parent)
         files.write_json(id_file, {"id": response_id(upload)}, indent=None)
     route, offset = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
     chunk_bytes = min(CHUNK_BYTES, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES
     if chunk_bytes < MIN_CHUNK_BYTES:
-        raise RemoteError(f"the server asks for chunks of {chunk_bytes} bytes, {MIN_CHUNK_BYTES} is the least", HINT)
+        raise RemoteError(
+            f"the server asks for chunks of {chunk_bytes} bytes, {MIN_CHUNK_BYTES} is the least", SERVER_HINT
+        )
     progress(offset)
     _send_chunks(connection, path, size, route, offset, chunk_bytes, progress)
     try:
@@ -92,15 +95,15 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
 
     If an answer is lost, the next try finds the server busy with the upload, or done with it.
     """
-    for attempt in range(connection.retry.attempts):
+    for attempt in range(connection.retry.max_attempts):
         try:
-            return response_id(connection.json("POST", f"{route}/complete", retry=True))
+            return response_id(connection.json("POST", f"{route}/complete", may_repeat=True))
         except RemoteError as error:
             if error.status not in CLOSED_STATUSES:
                 raise
             if (file_id := _existing_file(connection, digest, purpose)) is not None:
                 return file_id
-            if error.status != 409 or attempt == connection.retry.attempts - 1:
+            if error.status != 409 or attempt == connection.retry.max_attempts - 1:
                 raise
         connection.retry.wait(attempt)
     raise AssertionError("the last attempt returns or raises")
@@ -108,7 +111,7 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
 
 def _existing_file(connection: Connection, digest: str, purpose: str) -> str | None:
     """Returns the server's id of a file with this content, or None."""
-    for file in FILE.rows(connection.json("GET", "/v1/files")):
+    for file in FILE_SHAPE.records_of(connection.json("GET", "/v1/files")):
         if file.get("sha256") == digest and file.get("purpose") == purpose:
             return response_id(file)
     return None
@@ -135,7 +138,7 @@ def _send_chunks(
             }
             try:
                 new_offset = response_number(
-                    connection.json("PUT", route, content=chunk, headers=headers, retry=True), "received"
+                    connection.json("PUT", route, content=chunk, headers=headers, may_repeat=True), "received"
                 )
             except RemoteError as error:
                 if error.status != 409:
@@ -154,13 +157,18 @@ def _send_chunks(
 def download_file(
     connection: Connection, route: str, target: Path, size: int, progress: Progress = no_progress
 ) -> None:
-    """Downloads a file of `size` bytes to `target`, going on from what is there.
+    """Downloads a file to `target`, going on from what is there.
+
+    Args:
+        route: the file's path on the server.
+        size: the bytes of the whole file.
+        progress: receives how many more bytes arrived; less than 0 if some must be sent again.
 
     Raises:
         RemoteError: the server sends more, which is not written.
         Unreachable: the server sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
     """
-    for attempt in range(connection.retry.attempts):
+    for attempt in range(connection.retry.max_attempts):
         received = target.stat().st_size if target.exists() else 0
         if received > size:
             target.unlink()
@@ -169,7 +177,7 @@ def download_file(
             try:
                 _download_rest(connection, route, target, received, size, progress)
             except Unreachable:
-                if attempt == connection.retry.attempts - 1:
+                if attempt == connection.retry.max_attempts - 1:
                     raise
                 connection.retry.wait(attempt)
                 continue
@@ -265,8 +273,8 @@ def read_offered_file(entry: Mapping[str, Any]) -> OfferedFile:
         or TOKENIZER_NAMES.fullmatch(name)
     ):
         raise RemoteError("the server lists a file that no checkpoint has", DISTRUST_HINT)
-    if not is_count(size) or not (digest is None or (is_text(digest) and SHA256.fullmatch(digest))):
-        raise RemoteError(f"the server describes {name} badly", HINT)
+    if not is_count(size) or not (digest is None or (is_text(digest) and SHA256_PATTERN.fullmatch(digest))):
+        raise RemoteError(f"the server describes {name} badly", SERVER_HINT)
     if name.endswith(".json") and size > MAX_JSON_BYTES:
         raise RemoteError(f"{name} would have {size} bytes, at most {MAX_JSON_BYTES} are fetched", DISTRUST_HINT)
     return OfferedFile(name, size, digest)
@@ -274,7 +282,7 @@ def read_offered_file(entry: Mapping[str, Any]) -> OfferedFile:
 
 def read_offered_files(answer: Mapping[str, Any]) -> list[OfferedFile]:
     """Returns the files of one model, by name. Raises RemoteError if the list is invalid or has no config.json."""
-    offered = sorted((read_offered_file(entry) for entry in rows(answer)), key=lambda file: file.name)
+    offered = sorted((read_offered_file(entry) for entry in records_of(answer)), key=lambda file: file.name)
     names = {file.name for file in offered}
     if len(names) < len(offered) or len(offered) > MAX_FILES:
         raise RemoteError(f"the server lists a file twice, or more than {MAX_FILES} files", DISTRUST_HINT)
@@ -283,12 +291,12 @@ def read_offered_files(answer: Mapping[str, Any]) -> list[OfferedFile]:
     return offered
 
 
-def require_possible_size(offered: list[OfferedFile], largest: int | None) -> None:
-    """Raises RemoteError for files of more than `largest` bytes, as many as the model can have. None: not known."""
+def require_possible_size(offered: list[OfferedFile], max_bytes: int | None) -> None:
+    """Raises RemoteError for files of more than `max_bytes` bytes, as many as the model can have. None: not known."""
     total = sum(file.bytes for file in offered)
-    if largest is not None and total > largest:
+    if max_bytes is not None and total > max_bytes:
         raise RemoteError(
-            f"the server offers {total / 1e6:,.0f} MB, and this model has at most {largest / 1e6:,.0f} MB",
+            f"the server offers {total / 1e6:,.0f} MB, and this model has at most {max_bytes / 1e6:,.0f} MB",
             "nothing was fetched; " + DISTRUST_HINT,
         )
 
@@ -306,7 +314,7 @@ def require_room(offered: list[OfferedFile], staging: Path) -> None:
 
 
 def fetch_files(
-    connection: Connection, route: str, model: str, out: Path, stage: Stage, largest: int | None = None
+    connection: Connection, route: str, model: str, out: Path, stage: Stage, max_bytes: int | None = None
 ) -> Path:
     """Downloads the files that `route` lists into the new folder `out`; see `Remote.fetch_model`.
 
@@ -320,7 +328,7 @@ def fetch_files(
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
     offered = read_offered_files(connection.json("GET", route))
-    require_possible_size(offered, largest)
+    require_possible_size(offered, max_bytes)
     description = [[file.name, file.bytes, file.sha256] for file in offered]
     identity = hashlib.sha256(json.dumps([connection.url, model, description]).encode())
     staging = out.with_name(f".{out.name}.{identity.hexdigest()[:16]}.fetching")  # nothing of another model gets in

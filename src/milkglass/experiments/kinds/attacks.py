@@ -149,9 +149,9 @@ class AttackRecipe(Recipe):
         attackers = {who: AttackerText(ids, leaked_rows.get(who)) for who, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
         finished = attack_scene(self, scene, work, progress)
-        seconds = sum(cell.seconds for cell in finished.cells)  # of earlier runs as well
+        seconds = sum(cell.seconds for cell in finished.results)  # of earlier runs as well
         figures = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
-        figures += _figures(finished.cells, name)
+        figures += _figures(finished.results, name)
         figures += _unleaked_figures(scene, finished, leaked_rows, name)
         if self.curve:
             progress("the key's budget")
@@ -200,7 +200,7 @@ def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress
         budget = Budget(recipe.seconds)
         part = dict(islice(ordered, count))
         finished = run_attacks(scene, part, work, budget, recipe.seed, cell_done, RECIPE_OPTIONS)
-        _require_ended(finished.cells)
+        _require_ended(finished.results)
     return finished
 
 
@@ -307,7 +307,7 @@ def _unleaked_figures(
 
 def _curve_figures(recipe: AttackRecipe, scene: Scene, finished: AuditRun, variant: str) -> list[ResultRecord]:
     """Returns the figures of the strongest attack on growing parts of the text."""
-    best = strongest(finished.cells)
+    best = strongest(finished.results)
     points = reading_curve(scene, attacks_of(recipe.attacks), finished, best, Budget(), recipe.seed)
     return [
         record

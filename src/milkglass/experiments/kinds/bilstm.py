@@ -208,7 +208,7 @@ def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, 
     store = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
     finished = run_attacks(scene, attacks_of(recipe.attacks), store, Budget(), recipe.seed, options=RECIPE_OPTIONS)
     figures: list[ResultRecord] = []
-    for cell in finished.cells:
+    for cell in finished.results:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")

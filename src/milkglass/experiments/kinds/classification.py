@@ -69,7 +69,7 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
             "knn top-1": float(hits[:, 0].float().mean()),
             "knn top-3": float(hits.any(1).float().mean()),
         }
-        if not variant.key.shares:  # an id of a cluster does not say how often each token was sent
+        if not variant.key.has_shared_ids:  # an id of a cluster does not say how often each token was sent
             counts = occurrence_counts(variant)
             for measure, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
                 values[measure] = float((hit * counts).sum() / counts.sum())
@@ -81,8 +81,8 @@ def occurrence_counts(variant: Variant) -> torch.Tensor:
     """Returns (ids,) how often each scrambled id occurs in the training data, without special tokens."""
     ids = TrainingRows.open(variant.job / "train.safetensors").map_tensor("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))
-    special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first))
-    counts[variant.key.first[special]] = 0
+    special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first_ids))
+    counts[variant.key.first_ids[special]] = 0
     return torch.from_numpy(counts)
 
 

@@ -373,12 +373,14 @@ def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np
     """Compares the attacker's text with the data set's answers, as Table 6, and with the client's, in percent."""
 
     def decode_visible(ids: np.ndarray[Any, Any]) -> str:
-        known_ids = ids[(ids >= 0) & codec.visible[ids]]  # without special tokens, and ids of which nothing is believed
+        known_ids = ids[
+            (ids >= 0) & codec.is_visible[ids]
+        ]  # without special tokens, and ids of which nothing is believed
         return str(codec.tokenizer.decode(known_ids.tolist(), clean_up_tokenization_spaces=False))
 
     read_ids = Sequences(guess.at(answers.ids)[:, 0], answers.ids.lengths)
     likeness = text.mean_similarity([decode_visible(answer_ids) for answer_ids in read_ids], answers.references, rng)
-    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, decode_visible, answers.ids), rng)
+    recovery = score(guess, Truth(codec.inverse, codec.is_visible, codec.is_visible, decode_visible, answers.ids), rng)
     client_measures = ("tokens top-1", "rouge-1", "rouge-l")
     client_recovery = {f"{name} of the client's": recovery[name] for name in client_measures}
     return with_spread({name: likeness[name] for name in MEASURES} | client_recovery)

@@ -194,7 +194,7 @@ class SanitizedGeneration(GeneratorTuning):
             prompts = [codec.encode_chat(chat).astype(np.int64) for chat in conversations]
             lengths = np.array([len(prompt_ids) for prompt_ids in prompts])
             return PromptSet(prompts, references(examples), lengths, lengths)
-        sent = [sanitizer.sent_prompt(codec.tokenizer, chat, codec.limit) for chat in conversations]
+        sent = [sanitizer.sent_prompt(codec.tokenizer, chat, codec.max_tokens) for chat in conversations]
         counts = np.array([(prompt.private_count, prompt.unchanged_count) for prompt in sent])
         private_counts, unchanged_counts = counts.T
         return PromptSet([prompt.ids for prompt in sent], references(examples), private_counts, unchanged_counts)

@@ -122,11 +122,11 @@ def leakage(
         uploaded_attacks = {name: attack for name, attack in instances.items() if not _reads_tables(attack)}
     if uploaded_attacks:
         store = _resume_store(folder, identity, uploaded_attacks)
-        cells += run(scene, uploaded_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).cells
+        cells += run(scene, uploaded_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).results
     if attacks_tuned:
         tuned_attacks = {name: attack for name, attack in instances.items() if _reads_tables(attack)}
         store = _resume_store(folder / "tuned", identity, tuned_attacks)
-        cells += run(_tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).cells
+        cells += run(_tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).results
     corpora = [adversary.knowledge.corpus for adversary in scene.adversaries if adversary.name == ALIKE]
     text_count = sum(len(corpus) for corpus in corpora if corpus is not None)
     measured = {"texts, attacker": float(text_count), **_ceiling_figures(scene)}

@@ -239,7 +239,7 @@ def load_or_split(
             client, server = defence.split(base, corpus, secret_of(seed), folder / "server")
             client.save(folder / "client")
     if isinstance(client, TokenClient):
-        client = replace(client, codec=replace(client.codec, limit=min(client.codec.limit, max_length)))
+        client = replace(client, codec=replace(client.codec, max_tokens=min(client.codec.max_tokens, max_length)))
     return client, server
 
 

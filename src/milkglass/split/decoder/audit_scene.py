@@ -107,7 +107,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     table = base.read(family_of(base.config).locate(base).table)
     if table_digest(table) != enclave.table_info["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
-    private, alike_texts = private_and_other_texts(read_texts(files.text, files.rows), files)
+    private, alike_texts = private_and_other_texts(read_texts(files.text, files.max_rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     enclave_texts = _send_through(enclave, settings, codec, table, private)
     texts = {ALIKE: alike_texts} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
@@ -149,7 +149,7 @@ def _send_through(
     vectors, sent, original, left_out_count = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:
         try:
-            prompt = enclave.sanitize_text(text, "", codec.limit, settings)
+            prompt = enclave.sanitize_text(text, "", codec.max_tokens, settings)
         except TooLong:
             left_out_count += 1
             continue
@@ -163,7 +163,7 @@ def _send_through(
         if len(sent[-1]) != len(original[-1]):
             raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")
     if not sent:
-        raise UsageError(f"all {len(texts)} texts are longer than the model's {codec.limit} tokens", "cut them")
+        raise UsageError(f"all {len(texts)} texts are longer than the model's {codec.max_tokens} tokens", "cut them")
     return EnclaveTexts(torch.cat(vectors), Sequences.of(sent), Sequences.of(original), left_out_count)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote import strict_json
-from milkglass.client.remote.connection import CONNECT_TIMEOUT, Connection, RetryPolicy, check_url, tls_context
+from milkglass.client.remote.connection import CONNECT_SECONDS, Connection, RetryPolicy, check_url, tls_context
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.release import NONCE_BYTES
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
@@ -99,7 +99,7 @@ class DecoderServer:
             chunks, size = [], 0
             with connection.stream("POST", RELEASE_PATH, body) as stream:
                 for chunk in stream.answer.iter_raw():
-                    stream.deadline.extend(stream.silence)
+                    stream.deadline.extend(stream.max_silence)
                     chunks.append(chunk)
                     size += len(chunk)
                     if size > MAX_PACKAGE_BYTES:
@@ -130,7 +130,7 @@ class DecoderServer:
                 ssl=ssl.create_default_context() if tls is True else tls,
                 compression=None,
                 user_agent_header=None,
-                open_timeout=CONNECT_TIMEOUT,
+                open_timeout=CONNECT_SECONDS,
                 max_size=MAX_MESSAGE_BYTES,
                 ping_interval=None,
                 **options,

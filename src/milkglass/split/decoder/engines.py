@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
-from milkglass.client.remote.responses import is_whole, rows
+from milkglass.client.remote.responses import is_whole, records_of
 from milkglass.client.remote.strict_json import parse_object
 from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError
 from milkglass.split.spec import MAX_NUMBER, DecoderInfo
@@ -62,7 +62,7 @@ class PromptEmbedsEngine:
     def info(self, description: Mapping[str, Any]) -> DecoderInfo:
         """Asks the engine what it takes, for an open enclave's table (`Enclave.table_info`). Raises RemoteError."""
         with self.connection() as connection:
-            entries = rows(connection.json("GET", MODELS_PATH))
+            entries = records_of(connection.json("GET", MODELS_PATH))
         names = [str(entry.get("id")) for entry in entries]
         if self.model not in names:
             listed = ", ".join(names[:5]) or "none"
@@ -149,7 +149,7 @@ class PromptEmbedsStream:
         error = answer.get("error")
         if isinstance(error, dict):
             raise RemoteError(f"the engine stopped: {error.get('message') or 'no reason given'}", "try again")
-        choices = rows(answer, "choices")
+        choices = records_of(answer, "choices")
         if not choices:  # the event that counts tokens
             return []
         choice, vocabulary = choices[0], self._info.vocabulary
