@@ -12,7 +12,14 @@ from scipy.stats import chisquare
 
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
-from milkglass.attacks.shadows.inverse import Rule, ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling, inverse
+from milkglass.attacks.shadows.inverse import (
+    EmbeddingRule,
+    ShadowMaximum,
+    ShadowMean,
+    ShadowMedian,
+    ShadowSampling,
+    invert_shadows,
+)
 from milkglass.attacks.token_ids.channel import Channel
 from milkglass.errors import UsageError
 from milkglass.models.view import Model
@@ -37,7 +44,7 @@ def known(angles: list[float] = ANGLES, **more: object) -> Knowledge:
     turned = torch.deg2rad(torch.tensor(angles, dtype=torch.float32))
     table = torch.stack([turned.cos(), turned.sin()], 1) * torch.arange(1, len(angles) + 1)[:, None]
     model = Model({"model.embed_tokens.weight": table}, {"model_type": "llama"})
-    return Knowledge(public_model=model, candidates=inverse(*flat(SHADOWS)), **more)  # type: ignore[arg-type]
+    return Knowledge(public_model=model, candidates=invert_shadows(*flat(SHADOWS)), **more)  # type: ignore[arg-type]
 
 
 def read(attack: Attack, sent: list[list[int]], knowledge: Knowledge, seed: int = 0, size: int = 8) -> Ids:
@@ -48,7 +55,7 @@ def read(attack: Attack, sent: list[list[int]], knowledge: Knowledge, seed: int 
 
 
 def test_the_inverse_has_every_pair_once() -> None:
-    found = inverse(*flat(SHADOWS))
+    found = invert_shadows(*flat(SHADOWS))
     pairs = {(int(one.rows[0]), t) for one in found.groups for t in one.members.tolist()}
     assert pairs == {(s, t) for t, some in enumerate(SHADOWS) for s in some}
     behind = {
@@ -58,7 +65,7 @@ def test_the_inverse_has_every_pair_once() -> None:
     assert behind[5][0] == [1, 2, 3, 4]
     assert np.exp(behind[5][1]) == pytest.approx([1, 1, 0.5, 0.5])
     with pytest.raises(UsageError, match="2 starts .* 2 shadows"):
-        inverse(np.array([1, 2]), np.array([0, 1]))
+        invert_shadows(np.array([1, 2]), np.array([0, 1]))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_the_inverse_has_every_pair_once() -> None:
         (ShadowMean(k=4), [3, 2, 4, 1]),  # the mean, of lengths 2 to 5, points to 56 degrees
     ],
 )
-def test_a_rule_orders_what_a_shadow_can_stand_for(attack: Rule, expected: list[int]) -> None:
+def test_a_rule_orders_what_a_shadow_can_stand_for(attack: EmbeddingRule, expected: list[int]) -> None:
     assert read(attack, [[5]], known())[0].tolist() == expected
 
 
@@ -98,7 +105,7 @@ def test_likenesses_below_zero_are_never_drawn_unless_there_is_nothing_else() ->
 
 
 @pytest.mark.parametrize("attack", [ShadowMaximum(), ShadowMedian(), ShadowMean(), ShadowSampling()])
-def test_what_stands_for_itself_is_read_so_and_what_is_nobody_s_shadow_not_at_all(attack: Rule) -> None:
+def test_what_stands_for_itself_is_read_so_and_what_is_nobody_s_shadow_not_at_all(attack: EmbeddingRule) -> None:
     found = read(attack, [[0, 5], [8]], known([*ANGLES, 30]), size=9)
     assert found[[0, 2], 0].tolist() == [0, NO_BELIEF]
     assert found[1, 0] in (1, 2, 3, 4)
@@ -119,11 +126,11 @@ TEXTS = [[0, 1, 6], [0, 1, 6], [0, 2], [6, 2, 0], [6, 2, 0], [3, 0], [0, 4]]
 def test_the_channel_is_counts_beside_an_even_choice() -> None:
     corpus = Sequences.of([[1, 1, 3]])
     attack = ShadowDecoding(prior=2.0, candidates=4)
-    channel = attack.channel(inverse(*flat(SHADOWS)), corpus, [rehearse(corpus, 0)], 8)
+    channel = attack.channel(invert_shadows(*flat(SHADOWS)), corpus, [rehearse(corpus, 0)], 8)
     p = dict(zip(channel.originals[5].tolist(), channel.likelihood[5].tolist(), strict=True))
     assert p == {1: pytest.approx(1.0), 3: pytest.approx((1 + 1) / 3), 2: pytest.approx(1.0), 4: pytest.approx(0.5)}
     assert isinstance(channel, Channel)
-    alone = attack.channel(inverse(*flat(SHADOWS)), corpus, [], 8)
+    alone = attack.channel(invert_shadows(*flat(SHADOWS)), corpus, [], 8)
     assert alone.likelihood[5].max() == 1.0
 
 

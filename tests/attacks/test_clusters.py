@@ -138,7 +138,7 @@ def test_a_table_that_training_moved() -> None:
 @pytest.mark.parametrize("cells", [N * N, 100])
 def test_a_table_that_is_no_mixture(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are the rest, by cosine: one group, or lists where that would be too large. Nothing is claimed."""
-    monkeypatch.setattr(cluster_solve, "MAX_REST_CELLS", cells)
+    monkeypatch.setattr(cluster_solve, "MAX_UNSOLVED_CELLS", cells)
     found = learn(clumped(N, D, 8), clumped(N, D, 7))
     covered(found, N)
     assert all(group.weights is None for group in found.groups)
@@ -212,7 +212,7 @@ def test_through_the_scrambler(name: str, tmp_path: Path) -> None:
 
 def test_elimination_keeps_only_the_members() -> None:
     make = torch.Generator().manual_seed(2)
-    tokens = sparse.unit(torch.randn(3, 20, 64, generator=make))
+    tokens = sparse.unit_rows(torch.randn(3, 20, 64, generator=make))
     weights = torch.zeros(3, 20)
     weights[:, :4] = torch.tensor([0.4, 0.3, 0.2, 0.1])
     on, found = sparse.eliminate(tokens, (weights[:, None] @ tokens)[:, 0], 1e-6)

@@ -138,7 +138,7 @@ def test_the_span_is_that_of_what_entered_by_least_squares(name: str) -> None:
     low = AttentionInput(one, 0)
     scene = shared(one, [[[1, 17, 203, 44, 9, 2]]])
     grads = scene.transcript.all(Gradients)[0].tensors
-    rows = [grads[m.name].T if m.transposed else grads[m.name] for m in low.matrices]
+    rows = [grads[m.name].T if m.is_transposed else grads[m.name] for m in low.matrices]
     span = spans.row_space(rows)
     entered = low.read(one.embed(torch.tensor([[1, 17, 203, 44, 9, 2]])).detach())[0].double()
     assert span.rank == 6
@@ -165,7 +165,7 @@ def test_projections_are_found_by_what_they_read(name: str, count: int, transpos
     for number in (0, 1):
         matrices = AttentionInput(one, number).matrices
         assert len(matrices) == count
-        assert [m.transposed for m in matrices] == [transposed] * count
+        assert [m.is_transposed for m in matrices] == [transposed] * count
         assert all(f".{number}." in m.name for m in matrices)
         assert any(word in matrices[0].name for word in ("query", "c_attn", "q_proj"))
 

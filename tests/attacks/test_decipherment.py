@@ -167,14 +167,14 @@ def test_meetings_are_what_a_loop_finds() -> None:
     blocks = BlockAssignment(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
     seen, public = (Bigrams(Sequences.of(rng.integers(0, 6, size=(9, 6))), 6) for _ in range(2))
     met = BigramJoin(blocks, seen, public)
-    count = {(a, b): c for a, b, c in zip(public.left.tolist(), public.right.tolist(), public.count, strict=True)}
+    count = {(a, b): c for a, b, c in zip(public.left.tolist(), public.right.tolist(), public.counts, strict=True)}
     expected = []
     for a, b in zip(seen.left, seen.right, strict=True):
         for i in np.flatnonzero(blocks.row == blocks.place[a]) if blocks.place[a] >= 0 else ():
             for j in np.flatnonzero(blocks.row == blocks.place[b]) if blocks.place[b] >= 0 else ():
                 if value := count.get((blocks.member[i], blocks.member[j])):
                     expected.append((int(i), int(j), value))
-    found = zip(met.hit_cell[0].tolist(), met.hit_cell[1].tolist(), met.hit_count.tolist(), strict=True)
+    found = zip(met.hit_cell[0].tolist(), met.hit_cell[1].tolist(), met.hit_counts.tolist(), strict=True)
     assert sorted(found) == sorted(expected)
     assert len(expected) > 10
     for side in (0, 1):  # a hit speaks into the slot of its own cell
@@ -191,7 +191,7 @@ def test_a_soft_assignment_gives_no_public_id_twice() -> None:
 
 def test_bigrams_stay_within_a_text_and_the_unseen_are_judged_by_their_neighbours() -> None:
     pairs = Bigrams(Sequences.of([[1, 2, 1, 2], [2, 3]]), 5, 1)
-    assert (pairs.left.tolist(), pairs.right.tolist(), pairs.count.tolist()) == ([1, 2, 2], [2, 1, 3], [2, 1, 1])
+    assert (pairs.left.tolist(), pairs.right.tolist(), pairs.counts.tolist()) == ([1, 2, 2], [2, 1, 3], [2, 1, 1])
     assert Bigrams(Sequences.of([[1, 2, 3], [4, 0]]), 5, 2).right.tolist() == [3]
     counts = np.concatenate([np.zeros(1000), np.tile([1.0, 1.0, 0.0], 400)])
     expected = unseen_counts(counts)

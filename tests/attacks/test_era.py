@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from milkglass.attacks.assignment import guess_by_rank
-from milkglass.attacks.hidden_states.era import ERA, states
+from milkglass.attacks.hidden_states.era import ERA, generation_states
 from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel
@@ -29,7 +29,7 @@ from tests.tiny import VOCAB, save
 
 def test_era_reads_all_that_a_permuted_model_generates(models: dict[str, Model]) -> None:
     transcript, truth = generated(models["llama-tied"])
-    found, known = states(transcript)
+    found, known = generation_states(transcript)
     assert len(found) == len(truth.sent.ids)
     assert known.all()
     guess = ERA()(transcript, Knowledge(public_model=models["llama-tied"]), Budget(), np.random.default_rng(0))
@@ -119,7 +119,7 @@ def test_where_nothing_precedes_an_id_nothing_is_read(models: dict[str, Model]) 
     for one, other in zip(after.log_likelihoods, knowledge.candidates.log_likelihoods, strict=True):
         assert np.array_equal(one, other)
     both = Outputs(Sequences.of([truth.sent.ids[:3], first, truth.sent.ids[5:8]]), Sequences.of([[1], [], []]))
-    found, known = states(Transcript((weights, both), VOCAB))
+    found, known = generation_states(Transcript((weights, both), VOCAB))
     assert known.tolist() == [True] * 3 + [False] * 2 + [True] * 2
     assert found[torch.from_numpy(known)].norm(dim=1).min() > 0
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.optimisation.descent import AdamSchedule, Descent, OptimisationAttack
-from milkglass.attacks.gradients.optimisation.distance import Distance, Kind, gradient_product
+from milkglass.attacks.gradients.optimisation.distance import Distance, DistanceKind, gradient_product
 from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG
 from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
 from milkglass.attacks.gradients.optimisation.lamp import (
@@ -114,7 +114,7 @@ MADE, SEEN = [torch.tensor([3.0, 4.0]), torch.tensor([[1.0]])], [torch.tensor([0
         ("cosine", 0.0, ((1 - 16 / (5 * 4)) + 0) / 2),
     ],
 )
-def test_a_distance_by_hand(kind: Kind, l1: float, value: float) -> None:
+def test_a_distance_by_hand(kind: DistanceKind, l1: float, value: float) -> None:
     distance = Distance(kind, l1)
     assert float(distance(MADE, SEEN)) == pytest.approx(value)
     assert float(distance(SEEN, SEEN)) == pytest.approx(0, abs=1e-6)
@@ -126,14 +126,14 @@ def test_a_distance_by_hand(kind: Kind, l1: float, value: float) -> None:
 
 @pytest.mark.parametrize("kind", ["squares", "cosine", "norms"])
 @pytest.mark.parametrize(("name", "task"), CASES)
-def test_factors_are_the_gradients_written_out(name: str, task: Task, kind: Kind) -> None:
+def test_factors_are_the_gradients_written_out(name: str, task: Task, kind: DistanceKind) -> None:
     """The loss without writing out a linear layer's gradient, and its derivative, are those of the gradients."""
     tiny = step(name, task)
     problem = Problem(seen(tiny, PAIR), Distance(kind), FRAME)
     assert problem.layers
     x = (0.05 * problem.random_embeddings(np.random.default_rng(0))).requires_grad_()
     made = problem.step.dummy_gradients(x, problem.mask, problem._targets(x), problem.names)
-    plain = problem.distance(made, [problem.shared[one] for one in problem.names])
+    plain = problem.distance(made, [problem.shared_gradients[one] for one in problem.names])
     quick = problem.loss(x)
     assert float(quick.detach()) == pytest.approx(float(plain.detach()), rel=2e-4)
     (slope,), (other,) = torch.autograd.grad(plain, [x]), torch.autograd.grad(quick, [x])
@@ -147,9 +147,9 @@ def test_many_guesses_at_once_are_judged_as_each_alone(name: str, task: Task) ->
     guesses = torch.stack([0.05 * problem.random_embeddings(rng) for _ in range(3)])
     alone = [float(problem.distances(one[None])[0]) for one in guesses]
     assert problem.distances(guesses) == pytest.approx(alone, rel=1e-3)
-    layers = {part for one in problem.layers for part in (one.weight, one.bias) if part}
+    layers = {part for one in problem.layers for part in (one.weight_name, one.bias_name) if part}
     made = problem.step.dummy_gradients(guesses[0], problem.mask, problem._targets(guesses[0]), sorted(layers))
-    plain = problem.distance(made, [problem.shared[one] for one in sorted(layers)])
+    plain = problem.distance(made, [problem.shared_gradients[one] for one in sorted(layers)])
     assert alone[0] == pytest.approx(float(plain.detach()), rel=1e-3)
 
 
@@ -337,7 +337,10 @@ def test_with_the_true_masks_the_true_text_is_no_distance_away() -> None:
             one.bernoulli_(0.9)
     with draws:
         grads = client.gradient(torch.tensor([TEXT]), problem.mask, problem.labels)
-    problem.shared, problem.squares = grads, {name: float(one.double().square().sum()) for name, one in grads.items()}
+    problem.shared_gradients, problem.squared_norms = (
+        grads,
+        {name: float(one.double().square().sum()) for name, one in grads.items()},
+    )
     right = problem.distances_of_ids(np.array([[TEXT]]))[0]
     with torch.no_grad():
         draws.values[1].fill_(0.9)
@@ -372,7 +375,7 @@ def test_the_best_on_the_way_is_kept() -> None:
 def test_the_rate_falls_by_the_schedule() -> None:
     problem = Problem(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
     descent = Descent(
-        problem, problem.random_embeddings(np.random.default_rng(0)), AdamSchedule(5, 0.1, decay=0.5, every=2)
+        problem, problem.random_embeddings(np.random.default_rng(0)), AdamSchedule(5, 0.1, decay=0.5, decay_steps=2)
     )
     rates: list[float] = []
     descent.run(Budget(), lambda one: rates.append(one._adam.param_groups[0]["lr"]))
@@ -381,7 +384,9 @@ def test_the_rate_falls_by_the_schedule() -> None:
 
 def test_a_pull_brings_embeddings_to_the_tables_length() -> None:
     problem = Problem(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
-    descent = Descent(problem, problem.random_embeddings(np.random.default_rng(0)), AdamSchedule(15, 0.05, pull=10.0))
+    descent = Descent(
+        problem, problem.random_embeddings(np.random.default_rng(0)), AdamSchedule(15, 0.05, norm_weight=10.0)
+    )
     before = float(descent.x.detach().norm(dim=2).mean())
     descent.run(Budget())
     after = float(descent.x.detach().norm(dim=2).mean())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from milkglass.attacks.forward import body
-from milkglass.attacks.hidden_states.hidden_words import HiddenWords, vectors
+from milkglass.attacks.hidden_states.hidden_words import HiddenWords, mean_states
 from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
 from milkglass.attacks.hidden_states.near_hidden import NearHidden, common_ends
 from milkglass.models.resolve import resolve
@@ -46,7 +46,7 @@ def scene(
         states = hidden(runner, texts, layer) * factor
         states = states + noise * factor * torch.randn(states.shape, generator=torch.Generator().manual_seed(seed))
         seen = Activations(states, texts.lengths, layer)
-        return Activations(vectors(seen), np.ones_like(texts.lengths), layer, True) if pooled else seen
+        return Activations(mean_states(seen), np.ones_like(texts.lengths), layer, True) if pooled else seen
 
     texts = Sequences.of(chain(VOCAB, 20, 1))
     ordinary = np.arange(VOCAB) >= SPECIAL
@@ -131,7 +131,7 @@ def test_words_are_read_from_one_vector_a_text(publics: dict[str, Model]) -> Non
 
 def test_vectors_are_the_means_of_texts() -> None:
     seen = Activations(torch.tensor([[1.0], [3.0], [7.0]]), np.array([2, 1]), 0)
-    assert vectors(seen).tolist() == [[2.0], [7.0]]
+    assert mean_states(seen).tolist() == [[2.0], [7.0]]
 
 
 @pytest.mark.parametrize("attack", [NearHidden(), INVERT], ids=lambda one: one.name)

@@ -149,7 +149,7 @@ def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> No
     reader = CausalReader(view(llama), Spelling.identity(N), Budget())
     rng = np.random.default_rng(0)
     texts = Sequences.of([rng.integers(2, N, 9), [], [5, NO_BELIEF, 7], rng.integers(2, N, 100)])
-    read = list(reader.reads(texts, np.arange(4)))
+    read = list(reader.read_texts(texts, np.arange(4)))
     found = {int(place): state for one in read for place, state in zip(one.places, one.states, strict=True)}
     assert sorted(found) == [*range(9), 9, 11, *range(12, 112)]
     with torch.inference_mode():

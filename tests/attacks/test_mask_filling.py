@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from milkglass.attacks.token_ids.decipherment.reader import tokenizer_of
-from milkglass.attacks.token_ids.mask_filling import MaskFilling, hidden_spans, masks
+from milkglass.attacks.token_ids.mask_filling import MaskFilling, find_masks, hidden_spans
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -53,7 +53,7 @@ def test_masks_are_found_however_they_are_cut(tokenizer: Tokenizer) -> None:
     texts = ids_of(
         tokenizer, ["<PERSON> called on <DATE_TIME>.", "a < b > c and <b>", "nothing", "x<LOCATION>y <PERSON><PERSON>"]
     )
-    found = masks(texts, tokenizer)
+    found = find_masks(texts, tokenizer)
     assert [(one.text, one.kind) for one in found] == [
         (0, "person"), (0, "date_time"), (3, "location"), (3, "person"), (3, "person"),
     ]  # fmt: skip

@@ -143,10 +143,12 @@ def test_a_short_budget_runs_little_text_through_the_models(
     transcript, knowledge, _ = setting(models["bert"], plain)
     assert knowledge.corpus is not None
     ran: list[int] = []
-    counted = forward.state
+    counted = forward.hidden_states
     for module in (forward, mlc):
         monkeypatch.setattr(
-            module, "state", lambda model, ids, layer=None: ran.append(ids.numel()) or counted(model, ids, layer)
+            module,
+            "hidden_states",
+            lambda model, ids, layer=None: ran.append(ids.numel()) or counted(model, ids, layer),
         )
     guess = attack(transcript, knowledge, Budget(1e-9), np.random.default_rng(0))
     assert 0 < sum(ran) < 0.3 * (len(knowledge.corpus.ids) + len(transcript.tokens.ids))
@@ -157,12 +159,14 @@ def test_a_short_budget_runs_little_text_through_the_models(
 def test_batches_within_a_budget_are_a_sample_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, rng = Sequences.of([[i] * (1 + i % 7) for i in range(40)]), np.random.default_rng(0)
     every = sorted(
-        np.concatenate(list(forward.batches_within(texts, Budget(), rng, floor=float("inf"), max_tokens=20))).tolist()
+        np.concatenate(
+            list(forward.batches_within(texts, Budget(), rng, min_seconds=float("inf"), max_tokens=20))
+        ).tolist()
     )
     assert every == list(range(40))
     ticks = iter([5.0, 4.0, 3.0, 2.0, 1.0])
     monkeypatch.setattr(Budget, "left", lambda self: next(ticks))
-    some = list(forward.batches_within(texts, Budget(), rng, floor=2.5, max_tokens=20))
+    some = list(forward.batches_within(texts, Budget(), rng, min_seconds=2.5, max_tokens=20))
     assert len(some) == 4
     assert len({len(texts.ids[texts.sequence_indices == one[0]]) for one in some}) > 1
 

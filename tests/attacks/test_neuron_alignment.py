@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from milkglass.attacks.forward import body, state
+from milkglass.attacks.forward import body, hidden_states
 from milkglass.attacks.hidden_states.neuron_alignment import (
     NeuronAlignment,
     NeuronReader,
@@ -133,7 +133,10 @@ def test_without_a_gate_every_id_is_read(family: str, layer: int, tmp_path: Path
     public = Model(public.tensors, {**public.config, "activation_function": "relu", "hidden_act": "relu"})
     seen, sigma, stream = ungated(family, public)
     texts = torch.from_numpy(RNG.integers(3, public.vocab_size, (4, 9)))
-    same = state(body(seen), torch.from_numpy(sigma)[texts]), state(body(public), texts)[:, :, torch.from_numpy(stream)]
+    same = (
+        hidden_states(body(seen), torch.from_numpy(sigma)[texts]),
+        hidden_states(body(public), texts)[:, :, torch.from_numpy(stream)],
+    )
     assert torch.allclose(*same, atol=1e-3)  # the model that crosses still computes what it did
     transcript = Transcript((Weights(seen),), public.vocab_size)
     attack = NeuronAlignment(layer=layer)

@@ -46,9 +46,9 @@ def test_it_is_not_trained_beyond_its_steps(public: Model) -> None:
 
     def weights(steps: int) -> torch.Tensor:
         scorer = SDA(steps=steps).train(public, texts, FIXED, Budget(), np.random.default_rng(0))
-        return scorer.read.weight.detach()
+        return scorer.output_layer.weight.detach()
 
-    untrained = Scorer(public, np.random.default_rng(0)).read.weight.detach()
+    untrained = Scorer(public, np.random.default_rng(0)).output_layer.weight.detach()
     assert torch.equal(weights(0), untrained)
     step = (weights(1) - untrained).abs().max()
     assert step == pytest.approx(SDA().learning_rate, rel=0.01)  # Adam's first step

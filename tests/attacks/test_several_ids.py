@@ -149,7 +149,7 @@ def test_an_assignment_gives_each_member_its_aliases() -> None:
 def test_a_leaked_alias_leaves_the_token_to_the_other() -> None:
     pairs = np.array([[10, 1], [11, 1], [12, 2]])
     assert consistent_pairs(pairs).tolist() == [[12, 2]]
-    assert consistent_pairs(pairs, aliases_per_token=2).tolist() == pairs.tolist()
+    assert consistent_pairs(pairs, alias_count=2).tolist() == pairs.tolist()
     group = Group(np.array([10, 11, 12, 13]), np.array([1, 2]))
     left = with_known_pairs(Candidates((group,), (np.zeros((4, 2)),)), pairs, 2).groups[-1]
     assert (left.rows.tolist(), left.members.tolist()) == ([13], [2])

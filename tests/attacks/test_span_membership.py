@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.gradients.spans import EDGE_FACTOR, sent_rows
+from milkglass.attacks.gradients.spans import EDGE_FACTOR, span_of_sent_rows
 from milkglass.attacks.hidden_states.hidden_words import HiddenWords
 from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
@@ -196,7 +196,7 @@ def test_the_units_are_those_of_the_errors() -> None:
     rows = torch.randn(20, 200, generator=make, dtype=torch.float64)
     off = rows + 0.01 * torch.randn(rows.shape, generator=make, dtype=torch.float64)
     stranger = torch.randn(50, 200, generator=make, dtype=torch.float64)
-    one, two = sent_rows(off, 0.01), sent_rows(off, 0.02)
+    one, two = span_of_sent_rows(off, 0.01), span_of_sent_rows(off, 0.02)
     assert one.rank == 20
     assert 0.1 < float(one.distances(rows).min()) < float(one.distances(rows).max()) < EDGE_FACTOR
     assert float(one.distances(stranger).min()) > 5 * EDGE_FACTOR

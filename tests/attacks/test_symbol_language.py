@@ -173,7 +173,7 @@ def test_a_wide_beam_finds_the_best_of_all_readings(llama: LlamaForCausalLM) -> 
         beam.grow(options[:, place], np.zeros((2, 3)), 1.0, common)
     for text in range(2):
         reading, total = exhaustive(llama, options[text], common)
-        assert np.array_equal(beam.best()[text], reading)
+        assert np.array_equal(beam.best_readings()[text], reading)
         assert beam.total[text].max() == pytest.approx(total, abs=1e-3)
 
 
@@ -192,8 +192,8 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
     beam = BeamSearch(reader, 1, 3)
     for place in range(6):
         beam.grow(options[:, place], scores[:, place], 1.0, common)
-    reading = Sequences(beam.best()[0], np.array([6]))
-    read = list(reader.reads(reading, np.array([0])))
+    reading = Sequences(beam.best_readings()[0], np.array([6]))
+    read = list(reader.read_texts(reading, np.array([0])))
     again = sum(gains_of(reader, one, reading.ids[one.places][:, None], common).sum() for one in read)
     assert beam.total.max() == pytest.approx(again, abs=1e-3)
 
@@ -206,7 +206,7 @@ def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) 
     for place in range(150):
         beam.grow(options[:, place], np.zeros((1, 2)), 1.0, np.zeros(N))
     assert np.isfinite(beam.total).all()
-    assert (beam.best()[0][:, None] == options[0]).any(1).all()
+    assert (beam.best_readings()[0][:, None] == options[0]).any(1).all()
 
 
 def test_places_with_nothing_listed_stay_empty(llama: LlamaForCausalLM) -> None:

@@ -52,7 +52,7 @@ def test_the_rows_that_grew_are_exactly_those_that_occurred(
     both = after(transcript, trained(model, transcript.tokens, decay).to(stored))
     occurred = transcript.tokens.counts(VOCAB) > 0
     occurred[0] = False  # the padding row gets no gradient, whatever stands there
-    found = TunedRows.members_of(both)
+    found = TunedRows.occurring_ids(both)
     assert found is not None
     assert 50 < occurred.sum() < 250
     assert np.array_equal(found, occurred)
@@ -73,8 +73,8 @@ def test_tuned_rows_refuse_tables_that_cannot_be_compared(models: dict[str, Mode
     given = Knowledge(corpus=knowledge.corpus, candidates=unsolved(truth))
     table = transcript.table
     assert "before and after" in str(why_not(TunedRows(), transcript, given))
-    assert TunedRows.members_of(transcript) is None
+    assert TunedRows.occurring_ids(transcript) is None
     more = after(transcript, torch.cat([table, table[:4]]))
     assert re.search("304 x 32 .*300 x 32", str(why_not(TunedRows(), more, given)))
-    assert TunedRows.members_of(more) is None
+    assert TunedRows.occurring_ids(more) is None
     assert "unchanged" in str(why_not(TunedRows(), after(transcript, table), given))

@@ -1,4 +1,4 @@
-"""Turns log-likelihoods into a guess.
+"""Turns log-likelihoods into a guess, by the best joint assignment.
 
 Each public id of a group is used at most once. The best joint assignment (Kuhn 1955) is therefore better than the most
 likely id of each row. If a token has r scrambled ids, a group has r times as many rows as members, and each member is
@@ -22,13 +22,13 @@ from milkglass.threat.observations import Transcript
 
 
 class Solver(Attack):
-    """Works out candidates, from which a later attack can start."""
+    """Finds candidates, from which a later attack can start, and guesses by them. The base of all such attacks."""
 
     @abc.abstractmethod
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns what each scrambled id can stand for, and how likely that is."""
+        """Returns the public ids for which each scrambled id can stand, and how likely each is."""
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         return guess_by_rank(self.learn(transcript, knowledge, budget, rng), transcript.size)
@@ -52,9 +52,9 @@ def best_assignment(log_likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
     Each column is taken up to `rows_per_member` times. A log-likelihood of -inf counts as very unlikely, not as
     forbidden, so that there is always an assignment.
     """
-    worst = np.finfo(np.float64).min / 1e6
+    lowest = np.finfo(np.float64).min / 1e6
     member_count = log_likelihood.shape[1]
-    gains = np.tile(np.maximum(log_likelihood, worst), rows_per_member(*log_likelihood.shape))
+    gains = np.tile(np.maximum(log_likelihood, lowest), rows_per_member(*log_likelihood.shape))
     rows, columns = linear_sum_assignment(gains, maximize=True)
     return rows.astype(np.int64), columns.astype(np.int64) % max(member_count, 1)
 

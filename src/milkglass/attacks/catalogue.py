@@ -94,8 +94,8 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     kind=Attack,
 )
 
-# Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
-ADDED = frozenset(
+# Attacks that an audit may lack if an earlier version began it: it is continued, and runs them as well
+LATER_ATTACK_NAMES = frozenset(
     {"neuron-alignment", "span-membership", "symbol-decoder", "chosen-answers", "mask-filling", "as-it-is", "sizes"}
 )
 

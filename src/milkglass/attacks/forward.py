@@ -23,7 +23,12 @@ BATCH_TOKENS = 2048  # tokens of a batch, unless one sequence is longer
 
 
 def body(model: Model, layers: int | None = None) -> PreTrainedModel:
-    """Returns the transformer without a head, in fp32 and evaluation mode: all layers, or the first `layers`."""
+    """Returns the transformer without a head, in fp32 and evaluation mode, on the device.
+
+    Args:
+        model: the model's tensors and config.
+        layers: how many of its first layers are kept. None: all.
+    """
     built: PreTrainedModel = torch_model.body(model, layer_count=layers).eval()
     return device.move(built)
 
@@ -43,18 +48,22 @@ def batches(sequences: Sequences, max_tokens: int = BATCH_TOKENS) -> Iterator[Id
 
 
 def batches_within(
-    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, max_tokens: int = BATCH_TOKENS
+    sequences: Sequences,
+    budget: Budget,
+    rng: np.random.Generator,
+    min_seconds: float = 0.0,
+    max_tokens: int = BATCH_TOKENS,
 ) -> Iterator[Ids]:
-    """Yields batches in random order, at least one, until less than `floor` seconds are left: a sample of all."""
+    """Yields batches in random order, at least one, until fewer than `min_seconds` are left: a sample of all."""
     all_batches = list(batches(sequences, max_tokens))
     for done_count, index in enumerate(rng.permutation(len(all_batches)).tolist()):
-        if done_count and budget.left() < floor:
+        if done_count and budget.left() < min_seconds:
             return
         yield all_batches[index]
 
 
 def stack(sequences: Sequences, text_numbers: Ids) -> torch.Tensor:
-    """Returns (b, t) the ids of sequences of one length."""
+    """Returns (b, t) the ids of the sequences with these indices, which have one length, on the device."""
     return device.tensor(sequences.ids[places(sequences, text_numbers)].reshape(len(text_numbers), -1))
 
 
@@ -65,11 +74,13 @@ def places(sequences: Sequences, text_numbers: Ids) -> Ids:
 
 
 @torch.inference_mode()
-def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -> torch.Tensor:
-    """Returns (b, t, d) hidden states.
+def hidden_states(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -> torch.Tensor:
+    """Returns (b, t, d) the hidden states of ids.
 
     Args:
-        layer: after how many layers they are taken, as the next layer receives them: a decoder's last norm is not
+        model: as `body` gives it.
+        ids: (b, t).
+        layer: after how many layers the states are taken, as the next layer receives them: a decoder's last norm is not
             applied. None, or more layers than there are: the model's last states.
     """
     if layer is None:
@@ -81,7 +92,7 @@ def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -
 def sample_states(
     model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], budget: Budget, layer: int | None = None
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """Runs the sequences in `groups` (see `batches_within`).
+    """Computes the hidden states of the sequences in `groups` (see `batches_within`).
 
     Returns:
         (total, d) the state of every token, 0 if its sequence was not run, and (texts,) whether each sequence was.
@@ -89,20 +100,23 @@ def sample_states(
     states = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
     was_run = np.zeros(len(sequences), np.bool_)
     for text_numbers in groups:
-        batch_states = state(model, stack(sequences, text_numbers), layer)
+        batch_states = hidden_states(model, stack(sequences, text_numbers), layer)
         states[torch.from_numpy(places(sequences, text_numbers))] = batch_states.flatten(0, 1)
         was_run[text_numbers] = True
         budget.spend(work.forward(model, int(sequences.lengths[text_numbers].sum())))
     return states, was_run
 
 
-def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor, clip: float | None = None) -> None:
-    """Makes one step of an optimiser against the loss's gradient, which is first cut to the norm `clip`, if any."""
+def take_step(optimiser: torch.optim.Optimizer, loss: torch.Tensor, max_grad_norm: float | None = None) -> None:
+    """Takes one step of an optimiser against the gradient of the loss.
+
+    The gradient is first scaled to a norm of at most `max_grad_norm`, unless that is None.
+    """
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
-    if clip is not None:
+    if max_grad_norm is not None:
         torch.nn.utils.clip_grad_norm_(
-            [parameter for group in optimiser.param_groups for parameter in group["params"]], clip
+            [parameter for group in optimiser.param_groups for parameter in group["params"]], max_grad_norm
         )
     optimiser.step()
 

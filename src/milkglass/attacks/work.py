@@ -1,4 +1,4 @@
-"""What the steps of attacks cost, in seconds of one core of the machine on which they were timed.
+"""Estimates the work of steps of attacks, in seconds of one core of the machine on which they were timed.
 
 A budget of work (`Budget.of_work`) counts these in place of a clock. They were fitted to a CPU with AVX-512 and need
 not be exact: they decide how many steps are made, which is the same number on any machine.
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import torch
 
-PRODUCTS = 5e10  # multiplications a second, in products of matrices in fp32
-PARAMETERS = 3e8  # parameters that an optimiser changes a second
-ELEMENTS = 1e8  # numbers a second in passes of NumPy: a gather, a logarithm, a sum by place
-CALL = 1e-4  # seconds of some ten small operations on arrays
+PRODUCTS_PER_SECOND = 5e10  # multiplications, in products of matrices in fp32
+PARAMETERS_PER_SECOND = 3e8  # parameters that an optimiser changes
+ELEMENTS_PER_SECOND = 1e8  # numbers in passes of NumPy: a gather, a logarithm, a sum by place
+CALL_SECONDS = 1e-4  # some ten small operations on arrays
 
 
 def products(multiplications: float) -> float:
     """Returns the work, in seconds, of so many multiplications in products of matrices."""
-    return multiplications / PRODUCTS
+    return multiplications / PRODUCTS_PER_SECOND
 
 
 def elements(count: float) -> float:
     """Returns the work of one pass over so many numbers."""
-    return count / ELEMENTS
+    return count / ELEMENTS_PER_SECOND
 
 
 def forward(model: torch.nn.Module, token_count: int) -> float:
@@ -29,7 +29,7 @@ def forward(model: torch.nn.Module, token_count: int) -> float:
     # each token is multiplied by all weights but those of tables that are looked up
     modules = (module for module in model.modules() if not isinstance(module, torch.nn.Embedding))
     weight_count = sum(weights.numel() for module in modules for weights in module.parameters(recurse=False))
-    return 10 * CALL + products(float(weight_count) * token_count)
+    return 10 * CALL_SECONDS + products(float(weight_count) * token_count)
 
 
 def gradients(model: torch.nn.Module, token_count: int) -> float:
@@ -50,4 +50,4 @@ def comparisons(rows: torch.Tensor, table: torch.Tensor) -> float:
 def training_step(model: torch.nn.Module, token_count: int) -> float:
     """Returns the work of one step of a training on so many tokens."""
     parameter_count = sum(parameter.numel() for parameter in model.parameters())
-    return gradients(model, token_count) + parameter_count / PARAMETERS
+    return gradients(model, token_count) + parameter_count / PARAMETERS_PER_SECOND

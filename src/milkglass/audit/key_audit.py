@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from milkglass import files
-from milkglass.attacks.catalogue import ADDED, ATTACKS
+from milkglass.attacks.catalogue import ATTACKS, LATER_ATTACK_NAMES
 from milkglass.audit.audit import audit, write
 from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.outcome import AttackResult
@@ -153,7 +153,7 @@ def open_scene(
         UsageError: the folder holds the work of another audit.
     """
     identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
-    earlier_attacks = [signature(attack) for name, attack in attacks.items() if name not in ADDED]
+    earlier_attacks = [signature(attack) for name, attack in attacks.items() if name not in LATER_ATTACK_NAMES]
     earlier_identity = {**settings, "attacks": earlier_attacks}
     scene = build_scene(stage)
     # after the scene: a text that cannot be read leaves nothing behind

@@ -53,18 +53,23 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-MEASURED_ROWS = 64  # rows by which the noise is measured
+NOISE_SAMPLE_ROWS = 64  # rows on which the noise is measured
 EXACT_MISFIT = 1e-6  # relative error with which rows in fp32 satisfy their equations
 MAX_MEDIAN_MISFIT = 0.35  # with a larger misfit of the median row the table is not a mixture
-MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is sketched
-MAX_REST_CELLS = 100_000  # rows times tokens of the one group that holds all that remains
-REST_TOKENS = 20  # tokens for each row, where that group would be larger
-REST_TEMPERATURE = 0.05  # in that group a log-likelihood is log softmax(cosine / temperature)
+MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is projected
+MAX_UNSOLVED_CELLS = 100_000  # the most rows times tokens of one group of all rows that were not solved
+UNSOLVED_TOKENS = 20  # candidates of each row that was not solved, if that group would be larger
+UNSOLVED_TEMPERATURE = 0.05  # the log-likelihood of a candidate is log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
 class _FreePool:
-    """Holds the ids (f,) and projections (f, s) of what was free at the last `_refresh_pools`: rows, or tokens."""
+    """Holds the rows, or the tokens, that were free at the last `_refresh_pools`.
+
+    Attributes:
+        ids: (f,) their scrambled ids, or their public ids.
+        projected: (f, s) their projections.
+    """
 
     ids: Ids
     projected: Tensor
@@ -75,13 +80,13 @@ class ClusterSearch:
 
     Attributes:
         scrambled, public: (n', d) and (n, d) the rows of both tables.
-        rows, tokens: the same, scaled to length 1.
+        unit_rows, unit_tokens: (n', d) and (n, d) the rows of `scrambled` and of `public`, scaled to length 1.
         is_free: (n',) whether each row belongs to no cluster yet.
         free_equals: a list for each token. The first of several tokens with equal rows lists those that are free; the
             lists of the others are empty.
         noise: the relative error of the equations (`measure_noise`).
-        projected_rows, projected_tokens: (n', s) and (n, s) `rows` and `tokens`, projected to s = `sketch` dimensions;
-            under much noise they are not projected.
+        projected_rows, projected_tokens: (n', s) and (n, s) `unit_rows` and `unit_tokens`, projected to s = `sketch`
+            dimensions; under much noise they are not projected.
         pool_rows, pool_tokens: the rows and tokens that were free at the last `_refresh_pools`.
         clusters: for each cluster its rows, its tokens, and the weights (rows, tokens), or None for rows that equal a
             token's.
@@ -97,12 +102,12 @@ class ClusterSearch:
     ) -> None:
         self.scrambled, self.public, self.settings = scrambled, public, settings
         self.alias_count, self.rng = alias_count, rng
-        self.rows, self.tokens = sparse.unit(scrambled), sparse.unit(public)
+        self.unit_rows, self.unit_tokens = sparse.unit_rows(scrambled), sparse.unit_rows(public)
         self.is_free, self.free_equals = np.ones(len(scrambled), np.bool_), [np.empty(0, np.int64)] * len(public)
         self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
     def take_out_equal_rows(self) -> None:
-        """Takes out rows that equal a public row, and finds which public rows equal each other."""
+        """Records a cluster of each row that equals a public row, and fills `free_equals`."""
         rows_by_content = sparse.equal_rows(self.scrambled)
         for content, tokens in sparse.equal_rows(self.public).items():
             rows = rows_by_content.get(content, [])
@@ -115,26 +120,30 @@ class ClusterSearch:
 
     @property
     def is_exact(self) -> bool:
+        """Returns whether the equations hold up to the rounding of fp32."""
         return self.noise <= 10 * EXACT_MISFIT
 
     @property
     def free_tokens(self) -> Ids:
+        """Returns (f,) the tokens that are in no cluster yet; of equal tokens the first, if one of them is free."""
         return np.flatnonzero(np.array([len(equals) > 0 for equals in self.free_equals]))
 
     # --- how good the equations are
     def measure_noise(self) -> None:
         """Measures `noise`, the median residual of least squares relative to a row's norm; chooses the projection."""
-        self._project(self.rows.shape[1])
+        self._project(self.unit_rows.shape[1])
         self._refresh_pools()
         if not self.is_free.any():
             return
-        seeds = self.rng.permutation(np.flatnonzero(self.is_free))[:MEASURED_ROWS]
+        seeds = self.rng.permutation(np.flatnonzero(self.is_free))[:NOISE_SAMPLE_ROWS]
         misfits = []
         for some_seeds in np.array_split(seeds, max(1, len(seeds) // 16)):
             _, candidates = self._shortlist(some_seeds, self._possible_width(max(self.settings.widths)))
             for seed, tokens in zip(some_seeds, candidates, strict=True):
-                share = len(tokens) / self.rows.shape[1]
-                residual = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
+                share = len(tokens) / self.unit_rows.shape[1]
+                residual = float(
+                    sparse.misfits(self.unit_rows[seed][None], self.unit_tokens[torch.from_numpy(tokens)])[0]
+                )
                 misfits.append(residual / max(1e-3, 1 - share) ** 0.5)
         self.noise = max(EXACT_MISFIT, float(np.median(misfits)))
         if self.noise < MAX_SKETCH_NOISE:
@@ -142,19 +151,20 @@ class ClusterSearch:
 
     def _project(self, size: int) -> None:
         """Projects rows and tokens to `size` random dimensions, if they have more."""
-        self.projected_rows, self.projected_tokens = self.rows, self.tokens
-        width = self.rows.shape[1]
+        self.projected_rows, self.projected_tokens = self.unit_rows, self.unit_tokens
+        width = self.unit_rows.shape[1]
         if size < width:
             columns = torch.linalg.qr(torch.from_numpy(self.rng.normal(size=(width, size))).float())[0]
-            self.projected_rows = sparse.unit(self.rows @ columns)
-            self.projected_tokens = sparse.unit(self.tokens @ columns)
+            self.projected_rows = sparse.unit_rows(self.unit_rows @ columns)
+            self.projected_tokens = sparse.unit_rows(self.unit_tokens @ columns)
 
     def _possible_width(self, width: int) -> int:
+        """Returns the width, or the largest one for which a span excludes other tokens."""
         return min(width, self.projected_rows.shape[1] // 3)
 
     # --- the search
     def stages(self) -> Iterator[tuple[int, float]]:
-        """Yields the width and the margin of each sweep; nothing if the table is not a mixture."""
+        """Yields the arguments of each `sweep`, its width and its margin; nothing if the table is not a mixture."""
         if self.noise > MAX_MEDIAN_MISFIT:
             return
         margins = self.settings.margins[:1] if self.is_exact else self.settings.margins
@@ -163,9 +173,14 @@ class ClusterSearch:
         yield from ((widths[-1], margin) for margin in margins[1:])
 
     def sweep(self, width: int, margin: float, budget: Budget) -> None:
-        """Tries every free row once as a seed.
+        """Tries every free row once as the seed of a cluster.
 
-        Stops early if few are solved and larger widths are left: the clusters are then larger than `width`.
+        It stops early if few are solved and larger widths are left: the clusters are then larger than `width`.
+
+        Args:
+            width: how many neighbours of a seed are taken to span its cluster.
+            margin: how many times worse the next row must fit.
+            budget: ends the sweep.
         """
         order = self.rng.permutation(np.flatnonzero(self.is_free))
         self._refresh_pools()
@@ -188,7 +203,7 @@ class ClusterSearch:
     def _work(self, seed_count: int, width: int) -> float:
         """Returns the work of a batch: rows compared, tokens projected on each span, and a cluster settled."""
         rows, tokens = self.pool_rows.projected, self.pool_tokens.projected
-        return seed_count * (30 * work.CALL + work.products(float(rows.numel()) + tokens.numel() * width))
+        return seed_count * (30 * work.CALL_SECONDS + work.products(float(rows.numel()) + tokens.numel() * width))
 
     def _refresh_pools(self) -> None:
         """Takes the rows and tokens that are free now into the pools."""
@@ -211,36 +226,36 @@ class ClusterSearch:
         cosines = self.projected_rows[torch.from_numpy(seeds)] @ rows.projected.T
         nearest_rows = cosines.topk(row_count, dim=1).indices
         shares = sparse.explained_shares(tokens.projected, rows.projected[nearest_rows[:, :width]])
-        count = min(width + extra_count, self.rows.shape[1] // 2, len(tokens.ids))
+        count = min(width + extra_count, self.unit_rows.shape[1] // 2, len(tokens.ids))
         return rows.ids[nearest_rows.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
     def _solve_seeds(self, seeds: Ids, width: int, margin: float) -> int:
         """Solves the clusters of these seeds. Returns how many were solved."""
         nearest_rows, candidates = self._shortlist(seeds, width)
         is_member, _ = sparse.eliminate(
-            self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
+            self.unit_tokens[torch.from_numpy(candidates)], self.unit_rows[torch.from_numpy(seeds)], self.noise
         )
         solved_count = 0
         for index, seed in enumerate(seeds):
             if self.is_free[seed]:
-                solved_count += self._settle(
+                solved_count += self._refine_cluster(
                     candidates[index][is_member[index].numpy()], nearest_rows[index], candidates[index], margin
                 )
         return solved_count
 
-    def _settle(self, tokens: Ids, nearest_rows: Ids, candidates: Ids, margin: float) -> bool:
-        """Refines a first guess at the tokens until a cluster is proved. Returns whether one was."""
+    def _refine_cluster(self, tokens: Ids, nearest_rows: Ids, candidates: Ids, margin: float) -> bool:
+        """Refines a first guess at the tokens of a cluster. Returns whether a cluster was proved and recorded."""
         nearest_rows = nearest_rows[self.is_free[nearest_rows]]
         for attempt in range(1 if self.is_exact else 3):
             tokens = self._free_among(tokens)
-            if not 0 < len(tokens) <= self.rows.shape[1] // 3:
+            if not 0 < len(tokens) <= self.unit_rows.shape[1] // 3:
                 return False
             rows, ratio = self._rows_of(tokens, nearest_rows)
             better_half = rows[: 1 + self.alias_count * len(tokens) // 2]
             if ratio < margin and attempt == 0 and self._are_explained(better_half, tokens):
                 rows, ratio = self._rows_of(tokens, self._explained_rows(tokens))  # perhaps a row is not a neighbour
             if ratio >= margin:
-                return self._claim(rows, tokens)
+                return self._record_cluster(rows, tokens)
             refitted = self._tokens_of(rows, tokens, candidates, searches_all=attempt == 0)
             if set(refitted.tolist()) == set(tokens.tolist()):
                 return False
@@ -248,15 +263,17 @@ class ClusterSearch:
         return False
 
     def _free_among(self, tokens: Ids) -> Ids:
+        """Returns the tokens of which at least one equal token is free."""
         return np.array([token for token in tokens if len(self.free_equals[token])], np.int64)
 
     def _are_explained(self, rows: Ids, tokens: Ids) -> bool:
-        misfits = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
+        """Returns whether all of these rows lie in the span of the tokens, up to noise."""
+        misfits = sparse.misfits(self.unit_rows[torch.from_numpy(rows)], self.unit_tokens[torch.from_numpy(tokens)])
         return bool((misfits <= (10 if self.is_exact else 2) * self.noise).all())
 
     def _explained_rows(self, tokens: Ids) -> Ids:
         """Returns the free rows that these tokens explain best, a few more than needed."""
-        misfits = sparse.misfit(self.pool_rows.projected, self.projected_tokens[torch.from_numpy(tokens)])
+        misfits = sparse.misfits(self.pool_rows.projected, self.projected_tokens[torch.from_numpy(tokens)])
         count = min(2 * self.alias_count * len(tokens) + 8, len(misfits))
         rows = self.pool_rows.ids[misfits.topk(count, largest=False).indices.numpy()]
         return rows[self.is_free[rows]]
@@ -267,7 +284,9 @@ class ClusterSearch:
         There are `alias_count` rows for each token. Equal tokens may add rows, up to the number of them that are free.
         The ratio is 0 if even the best rows do not fit; with more noise than MAX_SKETCH_NOISE that is not tested.
         """
-        misfits = sparse.misfit(self.rows[torch.from_numpy(candidates)], self.tokens[torch.from_numpy(tokens)]).numpy()
+        misfits = sparse.misfits(
+            self.unit_rows[torch.from_numpy(candidates)], self.unit_tokens[torch.from_numpy(tokens)]
+        ).numpy()
         order = np.argsort(misfits, kind="stable")
         misfits = np.append(np.maximum(misfits[order], self.noise), 1.0)
         best_count, best_ratio = self.alias_count * len(tokens), 0.0
@@ -285,17 +304,17 @@ class ClusterSearch:
         """
         pool = np.concatenate([candidates, tokens])
         if searches_all:
-            mean = sparse.unit(self.projected_rows[torch.from_numpy(rows)].mean(0))
+            mean = sparse.unit_rows(self.projected_rows[torch.from_numpy(rows)].mean(0))
             present = self.projected_tokens[torch.from_numpy(tokens)]
             added = sparse.best_additions(self.pool_tokens.projected, present, mean, 16)
             pool = np.concatenate([pool, self.pool_tokens.ids[added.numpy()]])
         pool = self._free_among(np.unique(pool))
-        mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
+        mean = sparse.unit_rows(self.unit_rows[torch.from_numpy(rows)].mean(0))
         noise_of_mean = self.noise / len(rows) ** 0.5
-        is_member, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], noise_of_mean)
+        is_member, _ = sparse.eliminate(self.unit_tokens[torch.from_numpy(pool)][None], mean[None], noise_of_mean)
         return pool[is_member[0].numpy()]
 
-    def _claim(self, rows: Ids, tokens: Ids) -> bool:
+    def _record_cluster(self, rows: Ids, tokens: Ids) -> bool:
         """Records the cluster with its weights, split if it falls into several, and takes its rows and tokens out.
 
         Returns False, and records nothing, if the table is exact and a weight would be negative.
@@ -304,7 +323,7 @@ class ClusterSearch:
         solved = torch.linalg.lstsq(basis.T, self.scrambled[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.is_exact and solved.min() < -1e-3:
             return False
-        errors = sparse.weight_errors(basis, self.scrambled[torch.from_numpy(rows)], self.noise)
+        errors = sparse.weight_thresholds(basis, self.scrambled[torch.from_numpy(rows)], self.noise)
         for row_indices, token_indices in sparse.connected_parts(solved > errors):
             self.is_free[rows[row_indices]] = False
             block = solved[np.ix_(row_indices, token_indices)]
@@ -390,6 +409,7 @@ def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(search: ClusterSearch) -> Candidates:
+    """Returns the clusters that were solved, and groups of the other rows."""
     groups = [Group(rows, members, weights) for rows, members, weights in search.clusters]
     pairs = [(group, np.zeros((len(group.rows), len(group.members)))) for group in groups]
     pairs += _unsolved_groups(search, np.flatnonzero(search.is_free)) if search.is_free.any() else []
@@ -397,24 +417,31 @@ def _candidates(search: ClusterSearch) -> Candidates:
 
 
 def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
-    """Yields what was not solved, by cosine: one group, or if that is too large, each row with its nearest tokens."""
+    """Yields groups of the rows that were not solved, with log-likelihoods by cosine.
+
+    It is one group, or if that would be too large, a group for each row with its nearest tokens.
+    """
     assigned_tokens = [
         members
         for cluster_rows, members, weights in search.clusters
         if weights is not None or len(cluster_rows) >= len(members)
     ]
-    unassigned = np.setdiff1d(np.arange(len(search.tokens)), np.concatenate([*assigned_tokens, np.empty(0, np.int64)]))
+    unassigned = np.setdiff1d(
+        np.arange(len(search.unit_tokens)), np.concatenate([*assigned_tokens, np.empty(0, np.int64)])
+    )
     if not len(unassigned):
-        unassigned = np.arange(len(search.tokens))
-    tokens = search.tokens[torch.from_numpy(unassigned)]
-    if len(rows) * len(unassigned) <= MAX_REST_CELLS:
+        unassigned = np.arange(len(search.unit_tokens))
+    tokens = search.unit_tokens[torch.from_numpy(unassigned)]
+    if len(rows) * len(unassigned) <= MAX_UNSOLVED_CELLS:
         yield (
             Group(rows, unassigned),
-            sparse.log_softmax(search.rows[torch.from_numpy(rows)] @ tokens.T / REST_TEMPERATURE).numpy(),
+            sparse.log_softmax(search.unit_rows[torch.from_numpy(rows)] @ tokens.T / UNSOLVED_TEMPERATURE).numpy(),
         )
         return
     for block in np.array_split(rows, 1 + len(rows) // 512):
-        log_likelihoods = sparse.log_softmax(search.rows[torch.from_numpy(block)] @ tokens.T / REST_TEMPERATURE)
-        best = log_likelihoods.topk(min(REST_TOKENS, len(unassigned)), dim=1)
+        log_likelihoods = sparse.log_softmax(
+            search.unit_rows[torch.from_numpy(block)] @ tokens.T / UNSOLVED_TEMPERATURE
+        )
+        best = log_likelihoods.topk(min(UNSOLVED_TOKENS, len(unassigned)), dim=1)
         for row, nearest, log_likelihood in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
             yield Group(np.array([row]), unassigned[nearest]), log_likelihood[None]

@@ -1,4 +1,4 @@
-"""Gram matching: finds a secret rotation of the table from products of rows, which a rotation does not change.
+"""Finds a secret rotation of the table from products of rows, which a rotation does not change.
 
 **Idea.** A scheme may multiply the table by a secret orthogonal matrix: E* = P E T with T T^T = I and P the secret
 permutation of the vocabulary. Products of rows stay the same:
@@ -58,15 +58,18 @@ def mutual_nearest(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
     return rows[nearest_seen == rows], nearest_public[nearest_seen == rows]
 
 
-def rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
+def best_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
     """Returns the orthogonal T (d, d) that minimises ||vectors T - turned_vectors|| (Schönemann 1966), in fp64."""
     u, _, v = torch.linalg.svd(vectors.double().T @ turned_vectors.double())
     return u @ v
 
 
 def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
-    """Returns the rotation of the pairs (a, d) that agree: leaves out the worse half until the choice stays."""
-    turn = rotation(vectors, turned_vectors)
+    """Returns the rotation of the half of the pairs (a, d) that it fits best.
+
+    The worse half is left out, and the rotation found again, until the choice of pairs stays the same.
+    """
+    turn = best_rotation(vectors, turned_vectors)
     inliers = torch.empty(0, dtype=torch.long)
     for _ in range(MAX_ROUNDS):
         norms = vectors.double().norm(dim=1).clamp_min(1e-30)
@@ -75,7 +78,7 @@ def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
         if torch.equal(best, inliers):
             break
         inliers = best
-        turn = rotation(vectors[inliers], turned_vectors[inliers])
+        turn = best_rotation(vectors[inliers], turned_vectors[inliers])
     return turn
 
 
@@ -105,10 +108,11 @@ class Gram(NearestRows):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := super().refuses(transcript, knowledge):
             return reason
-        fit = SortableRows("table", transcript.table, required(knowledge.public_model).table).fit
-        if fit <= self.tolerance:
+        rows = SortableRows("table", transcript.table, required(knowledge.public_model).table)
+        difference = rows.norm_difference
+        if difference <= self.tolerance:
             return None
-        return f"the rows' lengths differ from the public ones by {fit:.0%}: they were not only rotated"
+        return f"the rows' lengths differ from the public ones by {difference:.0%}: they were not only rotated"
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         seen, public = transcript.table, required(knowledge.public_model).table

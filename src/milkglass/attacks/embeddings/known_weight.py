@@ -54,7 +54,7 @@ def undo_transformation(table: Tensor, transformation: Tensor) -> Tensor:
 
 
 class TransformationCache:
-    """Calls `find_transformations` and keeps its last result, without keeping the models alive.
+    """Caches the last result of `find_transformations`, without keeping the models alive.
 
     An attack needs the result for the same two models twice, in `refuses` and in `run`, and computing it takes seconds.
     """
@@ -97,7 +97,7 @@ def without_transformation(public: Model, uploaded: Model, tolerance: float) -> 
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
-    """Returns the mean cosine between each row and the public row nearest to it."""
+    """Returns the mean, over rows (r, d), of the cosine to the nearest public row. `original` is (n, d)."""
     unit = torch.nn.functional.normalize(rows, dim=1)
     highest_cosines = torch.full((len(rows),), -1.0)
     for block in original.split(8192):

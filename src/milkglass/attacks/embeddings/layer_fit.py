@@ -27,8 +27,8 @@ from torch import Tensor
 
 from milkglass.models.view import Model
 
-SAMPLE_LAYERS = 6  # matrices of each kind, spread over the model: more add nothing but time
-MIN_ROWS_PER_DIMENSION = 1.1  # with fewer rows for each dimension a fit means nothing
+SAMPLE_LAYERS = 6  # matrices of each stack that are fitted, spread over the model
+MIN_ROWS_PER_DIMENSION = 1.1  # rows of a stack for each dimension: with fewer, every T fits
 MIN_CHANGE = 0.1  # a matrix that differs less from the public one was trained, not transformed
 MAX_STACKED_DIFFERENCE = 0.3  # two kinds whose T differ by less are stacked
 
@@ -113,8 +113,8 @@ class Stack:
     names: tuple[str, ...]
     transposed: tuple[bool, ...]
 
-    def change(self, public: Model, seen: Model) -> float:
-        """Returns how far the matrices seen are from the public ones, relative to their norm. This is cheap."""
+    def relative_change(self, public: Model, seen: Model) -> float:
+        """Returns the norm of the difference between the matrices seen and the public ones, relative to their norm."""
         difference = power = 0.0
         for name in self.names:
             public_matrix, seen_matrix = public.tensors[name].float(), seen.tensors[name].float()
@@ -167,14 +167,15 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
 def fitted_stacks(public: Model, seen: Model) -> Iterator[FittedStack]:
     """Yields every stack that was changed, in each view, with the gain that fits best."""
     for stack in stacks(public, seen):
-        if stack.change(public, seen) > MIN_CHANGE:
+        if stack.relative_change(public, seen) > MIN_CHANGE:
             pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
             for transposed in stack.transposed:
                 views = {name: (a.T, b.T) if transposed else (a, b) for name, (a, b) in pairs.items()}
-                yield _best(stack.stem, {name: NormalEquations.of(a, b) for name, (a, b) in views.items()}, public)
+                yield _best_fit(stack.stem, {name: NormalEquations.of(a, b) for name, (a, b) in views.items()}, public)
 
 
 def _stem(name: str) -> str:
+    """Returns a tensor's name with * for the layer's number."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
@@ -187,7 +188,7 @@ def gains_beside(public: Model, name: str) -> list[str]:
     return [tensor for tensor in weights if public.tensors[tensor].shape == (public.width,)]
 
 
-def _best(stem: str, normals: Mapping[str, NormalEquations], public: Model) -> FittedStack:
+def _best_fit(stem: str, normals: Mapping[str, NormalEquations], public: Model) -> FittedStack:
     """Fits the matrices of a stack (normal equations by name) with each gain of their layers, and returns the best."""
     beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in normals}
     everywhere = [gain for gain in next(iter(beside.values())) if all(gain in gains for gains in beside.values())]

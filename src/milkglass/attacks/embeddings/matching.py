@@ -1,4 +1,4 @@
-"""Matching: finds which row of a cluster is which token, from the noise that mixed it (our own attack).
+"""Finds which row of a cluster is which token, from the noise that mixed it (our own attack).
 
 **Idea.** Algorithm 2 of ObfusLM draws u'_ij = eps cos(i, j) / 2 + b_i z_j for token i of a cluster, with z_j from
 Laplace(1) and b_i = (max_j cos(i, j) - min_j cos(i, j)) / 2, and mixes with w_ij = softmax_j(u'_ij). The attacker can
@@ -43,9 +43,9 @@ from milkglass.threat.observations import Transcript, Weights
 Floats = NDArray[np.float64]
 
 BREAKPOINTS_AT_A_TIME = 2_000_000  # numbers a_j, which a batch of groups has
-GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
+EPSILON_GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
 SAMPLE_BREAKPOINTS = 1_200_000  # breakpoints of the groups by which eps is estimated: 1,200 groups of 10
-LIKELIHOOD_EVALUATIONS = 36  # evaluations of the likelihood by which eps is estimated
+LIKELIHOOD_EVALUATIONS = 36  # of `estimate_epsilon`, at most: 14 values of the grid, and 7 after each refinement
 MIN_NOISE_SCALE = 1e-9  # with a smaller scale there was no noise: the tokens have one direction
 
 
@@ -181,7 +181,10 @@ def _log_integral(a: Floats, b: Floats) -> Floats:
 
 
 def estimate_epsilon(batches: list[ClusterBatch]) -> float:
-    """Returns the eps of greatest likelihood if each row is any token of its group, by a grid refined twice."""
+    """Returns the eps of greatest likelihood if each row is any token of its group, by a grid refined three times.
+
+    At either end of the first grid nothing is refined.
+    """
 
     def fit(epsilon: float) -> float:
         total = 0.0
@@ -191,12 +194,12 @@ def estimate_epsilon(batches: list[ClusterBatch]) -> float:
             total += float((largest + np.log(np.exp(values - largest[..., None]).mean(2))).sum())
         return total
 
-    grid = np.array(GRID)
+    grid = np.array(EPSILON_GRID)
     for _ in range(3):
         scores = [fit(float(value)) for value in grid]
         best = int(np.argmax(scores))
         low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-        if best in (0, len(grid) - 1) and len(grid) == len(GRID):
+        if best in (0, len(grid) - 1) and len(grid) == len(EPSILON_GRID):
             return float(grid[best])
         grid = np.geomspace(low, high, 7)
     return float(grid[int(np.argmax([fit(float(value)) for value in grid]))])

@@ -31,12 +31,16 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
-ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # relative error of a row that is stored like this
-EXACT_MISFIT = 1e-6  # the same in fp32
+ROUNDING_ERRORS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # relative error of a row stored in this dtype
+EXACT_MISFIT = 1e-6  # relative error of a row stored in fp32
 MAX_ROUNDS = 6  # rounds of matching pursuit
-REACH = (2048, 8192, None)  # how many of the free public rows nearest to a mean each pass looks at; None: all
-REST_TOKENS = 20  # tokens named for a cluster that was not solved
-REST_TEMPERATURE = 0.05  # a named token's log-likelihood is log softmax(cosine / temperature)
+CANDIDATE_COUNTS = (
+    2048,
+    8192,
+    None,
+)  # how many of the free public rows nearest to a mean each pass looks at; None: all
+UNSOLVED_TOKENS = 20  # candidates of a cluster that was not solved
+UNSOLVED_TEMPERATURE = 0.05  # the log-likelihood of such a candidate is log softmax(cosine / temperature)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class MeanSolve(Solver):
     ) -> Candidates:
         """Returns groups, whose weights are all 1/s if they were solved. Makes no random draws."""
         seen, public = transcript.table, required(knowledge.public_model).table
-        tokens = sparse.unit(public)
+        tokens = sparse.unit_rows(public)
         is_unused = np.ones(len(public), np.bool_)
         groups: list[Group] = []
         tokens_of_rows = sparse.equal_rows(public)
@@ -81,14 +85,18 @@ class MeanSolve(Solver):
                 groups.append(Group(np.array(equal_rows, np.int64), np.array(verbatim, np.int64)))
             else:
                 unsolved_clusters.append(np.array(equal_rows, np.int64))
-        noise = _noise(seen)
-        for reach in REACH:
+        noise = _relative_error(seen)
+        for candidate_count in CANDIDATE_COUNTS:
             unsolved: list[Ids] = []
             for index, rows in enumerate(unsolved_clusters):
                 members = None
                 if budget.left() > 0:
-                    members = self._members(sparse.unit(seen[rows[0]]), tokens, is_unused, len(rows), noise, reach)
-                    budget.spend(20 * work.CALL + work.elements(len(tokens)) + work.products(4.0 * tokens.numel()))
+                    members = self._members(
+                        sparse.unit_rows(seen[rows[0]]), tokens, is_unused, len(rows), noise, candidate_count
+                    )
+                    budget.spend(
+                        20 * work.CALL_SECONDS + work.elements(len(tokens)) + work.products(4.0 * tokens.numel())
+                    )
                     budget.progress(index / len(unsolved_clusters))
                 if members is None:
                     unsolved.append(rows)
@@ -98,20 +106,29 @@ class MeanSolve(Solver):
             unsolved_clusters = unsolved
         log_likelihoods = [np.zeros((len(group.rows), len(group.members))) for group in groups]
         for rows in unsolved_clusters:
-            group, log_likelihood = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, is_unused)
+            group, log_likelihood = _unsolved_group(sparse.unit_rows(seen[rows[0]]), rows, tokens, is_unused)
             groups.append(group)
             log_likelihoods.append(log_likelihood)
         return Candidates(tuple(groups), tuple(log_likelihoods))
 
     def _members(
-        self, mean: Tensor, tokens: Tensor, is_unused: np.ndarray, size: int, noise: float, reach: int | None
+        self, mean: Tensor, tokens: Tensor, is_unused: np.ndarray, size: int, noise: float, candidate_count: int | None
     ) -> Ids | None:
-        """Returns the `size` tokens that make up the mean, (d,) of norm 1, or None if there is no such solution."""
+        """Returns the tokens that make up a cluster's mean, or None if they are not found.
+
+        Args:
+            mean: (d,) of norm 1.
+            tokens: (n, d) the public rows, of norm 1.
+            is_unused: (n,) whether each token is in no cluster yet.
+            size: how many tokens the cluster has.
+            noise: the relative error of a row.
+            candidate_count: how many unused tokens, those nearest to the mean, may be members. None: all.
+        """
         d, count = len(mean), int(is_unused.sum())
         if count < size:
             return None
         likeness = (tokens @ mean).masked_fill(torch.from_numpy(~is_unused), -2)
-        candidates = likeness.topk(min(count, reach or count)).indices
+        candidates = likeness.topk(min(count, candidate_count or count)).indices
         rows = tokens[candidates]
         pool = (rows @ mean).topk(min(self.pool, d // 2, len(candidates))).indices
         for _ in range(MAX_ROUNDS):
@@ -119,7 +136,7 @@ class MeanSolve(Solver):
             selected = pool[is_member[0]]
             if not len(selected):
                 return None
-            misfit = float(sparse.misfit(mean[None], rows[selected])[0])
+            misfit = float(sparse.misfits(mean[None], rows[selected])[0])
             if misfit <= 10 * noise:
                 return candidates[selected].numpy() if len(selected) == size else None
             added = sparse.best_additions(rows, rows[selected], mean, self.more)
@@ -128,15 +145,17 @@ class MeanSolve(Solver):
         return None
 
 
-def _noise(table: Tensor) -> float:
+def _relative_error(table: Tensor) -> float:
     """Returns the relative error of a row, by whether its numbers are those of bf16, of fp16 or of fp32."""
     sample = table[: 1 << 12]
-    return next((error for dtype, error in ROUNDINGS if torch.equal(sample.to(dtype).float(), sample)), EXACT_MISFIT)
+    return next(
+        (error for dtype, error in ROUNDING_ERRORS if torch.equal(sample.to(dtype).float(), sample)), EXACT_MISFIT
+    )
 
 
-def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, is_unused: np.ndarray) -> tuple[Group, np.ndarray]:
+def _unsolved_group(mean: Tensor, rows: Ids, tokens: Tensor, is_unused: np.ndarray) -> tuple[Group, np.ndarray]:
     """Returns a group of the unused tokens nearest to a mean, or the nearest of all, and its log-likelihoods."""
     candidates = np.flatnonzero(is_unused) if is_unused.any() else np.arange(len(tokens))
-    scores = sparse.log_softmax((tokens[torch.from_numpy(candidates)] @ mean / REST_TEMPERATURE)[None])[0]
-    best = scores.topk(min(REST_TOKENS, len(candidates)))
+    scores = sparse.log_softmax((tokens[torch.from_numpy(candidates)] @ mean / UNSOLVED_TEMPERATURE)[None])[0]
+    best = scores.topk(min(UNSOLVED_TOKENS, len(candidates)))
     return Group(rows, candidates[best.indices.numpy()]), np.repeat(best.values.numpy()[None], len(rows), 0)

@@ -1,4 +1,4 @@
-"""Sorted rows: matches tokens by what a permutation of columns does not change (vocabulary matching).
+"""Matches tokens by sorted rows, which a permutation of columns does not change (vocabulary matching).
 
 **Idea.** A scheme may transform the table's dimensions by a secret T: E* = P E T, with P the secret permutation of the
 vocabulary. Products in which T cancels have one row a token:
@@ -57,8 +57,8 @@ class SortableRows:
 
     Attributes:
         name: the name of the reader and of the gain folded into the public one, or "table".
-        seen, public: the observed and the public table.
-        seen_reader, public_reader: what each is multiplied by. None if it is not multiplied.
+        seen, public: (n', d) and (n, d) the observed and the public table.
+        seen_reader, public_reader: (g, d) the matrix by whose transpose each table is multiplied. None: it is not.
     """
 
     name: str
@@ -68,7 +68,7 @@ class SortableRows:
     public_reader: Tensor | None = None
 
     @property
-    def fit(self) -> float:
+    def norm_difference(self) -> float:
         """Returns the median relative difference between the two sides' sorted row norms.
 
         Norms are compared by quantiles, so the two sides may have different numbers of rows.
@@ -79,7 +79,7 @@ class SortableRows:
         return float(((seen_norms - public_norms).abs() / public_norms.clamp_min(1e-30)).median())
 
     def distance(self, points: int) -> float:
-        """Returns how near a sample of fingerprints lies to public ones, relative to their median distance to them."""
+        """Returns how far a sample of fingerprints is from the nearest public ones, relative to the median distance."""
         sample = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE_ROWS, len(self.seen))).long()]
         distances = torch.cdist(*replace(self, seen=sample).fingerprints(points))
         return float((distances.amin(1) / distances.median(1).values.clamp_min(1e-30)).median())
@@ -101,7 +101,7 @@ def _row_norms(table: Tensor, reader: Tensor | None) -> Tensor:
 
 
 def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
-    """Returns each row of table reader^T, sorted, at `points` places from the smallest to the largest number."""
+    """Returns (n, points) each row of table reader^T, sorted, at `points` places from the smallest number on."""
     width = table.shape[1] if reader is None else len(reader)
     columns = torch.linspace(0, width - 1, min(points, width)).round().long()
     sorted_blocks = []
@@ -111,7 +111,7 @@ def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
     return torch.cat(sorted_blocks)
 
 
-def products(seen: Model, public: Model) -> Iterator[SortableRows]:
+def sortable_products(seen: Model, public: Model) -> Iterator[SortableRows]:
     """Yields the table, and its products with the first matrices that can read it.
 
     Each matrix is taken as it is, and with each changed gain of its layer folded in.
@@ -139,10 +139,12 @@ def products(seen: Model, public: Model) -> Iterator[SortableRows]:
 def fitting_products(
     transcript: Transcript, knowledge: Knowledge, tolerance: float
 ) -> tuple[list[SortableRows], float]:
-    """Returns the products whose rows keep their norms, or else the product that fits best, and the best fit."""
-    fits = [(product.fit, product) for product in products(transcript.model, required(knowledge.public_model))]
-    best_fit = min(fit for fit, _ in fits)
-    return [product for fit, product in fits if fit <= max(tolerance, best_fit)], best_fit
+    """Returns the products whose rows keep their norms, or else the nearest one, and the least `norm_difference`."""
+    model_pair = transcript.model, required(knowledge.public_model)
+    differences = [(product.norm_difference, product) for product in sortable_products(*model_pair)]
+    least_difference = min(difference for difference, _ in differences)
+    limit = max(tolerance, least_difference)
+    return [product for difference, product in differences if difference <= limit], least_difference
 
 
 def best_product(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> SortableRows:
@@ -174,10 +176,12 @@ class SortedRows(NearestRows):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := super().refuses(transcript, knowledge):
             return reason
-        _, fit = fitting_products(transcript, knowledge, self.tolerance)
-        if fit <= self.tolerance:
+        _, difference = fitting_products(transcript, knowledge, self.tolerance)
+        if difference <= self.tolerance:
             return None
-        return f"the rows' lengths differ from the public ones by {fit:.0%}: their columns were not only permuted"
+        return (
+            f"the rows' lengths differ from the public ones by {difference:.0%}: their columns were not only permuted"
+        )
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         seen, public = best_product(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)

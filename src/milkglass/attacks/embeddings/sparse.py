@@ -1,4 +1,4 @@
-"""The linear algebra of the cluster solve: which few public rows span what a few scrambled rows span.
+"""Solves the linear algebra of the cluster solve: finds the few public rows that span a few scrambled rows.
 
 All functions take rows of norm 1. Shapes: b problems at a time, m scrambled rows and z candidate tokens in each; n
 tokens of the vocabulary; r rows and c tokens of one cluster; d dimensions.
@@ -15,19 +15,19 @@ from torch import Tensor
 from milkglass.sequences import Ids
 
 MIN_EIGENVALUE = 1e-14  # a smaller eigenvalue of a Gram matrix is taken as this
-TOKENS_AT_ONCE = 4096  # tokens projected at a time
+TOKENS_AT_A_TIME = 4096  # tokens projected at a time
 MAX_ROUNDS = 12  # rounds of an elimination
-STRICTNESS = (0.0, 1.0, 2.0, 3.0, 4.0)  # standard errors that a weight must exceed, round by round
+STANDARD_ERRORS = (0.0, 1.0, 2.0, 3.0, 4.0)  # how many of them a weight must exceed, round by round
 
 
-def unit(rows: Tensor) -> Tensor:
+def unit_rows(rows: Tensor) -> Tensor:
     """Returns the rows scaled to length 1. A zero row stays zero."""
     return torch.nn.functional.normalize(rows, dim=-1, eps=1e-30)
 
 
-def bases(near: Tensor) -> Tensor:
-    """Returns (b, d, m) orthonormal columns of the spans of (b, m, d) rows."""
-    rows = near.double()
+def bases(row_groups: Tensor) -> Tensor:
+    """Returns (b, d, m) orthonormal columns that span each group of rows (b, m, d)."""
+    rows = row_groups.double()
     eigenvalues, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
     return (rows.transpose(1, 2) @ (vectors / eigenvalues.clamp_min(MIN_EIGENVALUE).sqrt()[:, None, :])).float()
 
@@ -37,7 +37,7 @@ def explained_shares(tokens: Tensor, row_groups: Tensor) -> Tensor:
     b, m, d = row_groups.shape
     stacked = bases(row_groups).permute(1, 0, 2).reshape(d, b * m)
     shares = []
-    for block in tokens.split(TOKENS_AT_ONCE):
+    for block in tokens.split(TOKENS_AT_A_TIME):
         image = (block @ stacked).view(-1, b, m)
         shares.append(torch.einsum("nbm,nbm->bn", image, image))
     return torch.cat(shares, dim=1)
@@ -46,9 +46,9 @@ def explained_shares(tokens: Tensor, row_groups: Tensor) -> Tensor:
 def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """Finds which tokens (b, z, d) make up each target (b, d) with positive weights, by backward elimination.
 
-    Each round solves least squares on the remaining tokens. Then those drop out whose weights do not exceed so many
-    standard errors (STRICTNESS). Without noise only the members have weights after the first round, because z < d makes
-    a chance fit impossible.
+    Each round solves least squares on the remaining tokens. Then those are left out whose weights do not exceed the
+    round's number of standard errors (STANDARD_ERRORS). Without noise only the members have weights after the first
+    round, because z < d makes a chance fit impossible.
 
     Args:
         noise: the norm of a target's error; the target's own norm is 1.
@@ -61,22 +61,22 @@ def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Ten
     products = (tokens @ target[:, :, None])[:, :, 0]
     error = noise / tokens.shape[2] ** 0.5  # of each coordinate
     eye = torch.eye(gram.shape[1], dtype=gram.dtype)
-    active = torch.ones(products.shape, dtype=torch.bool)
+    is_active = torch.ones(products.shape, dtype=torch.bool)
     weights = products
     for round_index in range(MAX_ROUNDS):
-        mask = active.double()
+        mask = is_active.double()
         inverse = torch.linalg.inv(gram * mask[:, :, None] * mask[:, None, :] + eye * (1 - mask + 1e-12)[:, None, :])
         weights = (inverse @ (products * mask)[:, :, None])[:, :, 0] * mask
-        strictness = STRICTNESS[min(round_index, len(STRICTNESS) - 1)]
-        limit = strictness * error * torch.diagonal(inverse, dim1=1, dim2=2).clamp_min(0).sqrt()
-        dropped = active & (weights <= limit)
-        active &= ~dropped
-        if round_index >= len(STRICTNESS) - 1 and not dropped.any():
+        error_count = STANDARD_ERRORS[min(round_index, len(STANDARD_ERRORS) - 1)]
+        limit = error_count * error * torch.diagonal(inverse, dim1=1, dim2=2).clamp_min(0).sqrt()
+        is_dropped = is_active & (weights <= limit)
+        is_active &= ~is_dropped
+        if round_index >= len(STANDARD_ERRORS) - 1 and not is_dropped.any():
             break
-    return active, weights * active
+    return is_active, weights * is_active
 
 
-def misfit(rows: Tensor, tokens: Tensor) -> Tensor:
+def misfits(rows: Tensor, tokens: Tensor) -> Tensor:
     """Returns (r,) the distance of each row (r, d) of norm 1 from the span of the tokens (c, d)."""
     basis = torch.linalg.qr(tokens.double().T)[0].to(rows.dtype)
     return (rows - (rows @ basis) @ basis.T).norm(dim=1)
@@ -90,7 +90,7 @@ def best_additions(tokens: Tensor, present: Tensor, target: Tensor, count: int) 
     return ((tokens @ residual) / norms_outside).topk(min(count, len(tokens))).indices
 
 
-def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
+def weight_thresholds(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
     """Returns (r, c) the threshold above which a weight of token c in row r is more than noise."""
     basis = tokens.double()
     spread = torch.diagonal(torch.linalg.pinv(basis @ basis.T, hermitian=True)).clamp_min(0).sqrt()

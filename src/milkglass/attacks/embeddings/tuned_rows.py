@@ -1,4 +1,4 @@
-"""Fine-tuned weights: rows that moved show which tokens the private texts contain, and roughly how often.
+"""Finds by the rows that fine-tuning moved which tokens the private texts contain, and roughly how often.
 
 An embedding row gets a gradient only if its token is in a batch. The row of a token that never occurs only shrinks with
 the weight decay. Adam's steps have about one size, so a row moves further the more batches contain its token. The table
@@ -44,7 +44,7 @@ CALM_SHARE = 0.2  # this share of the rows, those that moved least, gives the co
 
 
 def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]:
-    """Returns (n,) how far each row moved, apart from a common shrinking."""
+    """Returns (n,) how far each row moved between two tables (n, d), apart from a common shrinking by decay."""
     old, new = uploaded.double(), tuned.double()
     square = (old * old).sum(1)
     factors = ((old * new).sum(1) / square.clamp_min(1e-30))[square > 0]
@@ -86,7 +86,7 @@ class TunedRows(Solver):
         return None if movement(*tables).any() else "fine-tuning left the table unchanged"
 
     @staticmethod
-    def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:
+    def occurring_ids(transcript: Transcript) -> NDArray[np.bool_] | None:
         """Returns (n,) whether the private texts contain each scrambled id, or None if a table is missing."""
         tables = _tables(transcript)
         return None if isinstance(tables, str) else occurring_rows(*tables)
@@ -119,6 +119,7 @@ def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:
 
 
 def _size(table: torch.Tensor) -> str:
+    """Returns the shape of a table in words."""
     return f"{len(table)} x {table.shape[1]}"
 
 

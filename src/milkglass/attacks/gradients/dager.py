@@ -72,15 +72,15 @@ class Combiner:
         attention_input: the input of the second layer's attention.
         spans: the spans of the second layer's gradients.
         tolerance: how far each state may be from the spans.
-        combinations: the most combinations that are tried one by one.
-        starts: random texts that are improved for each text to be found, above that many combinations.
+        max_combinations: the most combinations that are tried one by one.
+        start_count: how many random texts are improved for each text to be found, if there are more combinations.
     """
 
     attention_input: AttentionInput
     spans: Sequence[Span]
     tolerance: float
-    combinations: int
-    starts: int
+    max_combinations: int
+    start_count: int
 
     def texts(
         self, options: Sequence[Sequence[int]], lengths: Sequence[int], lengths_are_known: bool, budget: Budget,
@@ -100,7 +100,8 @@ class Combiner:
         texts = list[TokenTuple]()
         for index in range(text_count):
             candidates = [
-                self.best(remaining_options[:length], texts, budget, rng) for length in sorted(set(remaining_lengths))
+                self.nearest_text(remaining_options[:length], texts, budget, rng)
+                for length in sorted(set(remaining_lengths))
             ]
             text, distance = min(candidates, key=lambda candidate: candidate[1])
             if not text or (distance >= self.tolerance and not _unused_options(options, texts)):
@@ -121,7 +122,7 @@ class Combiner:
                 remaining_options[position] = unused if unused and len(unused) >= texts_to_come else list(tokens)
         return texts
 
-    def best(
+    def nearest_text(
         self, options: Sequence[Sequence[int]], previous: Sequence[TokenTuple], budget: Budget, rng: np.random.Generator
     ) -> tuple[TokenTuple, float]:
         """Returns the nearest text of these options that is not in `previous`, and its states' mean distance.
@@ -130,11 +131,11 @@ class Combiner:
         """
         if not all(options):
             return (), math.inf
-        if math.prod(len(tokens) for tokens in options) <= self.combinations:
+        if math.prod(len(tokens) for tokens in options) <= self.max_combinations:
             untried = [text for text in itertools.product(*options) if text not in {*previous}]
             return self._nearest(untried, budget) if untried else ((), math.inf)
         nearest: tuple[TokenTuple, float] = ((), math.inf)
-        for _ in range(self.starts * (len(previous) + 1)):  # many of them end at a previous text
+        for _ in range(self.start_count * (len(previous) + 1)):  # many of them end at a previous text
             text, distance = self._descend(_options_of_new_text(options, previous, rng), budget, rng)
             if text not in previous:
                 nearest = min(nearest, (text, distance), key=lambda pair: pair[1])
@@ -250,7 +251,7 @@ class DAGER(Inversion):
             first_layers = [AttentionInput(required(knowledge.step), layer) for layer in (0, 1)]
         except UnsupportedModel as error:
             return str(error)
-        reasons = [_reason(batch, first_layers) for batch in batches(transcript, knowledge)]
+        reasons = [_why_unreadable(batch, first_layers) for batch in batches(transcript, knowledge)]
         return reasons[0] if reasons and all(reasons) else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
@@ -284,13 +285,13 @@ class DAGER(Inversion):
         return combiner.texts(options, possible_lengths, lengths is not None, budget, rng, batch.size)
 
 
-def _reason(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
+def _why_unreadable(batch: SharedBatch, first_layers: list[AttentionInput]) -> str | None:
     """Returns why no text of the batch can be found, or None."""
     lengths = _lengths(batch)
     total = None if lengths is None else sum(lengths)
     for index, attention_input in enumerate(first_layers):
         names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
-        shared_grads = [grad for name in names if (grad := batch.tensor(name)) is not None]
+        shared_grads = [grad for name in names if (grad := batch.gradient(name)) is not None]
         if not any(bool(grad.any()) for grad in shared_grads):
             return f"no gradient of the queries, keys and values of layer {index + 1} is shared"
         if attention_input.has_adapters and not spans_of(batch, attention_input, total):
@@ -349,7 +350,7 @@ def _head_gradient(batch: SharedBatch) -> Tensor | None:
     """Returns (v, d) the gradient of the head's matrix, or None if it is not shared."""
     head = batch.step.module.get_output_embeddings().weight
     names = [name for name, parameter in batch.step.module.named_parameters() if parameter is head]
-    return batch.tensor(names[0]) if names else None
+    return batch.gradient(names[0]) if names else None
 
 
 def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[TokenTuple]) -> tuple[Tensor, Tensor]:
@@ -374,5 +375,5 @@ def _misfit(batch: SharedBatch, texts: Sequence[TokenTuple]) -> float:
     """Returns the squared distance of these texts' gradient from the shared one."""
     ids, mask = pad_texts(texts, 0)
     gradient = replace(batch.step, dropout=False).gradient(ids, mask, None)
-    shared = batch.tensors.items()
+    shared = batch.gradients.items()
     return sum(float((gradient[name] - grad).square().sum()) for name, grad in shared if name in gradient)

@@ -1,4 +1,4 @@
-"""What enters the attention of the first layers, which gradients reveal it, and which tokens fit.
+"""Finds what enters the attention of the first layers, which gradients reveal it, and which tokens fit.
 
 Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
 first matrix that multiplies a layer's input; keys, values and adapters are the others that read the same input.
@@ -38,13 +38,13 @@ class Matrix:
 
     Attributes:
         name: the name of the matrix's parameter.
-        transposed: whether the matrix is stored (in, out).
+        is_transposed: whether the matrix is stored (in, out).
         second_half: the parameter of the adapter's second half, which reads this matrix's output. None if the matrix is
             not the first half of an adapter.
     """
 
     name: str
-    transposed: bool
+    is_transposed: bool
     second_half: str | None
 
 
@@ -52,7 +52,7 @@ class AttentionInput:
     """Finds the matrices that read the input of one layer's attention, and computes this input.
 
     Attributes:
-        step: has the model.
+        step: the training step, with its model.
         layer: the index of the layer, from 0.
         module: the query projection.
         matrices: the matrices that read the input, the query projection first.
@@ -79,11 +79,12 @@ class AttentionInput:
 
     @property
     def has_adapters(self) -> bool:
+        """Returns whether one of the matrices is the first half of an adapter."""
         return any(matrix.second_half is not None for matrix in self.matrices)
 
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
-        """Returns (b, t, d) what enters for embeddings (b, t, d). The model runs no further than this layer."""
+        """Returns (b, t, d) what enters the layer's attention for embeddings (b, t, d). The model runs no further."""
         seen: list[Tensor] = []
 
         def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -168,10 +169,10 @@ def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | N
     """
     projection_grads, adapter_spans = [], []
     for matrix in attention_input.matrices:
-        grad = batch.tensor(matrix.name)
+        grad = batch.gradient(matrix.name)
         if grad is not None:
-            projection_grads.append(grad.T if matrix.transposed else grad)
-        second_grad = None if matrix.second_half is None else batch.tensor(matrix.second_half)
+            projection_grads.append(grad.T if matrix.is_transposed else grad)
+        second_grad = None if matrix.second_half is None else batch.gradient(matrix.second_half)
         if second_grad is not None:
             weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
             adapter_spans.append(row_space([second_grad], weight))
@@ -246,6 +247,7 @@ def grow_texts(
         max_length: the most tokens of a text.
         tolerance: how far a state may be from the spans.
         max_prefixes: how many prefixes are kept at a time, the nearest ones.
+        budget: ends the search; prefixes so far are returned.
     """
     alive: list[TokenTuple] = [()]
     ended: list[TokenTuple] = []
@@ -268,14 +270,16 @@ def grow_texts(
 
 
 def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tensor:
-    """Returns (b, t, d) what enters for texts of one length."""
+    """Returns (b, t, d) what enters the layer's attention for texts of one length."""
     return attention_input.read(attention_input.step.embed(torch.tensor(texts)).detach())
 
 
 def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_count: int) -> float:
     """Returns about the work of computing what enters a layer for so many tokens, and its distance from the spans."""
     d = attention_input.step.table.shape[1]
-    return 10 * work.CALL + work.products(float(token_count) * d * d * (12 * (1 + attention_input.layer) + len(spans)))
+    return 10 * work.CALL_SECONDS + work.products(
+        float(token_count) * d * d * (12 * (1 + attention_input.layer) + len(spans))
+    )
 
 
 def blocks(texts: list[TokenTuple]) -> list[list[TokenTuple]]:

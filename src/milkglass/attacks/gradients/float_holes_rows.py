@@ -1,4 +1,4 @@
-"""Float holes of a gradient: distinguishes rows of the embeddings' gradient that are noise alone.
+"""Distinguishes rows of the embeddings' gradient that are noise alone, by holes of floating-point noise.
 
 fl rounds to fp32, s is the width of the noise, z a number drawn from the standard normal distribution, and g an entry
 of a token's own gradient. If no text has a token, g is 0 and the token's row is fl(s z). Floating-point noise cannot
@@ -19,7 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import MAX_SHARE_OF_ROWS, NOT_SHARED, deal_out, table_gradient
+from milkglass.attacks.gradients.free_tokens import (
+    MAX_SHARE_OF_ROWS,
+    NOT_SHARED_REASON,
+    divide_among_texts,
+    table_gradient,
+)
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -28,7 +33,7 @@ from milkglass.threat.knowledge import required
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
-MIN_SHARE = 0.01  # share of holes below which noise of this width rules nothing out
+MIN_HOLE_SHARE = 0.01  # share of holes below which noise of this width rules nothing out
 UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
 ROWS_AT_A_TIME = 4096  # rows tested at a time
 
@@ -85,8 +90,8 @@ class FloatHolesRows(Inversion):
 
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         if table_gradient(batch) is None:
-            return NOT_SHARED
-        return "noise of this width reaches every number" if holes(batch).share < MIN_SHARE else None
+            return NOT_SHARED_REASON
+        return "noise of this width reaches every number" if holes(batch).share < MIN_HOLE_SHARE else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         rows, noise_holes = required(table_gradient(batch)).float().numpy(), holes(batch)
@@ -97,7 +102,7 @@ class FloatHolesRows(Inversion):
             ]
         )
         read_ids = np.flatnonzero(~is_noise)
-        return deal_out(read_ids if len(read_ids) <= MAX_SHARE_OF_ROWS * len(rows) else read_ids[:0], batch)
+        return divide_among_texts(read_ids if len(read_ids) <= MAX_SHARE_OF_ROWS * len(rows) else read_ids[:0], batch)
 
 
 def holes(batch: SharedBatch) -> Holes:

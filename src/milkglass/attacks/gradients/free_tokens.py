@@ -1,4 +1,4 @@
-"""Free tokens: the nonzero rows of the embeddings' gradient are the tokens that were read.
+"""Reads the tokens of a batch from the nonzero rows of the embeddings' gradient ("free tokens").
 
 It runs no model and optimises nothing. It is the cheapest attack, and any other must read more. A row of the embedding
 table gets a gradient only if its token occurs.
@@ -14,8 +14,8 @@ which is rounding for these, and not for a token that was read. The last token o
 found. If noise was added, those rows are taken whose norms are too large for noise.
 
 The attack does not guess how often a token occurs: the norm of a row depends on its token's effect on the loss, and not
-only on how often it occurs. Each token is named once. Texts of a batch are not distinguished: tokens are dealt out by
-the lengths, in the order of their ids.
+only on how often it occurs. Each token is named once. Texts of a batch are not distinguished: tokens are divided among
+them by the lengths, in the order of their ids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from milkglass.threat.knowledge import required
 SAMPLE_ROWS = 512  # rows from which the span of the others is taken
 MAX_SPREAD = 0.5  # largest spread of the squared norms of rows of noise, relative to their median
 MIN_SIGMAS = 8.0  # a row whose squared norm is this many deviations above the median is not noise
-NOT_SHARED = "the gradient of the embeddings is not shared"
+NOT_SHARED_REASON = "the gradient of the embeddings is not shared"
 MAX_SHARE_OF_ROWS = 0.5  # share of the vocabulary above which rows are not distinguished
 
 
@@ -59,19 +59,19 @@ class FreeTokens(Inversion):
 
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         if (grad := table_gradient(batch)) is None:
-            return NOT_SHARED
+            return NOT_SHARED_REASON
         if read_tokens(grad, self.apart) is None:
             return "the rows of the embeddings' gradient are all alike: no token can be distinguished from another"
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        return deal_out(read_tokens(required(table_gradient(batch)), self.apart), batch)
+        return divide_among_texts(read_tokens(required(table_gradient(batch)), self.apart), batch)
 
 
 def table_gradient(batch: SharedBatch) -> Tensor | None:
     """Returns (v, d) the gradient of the embeddings, or None if it is not shared."""
     name = batch.step.table_name
-    return None if name is None else batch.tensor(name)
+    return None if name is None else batch.gradient(name)
 
 
 def read_tokens(grad: Tensor, min_distance: float = 1e-2) -> Ids | None:
@@ -117,8 +117,8 @@ def _is_above_noise(squares: Tensor) -> Tensor:
     return squares > median + MIN_SIGMAS * spread
 
 
-def deal_out(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
-    """Returns the tokens as texts of the batch, dealt out by the lengths or else evenly; None counts as no tokens."""
+def divide_among_texts(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
+    """Returns the tokens (k,) divided among the texts of the batch, by the lengths or else evenly. None: no tokens."""
     ids = np.empty(0, np.int64) if ids is None else ids
     shares = np.ones(batch.size) if batch.lengths is None else batch.lengths.astype(np.float64)
     text_ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The base of all gradient inversions: it runs one batch at a time, with what is known of that batch."""
+"""Reads the batches of shared gradients one at a time: the base of all gradient inversions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True, eq=False)
 class SharedBatch:
-    """Holds what an attacker has of one training step.
+    """Holds what an attacker knows of one training step.
 
     Attributes:
         seen: the shared gradient.
@@ -40,20 +40,21 @@ class SharedBatch:
 
     @property
     def size(self) -> int:
+        """Returns how many texts the batch has."""
         return self.seen.batch_size
 
-    def tensor(self, name: str) -> torch.Tensor | None:
-        """Returns a parameter's gradient by its full name, where the model is, or None if it was not shared."""
+    def gradient(self, name: str) -> torch.Tensor | None:
+        """Returns a parameter's gradient by its full name, on the model's device, or None if it was not shared."""
         gradient = self.seen.tensors.get(name)
         return None if gradient is None else gradient.to(self.step.device)
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns every shared gradient by its name, where the model is."""
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Returns every shared gradient by its parameter's name, on the model's device."""
         return {name: tensor.to(self.step.device) for name, tensor in self.seen.tensors.items()}
 
     def mask(self) -> torch.Tensor:
-        """Returns (b, t) of 1 for tokens and 0 for padding, by the lengths."""
+        """Returns (b, t) 1 for tokens and 0 for padding, by the lengths, which must be known."""
         lengths = required(self.lengths)
         is_token = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
         return is_token.long().to(self.step.device)

@@ -1,4 +1,4 @@
-"""Seed search: finds noise that follows from a seed of 32 bits, and subtracts it from the gradient.
+"""Searches for the 32-bit seed of noise, and subtracts the noise from the gradient.
 
 PyTorch's CPU generator keeps 32 bits of a seed. The first row of the embeddings' gradient, that of id 0, is noise alone
 in a text without that token ([PAD] of BERT's family is never read). So the generator's first numbers are known, up to
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, deal_out, read_tokens, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED_REASON, divide_among_texts, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -47,7 +47,7 @@ MIN_ENTRY = 1e-5  # share of the noise's width below which an entry is rounding
 
 
 Words = NDArray[np.uint32]
-Test = Callable[[Words], NDArray[np.bool_]]
+OutputTest = Callable[[Words], NDArray[np.bool_]]
 SEED_COUNT = 1 << 32
 SEEDS_AT_A_TIME = 1 << 14  # seeds at a time: 64 KiB a row, which a processor's cache holds
 TWIST_OFFSET = 397
@@ -75,7 +75,7 @@ class SeedSearch(Inversion):
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         grad = table_gradient(batch)
         if grad is None:
-            return NOT_SHARED
+            return NOT_SHARED_REASON
         if batch.step.names[0] != batch.step.table_name:
             return "the embeddings are not the first tensor that noise was drawn for"
         if grad.shape[1] < 16:
@@ -85,7 +85,9 @@ class SeedSearch(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        return deal_out(None if seed is None else read_tokens(_NoiseModel(grad).without_noise(grad, seed)), batch)
+        return divide_among_texts(
+            None if seed is None else read_tokens(_NoiseModel(grad).without_noise(grad, seed)), batch
+        )
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """Returns the seed of the noise in the embeddings' gradient (v, d), or None if no seed fits."""
@@ -102,7 +104,7 @@ class SeedSearch(Inversion):
 
 
 class _NoiseModel:
-    """Estimates the law of the noise, and makes the noise of a seed.
+    """Estimates the distribution of the noise, and makes the noise of a seed.
 
     Attributes:
         is_gaussian: whether the noise is Gaussian; else it is Laplacian.
@@ -116,11 +118,11 @@ class _NoiseModel:
         self.is_gaussian = float(sizes.median()) / deviation > 0.58
         self.width = float(sizes.median()) / (0.674490 if self.is_gaussian else math.log(2) / math.sqrt(2))
 
-    def tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+    def tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, OutputTest]]:
         """Returns indices of outputs, each with a test that the output passes if its seed made the row (d,)."""
         return self._gaussian_tests(row) if self.is_gaussian else self._laplace_tests(row)
 
-    def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+    def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, OutputTest]]:
         """Returns the tests of a seed of Gaussian noise: the angle and the radius of numbers 0 and 8."""
         square = (row[0] ** 2 + row[8] ** 2) / self.width**2
         angle = math.atan2(row[8], row[0]) / (2 * math.pi) % 1
@@ -128,7 +130,7 @@ class _NoiseModel:
         middle, half_width = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2 + 1e-6
         return ((8, _near_test(24, angle, 1e-5)), (0, _near_test(24, middle, half_width)))
 
-    def _laplace_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+    def _laplace_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, OutputTest]]:
         """Returns the tests of a seed of Laplacian noise: each of the row's first numbers, within the width's error."""
         tests = []
         for index, entry in enumerate(row[:NUMBERS_COMPARED]):
@@ -162,7 +164,7 @@ class _NoiseModel:
         return torch.where(denoised.abs() > MIN_ENTRY * width, denoised, 0.0).float()
 
 
-def _near_test(bits: int, middle: float, half_width: float) -> Test:
+def _near_test(bits: int, middle: float, half_width: float) -> OutputTest:
     """Returns a test whether an output's lowest bits, as a number from 0 to 1, are near `middle`, around the circle."""
     mask, scale = np.uint32((1 << bits) - 1), 2.0**-bits
 
@@ -195,7 +197,7 @@ def outputs(seeds: Words, indices: Sequence[int]) -> Iterator[Words]:
 
 
 def search(
-    tests: Sequence[tuple[int, Test]], first: int, count: int, is_stopped: Callable[[], bool], threads: int = 2
+    tests: Sequence[tuple[int, OutputTest]], first: int, count: int, is_stopped: Callable[[], bool], threads: int = 2
 ) -> Iterator[int]:
     """Yields every seed, of `count` from `first` on, whose outputs pass their tests.
 
@@ -215,7 +217,7 @@ def search(
                 yield from passing
 
 
-def _passing_seeds(tests: Sequence[tuple[int, Test]], block: range) -> list[int]:
+def _passing_seeds(tests: Sequence[tuple[int, OutputTest]], block: range) -> list[int]:
     """Returns the seeds of a block whose outputs pass all tests."""
     seeds = np.arange(block.start, block.stop, dtype=np.uint64).astype(np.uint32)
     sieve_index, sieve_test = tests[0]

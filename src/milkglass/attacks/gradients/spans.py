@@ -1,4 +1,4 @@
-"""Row spaces of gradients: the vectors that a weight matrix multiplied, up to their combinations.
+"""Computes row spaces of gradients: the span of the vectors that a weight matrix multiplied.
 
 The gradient of W in y = W x over the positions of a batch is dY^T X. Its rows are combinations of the rows of X. So
 each vector that entered lies in their span, and other vectors of the vocabulary do not:
@@ -31,14 +31,14 @@ class Span:
 
     Attributes:
         basis: (m, r) orthonormal columns, float64.
-        through: (m, d) the matrix that multiplies vectors before they are compared. None if they are compared directly.
+        projection: (m, d) what multiplies vectors before they are compared. None: they are compared directly.
         is_full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
         singular_values: (r,) the singular values of the rows. None if the rows' errors are not known.
         error: the largest singular value of the rows' errors, in the same units.
     """
 
     basis: Tensor
-    through: Tensor | None
+    projection: Tensor | None
     is_full: bool
     singular_values: Tensor | None = None
     error: float = 0.0
@@ -54,14 +54,14 @@ class Span:
         errors explain.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
-        rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
+        rows = flat.float() if self.projection is None else flat.float() @ self.projection.float().T
         coordinates, squares = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
         # By the part in the span: wrong by 1e-3 where little lies outside
         distances = (1 - coordinates.square().sum(-1) / squares).clamp_min(0).sqrt().double()
         near_indices = (distances < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
         near_rows = flat[near_indices].double()
-        if self.through is not None:
-            near_rows = near_rows @ self.through.double().T
+        if self.projection is not None:
+            near_rows = near_rows @ self.projection.double().T
         residuals = near_rows - (near_rows @ self.basis) @ self.basis.T  # the part outside
         distances[near_indices] = residuals.norm(dim=-1) / near_rows.norm(dim=-1).clamp_min(1e-300)
         if self.singular_values is not None:
@@ -70,24 +70,30 @@ class Span:
         return distances.reshape(vectors.shape[:-1])
 
 
-def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
+def row_space(rows: Sequence[Tensor], projection: Tensor | None = None) -> Span:
     """Returns the span of all rows of these matrices (k, m), by singular values in float64.
 
-    Each matrix is first scaled to the same size, so that small gradients count as much as large ones.
+    Each matrix is first scaled to the same norm, so that small gradients count as much as large ones.
+
+    Args:
+        rows: the matrices.
+        projection: (m, d) what multiplies vectors before they are compared. None: they are compared directly.
     """
     nonzero = [matrix for matrix in rows if matrix.abs().sum() > 0]
     eps = max((torch.finfo(matrix.dtype).eps for matrix in nonzero), default=torch.finfo(torch.float32).eps)
     width = rows[0].shape[1]
     if not nonzero:
-        return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), through, False)
+        return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), projection, False)
     stacked = torch.cat([matrix.double() / matrix.double().norm() for matrix in nonzero])
     _, singular_values, right_vectors = torch.linalg.svd(stacked, full_matrices=False)
     rank = numerical_rank(singular_values, eps)
-    return Span(right_vectors[:rank].T.contiguous(), through, rank == min(stacked.shape))
+    return Span(right_vectors[:rank].T.contiguous(), projection, rank == min(stacked.shape))
 
 
-def sent_rows(rows: Tensor, noise: float) -> Span:
-    """Returns the span of rows (m, d) that were sent, with `noise` on each number, without directions that errors hide.
+def span_of_sent_rows(rows: Tensor, noise: float) -> Span:
+    """Returns the span of rows (m, d) that were sent, without the directions that errors hide.
+
+    `noise` is the standard deviation of the noise on each number.
 
     The errors are rounding to the rows' dtype, uniform in half a unit of the last place, and added noise. As a random
     matrix they have singular values of at most about s (sqrt(m) + sqrt(d)), s their standard deviation (Vershynin 2018,

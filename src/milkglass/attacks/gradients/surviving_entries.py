@@ -1,4 +1,4 @@
-"""Surviving entries: what pruning leaves of a gradient still names the tokens and orders them.
+"""Reads a pruned gradient: the entries that survive still name the tokens and order them.
 
 Pruning sets most entries of each gradient to zero, at random or the smallest ones. That destroys every span and with it
 exact inversion (`dager`), but not these three:
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.gradients.free_tokens import NOT_SHARED, read_tokens, table_gradient
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED_REASON, read_tokens, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
@@ -67,7 +67,7 @@ class SurvivingEntries(Inversion):
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         if batch.size > 1:
             return f"a batch holds {batch.size} texts, and only one can be ordered at a time"
-        return NOT_SHARED if table_gradient(batch) is None else None
+        return NOT_SHARED_REASON if table_gradient(batch) is None else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
@@ -94,7 +94,7 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
     for module in batch.step.module.modules():
         # a table of at most two rows holds token types
         if isinstance(module, nn.Embedding) and module is not token_embedding and len(module.weight) > 2:
-            grad = batch.tensor(names.get(id(module.weight), ""))
+            grad = batch.gradient(names.get(id(module.weight), ""))
             if grad is not None and bool((rows := (grad != 0).any(1).nonzero()[:, 0]).numel()):
                 first = 0 if module.padding_idx is None else int(rows[0])
                 return grad[first : int(rows[-1]) + 1]
@@ -136,7 +136,7 @@ class _OrderSearch:
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
-        self.shared = {name: grad for name, grad in batch.tensors.items() if bool(grad.any())}
+        self.shared = {name: grad for name, grad in batch.gradients.items() if bool(grad.any())}
         self.is_nonzero = {name: grad != 0 for name, grad in self.shared.items()}
         self.best: Ids = np.empty(0, np.int64)
         self.best_distance = np.inf

@@ -1,4 +1,4 @@
-"""Truncated spans: DAGER's test by the strongest directions of a gradient, for gradients that were pruned.
+"""Applies DAGER's test to the strongest directions of a gradient, for gradients that were pruned.
 
 Random pruning gives every gradient full rank, so that no vector is outside its span. But it adds, to a share of the
 gradient, an error whose singular values are all alike: the strongest directions still lie near the layer's inputs. The
@@ -127,7 +127,7 @@ def truncated_span(batch: SharedBatch, attention_input: AttentionInput, count: i
 
     None if no gradient of the layer is shared, or each is zero.
     """
-    grads = [(batch.tensor(matrix.name), matrix.transposed) for matrix in attention_input.matrices]
+    grads = [(batch.gradient(matrix.name), matrix.is_transposed) for matrix in attention_input.matrices]
     nonzero = [grad.T if transposed else grad for grad, transposed in grads if grad is not None and bool(grad.any())]
     if not nonzero:
         return None

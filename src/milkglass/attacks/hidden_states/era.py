@@ -41,7 +41,7 @@ def why_not_paired(transcript: Transcript) -> str | None:
 
 
 @torch.inference_mode()
-def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Returns (total, d) the states from which the ids were generated, and (total,) whether each id has one.
 
     The first id of an answer to an empty prompt has none; its state is zero.
@@ -91,7 +91,7 @@ class ERA(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         head = public_head(required(knowledge.public_model)).T.contiguous()
-        answer_states, is_known = states(transcript)
+        answer_states, is_known = generation_states(transcript)
         k = min(self.k, head.shape[1])
         guess = np.full((len(is_known), k), NO_BELIEF, np.int64)
         for block in np.array_split(np.flatnonzero(is_known), -(-len(is_known) // PLACES_AT_A_TIME) or 1):

@@ -30,7 +30,7 @@ import torch
 from milkglass import device, papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.forward import public_head, why_no_head
-from milkglass.attacks.hidden_states.era import states, why_not_paired
+from milkglass.attacks.hidden_states.era import generation_states, why_not_paired
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable
@@ -71,7 +71,7 @@ class ERAPlus(Solver):
         prior, size = required(knowledge.candidates), transcript.size
         if knowledge.corpus is not None and Tokens in transcript.kinds:
             prior = Decipherment().learn(transcript, knowledge, budget, rng)
-        previous_states, has_context = states(transcript)
+        previous_states, has_context = generation_states(transcript)
         generated = transcript.outputs.keep(has_context)  # the places of which the model says something
         token_count = knowledge.token_count(size)
         log_share = np.zeros(token_count)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
-from milkglass.attacks.gradients.float_holes_rows import MIN_SHARE, Floats, Holes
+from milkglass.attacks.gradients.float_holes_rows import MIN_HOLE_SHARE, Floats, Holes
 from milkglass.attacks.hidden_states.near_hidden import common_ends, embed_vocabulary, why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
@@ -36,12 +36,12 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
-FACTORS_AT_A_TIME = 1 << 16  # which a processor's cache holds
+FACTORS_AT_A_TIME = 1 << 16  # factors tested at a time: their arrays fit a processor's cache
 MAX_SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 MAX_COORDINATES_BEHIND = 3  # a token that more coordinates rule out than the best one, by more than this, is dropped
-MAX_FACTORS, ROWS_TRIED = 9, 2  # of factors that the first row does not separate, how many are tried on how many rows
-PASSES_A_TEST = 4  # passes over numbers of one test, as work
-COORDINATES_PASSED = 12  # coordinates at which a factor is tested, on average, as work
+MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows on which they are compared
+PASSES_A_TEST = 4  # passes over its numbers that one test takes, for the budget
+COORDINATES_TESTED = 12  # coordinates at which a factor is tested on average, for the budget
 FACTOR_STEP = 1 << 10  # where no factor fits, one of so many is tried
 
 
@@ -75,7 +75,7 @@ class FloatHoles(Attack):
             return f"{family.name} is a decoder, and states are sent by encoders"
         if any(activations.layer for activations in transcript.all(Activations)):
             return "the states follow from whole texts, and no list of texts is tried"
-        if Holes(np.float32(required(knowledge.noise).width)).share < MIN_SHARE:
+        if Holes(np.float32(required(knowledge.noise).width)).share < MIN_HOLE_SHARE:
             return "noise of this width reaches every number"
         if not len(common_ends(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"
@@ -89,12 +89,12 @@ class FloatHoles(Attack):
 
 
 class _Reader:
-    """Reads texts by the numbers that noise of one width cannot produce.
+    """Reads the tokens of texts by the numbers that noise of one width cannot produce.
 
     Attributes:
         size: n, the number of public tokens.
         first: the id with which every text begins.
-        unused: how many positions the model leaves out before the first.
+        position_offset: the position of a text's first token in the model.
         states: the states (n, d) of all tokens, by place. Only those of the place that was last asked for are kept.
     """
 
@@ -102,19 +102,20 @@ class _Reader:
         self.size, self.first, self.attack, self.noise = len(public.table), first, attack, noise
         self.holes = Holes(np.float32(noise.width))
         self.runner = body(public, 0)
-        self.unused = max(family_of(public.config).pinned(public.config), default=-1) + 1
+        self.position_offset = max(family_of(public.config).pinned(public.config), default=-1) + 1
         self.states: dict[int, Floats] = {}
 
     def read(self, seen: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, empty for texts that time did not reach or that no factor fits."""
         rows = device.array(seen.hidden.float())
         guess = np.full((len(rows), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
-        text_ends, failed = np.cumsum(seen.lengths), 0
+        text_ends, failed_count = np.cumsum(seen.lengths), 0
         for number, (start, stop) in enumerate(zip(text_ends - seen.lengths, text_ends, strict=True)):
-            if budget.left() <= 0 or (failed == self.attack.patience and not self.attack.always):
+            if budget.left() <= 0 or (failed_count == self.attack.patience and not self.attack.always):
                 break
-            factor = self.factor(rows[start:stop], budget)
-            failed = failed + 1 if factor is None else -len(text_ends)  # one that fits shows that there are holes
+            factor = self.clip_factor(rows[start:stop], budget)
+            # a factor that fits shows that there are holes
+            failed_count = failed_count + 1 if factor is None else -len(text_ends)
             if factor is not None:
                 for place in range(int(stop - start)):
                     guess[start + place] = self.least_excluded_tokens(rows[start + place], place, factor)[0]
@@ -125,14 +126,14 @@ class _Reader:
     def states_at(self, place: int) -> Floats:
         """Returns (n, d) the states of all tokens at a place, clipped if the defence clips rows."""
         if place not in self.states:
-            states = device.array(embed_vocabulary(self.runner, self.size, place + self.unused))
+            states = device.array(embed_vocabulary(self.runner, self.size, place + self.position_offset))
             if self.noise.clip is not None and self.noise.clip_scope == "row":
                 size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
                 states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
             self.states = {place: states}  # one is tens of megabytes
         return self.states[place]
 
-    def factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
+    def clip_factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
         """Returns the factor by which a text was clipped, from its rows (t, d), or None if none fits the first row."""
         if self.noise.clip is None or self.noise.clip_scope != "text":
             return np.float32(1)
@@ -142,7 +143,7 @@ class _Reader:
         least, best = MAX_SLIPS + 1, factors[:0]
         for block in sorted(blocks, key=lambda part: abs(float(part[0]) - typical)):
             fitting, ruled = self._fitting(block, row, MAX_SLIPS)
-            budget.spend(work.elements(COORDINATES_PASSED * PASSES_A_TEST * len(block)))
+            budget.spend(work.elements(COORDINATES_TESTED * PASSES_A_TEST * len(block)))
             if len(ruled) and ruled.min() < least:
                 least, best = int(ruled.min()), fitting[ruled == ruled.min()]
             if not least or budget.left() <= 0:
@@ -162,18 +163,18 @@ class _Reader:
         ]
         return np.float32(tried[int(np.argmin(ruled_counts))])
 
-    def _fitting(self, factors: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
-        """Returns the factors that the first row rules out by at most `slips` coordinates, and by how many."""
+    def _fitting(self, factors: Floats, row: Floats, max_slips: int) -> tuple[Floats, NDArray[np.int32]]:
+        """Returns the factors that the first row rules out by at most `max_slips` coordinates, and by how many."""
         state = self.states_at(0)[self.first]
         ruled = np.zeros(len(factors), np.int32)
         for coordinate in np.argsort(-np.abs(state)):
             ruled += ~self.holes.reachable(factors * state[coordinate], row[coordinate])
-            is_kept = ruled <= slips
+            is_kept = ruled <= max_slips
             factors, ruled = factors[is_kept], ruled[is_kept]
         return factors, ruled
 
     def _factors(self, length: int) -> tuple[Floats, float]:
-        """Returns every fp32 number, at most 1, that C over the norm of such a long text can be, and the likeliest."""
+        """Returns every fp32 factor, at most 1, that a text of this length can be clipped by, and the likeliest one."""
         norms = np.linalg.norm(self.states_at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
         row_norms = np.array([norms.max() * 1.02, norms.min() * 0.98, typical])

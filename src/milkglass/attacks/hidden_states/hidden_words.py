@@ -24,8 +24,8 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 
-def vectors(seen: Activations) -> torch.Tensor:
-    """Returns (texts, d) the mean of each text's rows."""
+def mean_states(seen: Activations) -> torch.Tensor:
+    """Returns (texts, d) the mean of each text's states, on the device."""
     owner = torch.repeat_interleave(torch.arange(len(seen.lengths)), torch.from_numpy(seen.lengths))
     sums = torch.zeros(len(seen.lengths), seen.hidden.shape[1]).index_add_(0, owner, seen.hidden.float())
     return device.move(sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None])
@@ -54,9 +54,9 @@ class HiddenWords(LinearWords):
         public = corpus.select(np.flatnonzero(corpus.lengths > 0))
         own_states = required(knowledge.observe)(public, int(rng.integers(2**31)))
         budget.spend(work.layers(1 + own_states.layer, own_states.hidden))
-        own_vectors = vectors(own_states)
+        own_vectors = mean_states(own_states)
         centre, spread = own_vectors.mean(0), own_vectors.std(0, correction=0).clamp_min(1e-6)
-        seen_vectors = torch.cat([vectors(activations) for activations in transcript.all(Activations)])
+        seen_vectors = torch.cat([mean_states(activations) for activations in transcript.all(Activations)])
         vocabulary = np.unique(public.ids)
         layer = self.train((own_vectors - centre) / spread, public, vocabulary, budget, rng)
         reached = np.ones(len(seen_vectors), np.bool_)

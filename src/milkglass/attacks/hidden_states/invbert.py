@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, batches_within, body, descend, places, sample_states, stack
+from milkglass.attacks.forward import batches, batches_within, body, places, sample_states, stack, take_step
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -64,11 +64,18 @@ def train(
     settings: InverterSettings,
     budget: Budget,
     rng: np.random.Generator,
-    clip: float | None = None,
+    max_grad_norm: float | None = None,
 ) -> None:
-    """Trains on states (total, d), one for each id of `corpus`, until the epochs are done or the budget is spent.
+    """Trains an inversion model in place, until the epochs are done or the budget is spent.
 
-    `clip` is the greatest norm of a step's gradient; None is no limit.
+    Args:
+        inverter: maps states (b, t, d) to scores of public ids (b, t, n).
+        states: (total, d) one for each id of `corpus`.
+        corpus: public text, in public ids.
+        settings: the learning rate, the batches and the epochs.
+        budget: ends the training.
+        rng: draws the order of the batches.
+        max_grad_norm: the norm to which a step's gradient is clipped. None: it is not.
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
@@ -81,7 +88,7 @@ def train(
             expected = stack(corpus, groups[number])
             inputs = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
             loss = torch.nn.functional.cross_entropy(inverter(inputs).flatten(0, 1), expected.flatten())
-            descend(optimiser, loss, clip)
+            take_step(optimiser, loss, max_grad_norm)
             steps_done += 1
             budget.spend(work.training_step(inverter, expected.numel()))
             budget.progress(steps_done / steps)
@@ -91,7 +98,7 @@ def train(
 def invert_states(
     inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int, budget: Budget
 ) -> Ids:
-    """Returns (total, k) public ids for the texts in `groups`, and NO_BELIEF for the others."""
+    """Returns (total, k) the likeliest public ids for the texts in `groups`, and NO_BELIEF for the others."""
     inverter.eval()
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
     for text_numbers in groups:
@@ -108,13 +115,13 @@ class InvBertModel(torch.nn.Module):
     def __init__(self, public: Model, layers: int | None) -> None:
         super().__init__()
         self.body = body(public, layers)
-        self.read = device.move(torch.nn.Linear(public.table.shape[1], public.table.shape[0]))
+        self.output_layer = device.move(torch.nn.Linear(public.table.shape[1], public.table.shape[0]))
         with torch.no_grad():
-            self.read.weight.copy_(public.table)
-            self.read.bias.zero_()
+            self.output_layer.weight.copy_(public.table)
+            self.output_layer.bias.zero_()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.read(self.body(inputs_embeds=states).last_hidden_state)
+        return self.output_layer(self.body(inputs_embeds=states).last_hidden_state)
 
 
 @dataclass(frozen=True)
@@ -162,25 +169,25 @@ class InvBert(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public = required(knowledge.corpus)
-        seconds, (first, second, third) = budget.left(), rng.spawn(3)
+        seconds, (public_rng, sent_rng, reading_rng) = budget.left(), rng.spawn(3)
         own_model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.map_ids(sigma)
-        states, read = self.states(
-            own_model, corpus, batches_within(corpus, budget, first, LEFT_AFTER_PUBLIC * seconds), budget
+        states, was_run = self.states(
+            own_model, corpus, batches_within(corpus, budget, public_rng, LEFT_AFTER_PUBLIC * seconds), budget
         )
-        is_read = torch.from_numpy(read[corpus.sequence_indices])
-        corpus = public.select(np.flatnonzero(read))
-        sent_groups = batches_within(transcript.tokens, budget, second, LEFT_AFTER_SENT * seconds)
+        has_state = torch.from_numpy(was_run[corpus.sequence_indices])
+        corpus = public.select(np.flatnonzero(was_run))
+        sent_groups = batches_within(transcript.tokens, budget, sent_rng, LEFT_AFTER_SENT * seconds)
         sent_states, reached = self.client_states(transcript, sent_groups, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
-        train(inverter, states[is_read], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
+        train(inverter, states[has_state], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
         reached_texts = np.flatnonzero(reached)
         texts = transcript.tokens.select(reached_texts)
         groups = (
             reached_texts[text_indices]
-            for text_indices in batches_within(texts, budget, third, max_tokens=TOKENS_AT_A_TIME)
+            for text_indices in batches_within(texts, budget, reading_rng, max_tokens=TOKENS_AT_A_TIME)
         )
-        k = min(self.k, inverter.read.out_features)
+        k = min(self.k, inverter.output_layer.out_features)
         return Guess(running=invert_states(inverter, sent_states, transcript.tokens, groups, k, budget))
 
     def states(

@@ -53,29 +53,29 @@ class StateInverter(torch.nn.Module):
         d = table.shape[1]
         self.register_buffer("centre", centre)
         self.register_buffer("spread", spread)
-        self.turn = torch.nn.Linear(len(centre), d)
+        self.input_layer = torch.nn.Linear(len(centre), d)
         heads = next(h for h in (8, 4, 2, 1) if d % h == 0)
         self.layers = torch.nn.ModuleList(
             torch.nn.TransformerEncoderLayer(d, heads, 4 * d, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(depth)
         )
-        self.read = torch.nn.Linear(d, len(table))
+        self.output_layer = torch.nn.Linear(d, len(table))
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
                 if name.endswith(("bias", "out_proj.weight", "linear2.weight")):
                     parameter.zero_()
                 elif parameter.dim() > 1:
                     parameter.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
-            self.turn.weight.copy_(torch.diag(spread))
-            self.turn.bias.copy_(centre)
-            self.read.weight.copy_(table)
-            self.read.bias.zero_()
+            self.input_layer.weight.copy_(torch.diag(spread))
+            self.input_layer.bias.copy_(centre)
+            self.output_layer.weight.copy_(table)
+            self.output_layer.bias.zero_()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        hidden = self.turn((states - self.centre) / self.spread)
+        hidden = self.input_layer((states - self.centre) / self.spread)
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.read(hidden)
+        return self.output_layer(hidden)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class InvertHidden(Attack):
             StateInverter(required(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
         )
         training_budget = budget.part(TRAINING_SHARE, budget.progress)
-        train(inverter, states, corpus, self, training_budget, rng, clip=1.0)
+        train(inverter, states, corpus, self, training_budget, rng, max_grad_norm=1.0)
         guesses = [self.read(inverter, activations, budget) for activations in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
@@ -147,5 +147,5 @@ class InvertHidden(Attack):
         """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
-        k, hidden = min(self.k, inverter.read.out_features), device.move(seen.hidden.float())
+        k, hidden = min(self.k, inverter.output_layer.out_features), device.move(seen.hidden.float())
         return invert_states(inverter, hidden, shape, groups, k, budget)

@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches_within, body, descend, stack, state
+from milkglass.attacks.forward import batches_within, body, hidden_states, stack, take_step
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
@@ -45,7 +45,7 @@ def embeddings(
     means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     was_read = np.zeros(len(texts), np.bool_)
     for text_numbers in groups:
-        means[torch.from_numpy(text_numbers)] = state(runner, stack(texts, text_numbers)).mean(1)
+        means[torch.from_numpy(text_numbers)] = hidden_states(runner, stack(texts, text_numbers)).mean(1)
         was_read[text_numbers] = True
         budget.spend(work.forward(runner, int(texts.lengths[text_numbers].sum())))
     return means, was_read
@@ -73,7 +73,14 @@ class LinearWords(Attack):
     def predicted_words(
         self, layer: torch.nn.Linear, seen: torch.Tensor, reached: NDArray[np.bool_], vocabulary: Ids
     ) -> tuple[Ids, ...]:
-        """Returns the words of each text; none for a text that was not reached."""
+        """Returns the words of each text, none for a text that was not reached.
+
+        Args:
+            layer: from `train`.
+            seen: (texts, d) the texts' vectors, standardised as those that the layer was trained on.
+            reached: (texts,) whether each text has a vector.
+            vocabulary: (w,) the public ids that the layer names.
+        """
         bags: list[Ids] = []
         for rows in torch.arange(len(seen)).split(TEXTS_AT_A_TIME):
             is_named = device.array(torch.sigmoid(layer(seen[rows])) >= self.threshold) & reached[rows.numpy(), None]
@@ -83,7 +90,15 @@ class LinearWords(Attack):
     def train(
         self, vectors: torch.Tensor, public: Sequences, vocabulary: Ids, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
-        """Returns a layer from the vectors (texts, d) of public texts to the words of the vocabulary that they hold."""
+        """Returns a layer that is trained to name the words of a text from its vector.
+
+        Args:
+            vectors: (texts, d) the standardised vectors of public texts.
+            public: these texts, in public ids.
+            vocabulary: (w,) the public ids that are named, ascending.
+            budget: ends the training.
+            rng: draws the order of the texts.
+        """
         layer = device.move(torch.nn.Linear(vectors.shape[1], len(vocabulary)))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(vocabulary, public.ids)
@@ -104,7 +119,7 @@ class LinearWords(Attack):
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
                     layer(vectors[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
-                descend(optimiser, loss)
+                take_step(optimiser, loss)
                 budget.spend(work.training_step(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
             budget.progress((epoch + 1) / self.epochs)
         return layer

@@ -25,7 +25,7 @@ import torch
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest
-from milkglass.attacks.forward import body, state
+from milkglass.attacks.forward import body, hidden_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -98,14 +98,14 @@ class NearHidden(Attack):
     def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
         """Returns (total, k) the tokens whose embeddings at the same position are nearest."""
         size = len(public.table)
-        runner, unused = body(public, 0), max(family_of(public.config).pinned(public.config), default=-1) + 1
+        runner, position_offset = body(public, 0), max(family_of(public.config).pinned(public.config), default=-1) + 1
         within = np.arange(len(seen.hidden)) - np.repeat(np.cumsum(seen.lengths) - seen.lengths, seen.lengths)
         guess = np.full((len(seen.hidden), min(self.k, size)), NO_BELIEF, np.int64)
         for position in np.unique(within).tolist():
             if budget.left() <= 0:
                 break
             rows = np.flatnonzero(within == position)
-            table = embed_vocabulary(runner, size, position + unused)
+            table = embed_vocabulary(runner, size, position + position_offset)
             budget.spend(work.elements(3 * table.numel()))
             guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)], table, budget)
         return guess
@@ -144,5 +144,5 @@ def lone_token_states(public: Model, ends: tuple[Ids, Ids], layer: int) -> torch
     for token_ids in np.array_split(np.arange(len(public.table)), -(-len(public.table) // SINGLE_TOKENS_AT_A_TIME)):
         columns = [np.tile(prefix, (len(token_ids), 1)), token_ids[:, None], np.tile(suffix, (len(token_ids), 1))]
         texts = device.tensor(np.concatenate(columns, axis=1).astype(np.int64))
-        states.append(state(runner, texts, layer)[:, len(prefix)])
+        states.append(hidden_states(runner, texts, layer)[:, len(prefix)])
     return torch.cat(states)

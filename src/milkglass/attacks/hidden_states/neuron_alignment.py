@@ -43,7 +43,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-IDS_AT_A_TIME = 1024  # run at a time, each as a text of its own
+IDS_AT_A_TIME = 1024  # ids run at a time, each as a text of its own
 QUANTILES = 1001  # quantiles by which two sets of correlations are compared
 PROBE_RATIO = 4  # a sample's size over this many ids is enough for these quantiles
 MIN_VARIANCE_SHARE = 1e-6  # share of the largest variance below which a direction holds rounding errors alone

@@ -6,7 +6,7 @@ hidden_states/gelo.py). Whether a public vector lies in that span can be tested 
     v in span(U)  <=>  |v - v R R^T| explained by rounding,     R an orthonormal basis of U's rows
 
 1. Every token of the vocabulary is put through the public embeddings and norm, at every place if places enter as
-   vectors, and compared with the span of one text (`spans.sent_rows`, and DAGER's `dager_layers.tokens_in_spans`).
+   vectors, and compared with the span of one text (`span_of_sent_rows`, and DAGER's `tokens_in_spans`).
 2. If positions are added (BERT, GPT-2), each place has its own tokens, and the text is read in order. Rotary positions
    enter later: then only the *set* of tokens is read. Fewer directions than rows show that some are repeated.
 3. If the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
@@ -35,7 +35,7 @@ from milkglass.attacks.gradients.dager_layers import (
     grow_texts,
     tokens_in_spans,
 )
-from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, sent_rows
+from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, span_of_sent_rows
 from milkglass.models.view import Model
 from milkglass.papers import ours
 from milkglass.parameters import limited, require
@@ -95,8 +95,12 @@ class SpanMembership(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         mixed_states = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
-        first_rows = [part for activations in mixed_states if activations.layer == 0 for part in _texts(activations)]
-        second_rows = [part for activations in mixed_states if activations.layer == 1 for part in _texts(activations)]
+        first_rows = [
+            part for activations in mixed_states if activations.layer == 0 for part in _rows_of_texts(activations)
+        ]
+        second_rows = [
+            part for activations in mixed_states if activations.layer == 1 for part in _rows_of_texts(activations)
+        ]
         reader = SpanReader(required(knowledge.public_model), self)
         is_ordered = reader.is_decoder and len(second_rows) == len(first_rows)
         readings = list[Ids]()
@@ -181,15 +185,16 @@ class SpanReader:
         return read_tokens
 
     def _span(self, rows: torch.Tensor) -> Span | None:
-        span = sent_rows(rows.to(self.step.device), self.attack.noise)
+        span = span_of_sent_rows(rows.to(self.step.device), self.attack.noise)
         return None if span.is_full or not span.rank else span
 
 
 def _row_counts(seen: Activations) -> Ids:
+    """Returns (texts,) how many rows stand for each text."""
     return seen.lengths if seen.mixed is None else seen.mixed
 
 
-def _texts(seen: Activations) -> list[tuple[torch.Tensor, int]]:
+def _rows_of_texts(seen: Activations) -> list[tuple[torch.Tensor, int]]:
     """Returns the rows of each text, and how many tokens it has."""
     rows_of_texts = seen.hidden.split(_row_counts(seen).tolist())
     return list(zip(rows_of_texts, seen.lengths.tolist(), strict=True))

@@ -25,9 +25,11 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, Recordings, required
 from milkglass.threat.observations import Records, Transcript
 
-FIRST_RECORDS, SIZE_BINS, FOREST_TREES = 48, 40, 400  # records in their order, bins of sizes, and trees of the forest
+FIRST_RECORDS = 48  # records whose sizes and pauses are features in their order
+SIZE_BINS = 40  # bins of the histogram of sizes
+FOREST_TREES = 400
 MAX_RECORDS_BEFORE = 6  # records before the first token
-QUANTILES = np.linspace(0, 1, 9)
+QUANTILES = np.linspace(0, 1, 9)  # quantiles of sizes and of pauses that are features
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ class Sizes(Attack):
 
 def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns (answers, f) the features of answers; `edges` are those of the histogram of sizes."""
-    return np.array([_features(sizes, times, edges) for sizes, times in zip(records.sizes, records.times, strict=True)])
+    return np.array(
+        [_answer_features(sizes, times, edges) for sizes, times in zip(records.sizes, records.times, strict=True)]
+    )
 
 
-def _features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def _answer_features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the features of one answer's records, from their sizes and times."""
     pauses = np.diff(times, prepend=0)
     if not len(sizes):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, descend, places, stack
+from milkglass.attacks.forward import batches, places, stack, take_step
 from milkglass.attacks.token_ids.channel import rehearse_corpus
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
@@ -118,18 +118,18 @@ class ShadowGeneration(Attack):
     ) -> None:
         """Trains the model to write the corpus after its shadows, until its share of the budget is spent."""
         corpus = required(knowledge.corpus)
-        least_left = (1 - TRAINING_SHARE) * budget.left()
+        min_seconds_left = (1 - TRAINING_SHARE) * budget.left()
         optimiser = torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True)
         groups = list(batches(corpus, BATCH_TOKENS))
         model.train()
         for epoch in range(self.epochs):
             for number, chosen in enumerate(rng.permutation(len(groups)).tolist()):
-                if budget.left() < least_left:
+                if budget.left() < min_seconds_left:
                     return
                 shadows, originals = stack(own_shadows, groups[chosen]), stack(corpus, groups[chosen])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
-                descend(optimiser, loss)
+                take_step(optimiser, loss)
                 budget.spend(work.training_step(model, 2 * shadows.numel()))
                 budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 

@@ -1,4 +1,4 @@
-"""GHOST, section 5.7: four rules that read replaced tokens, and the inverse of the shadows.
+"""Reads the originals of GHOST's shadows by four rules (section 5.7), from the inverse of its search.
 
 GHOST's search and the table that it searched are public (Kerckhoffs). So the attacker runs it and inverts its result:
 T_ori(s) = {t : s is a shadow of t}, all tokens that a replaced one may stand for. The replaced ids are taken to be
@@ -39,15 +39,17 @@ from milkglass.threat.observations import Tokens, Transcript
 Floats = NDArray[np.float64]
 
 
-def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
+def invert_shadows(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     """Returns for each id that is a shadow all tokens whose shadow it is, ascending.
 
-    The log-likelihood of each original t is that of its shadows drawn equally often, log 1 / |S_t|. Raises UsageError
-    if `starts` do not divide the shadows.
+    The log-likelihood of each original t is that of its shadows drawn equally often, log 1 / |S_t|.
 
     Args:
         ids: (total,) the shadows of token 0, of token 1, and so on.
         starts: (n + 1,) where each token's shadows begin.
+
+    Raises:
+        UsageError: `starts` do not divide the shadows.
     """
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
         raise UsageError(f"{len(starts)} starts do not divide {len(ids)} shadows", "give n + 1, from 0 to their number")
@@ -62,7 +64,7 @@ def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
 
 
 @dataclass(frozen=True)
-class Rule(Attack):
+class EmbeddingRule(Attack):
     """Orders each shadow's originals by their embeddings, one token at a time. Subclasses implement `order`.
 
     Attributes:
@@ -101,19 +103,21 @@ class Rule(Attack):
                 break
             if (members := originals_of.get(token)) is None:
                 continue  # not a shadow: this defence did not send it
-            budget.spend(work.CALL + work.elements(rows[token][1].size))
+            budget.spend(work.CALL_SECONDS + work.elements(rows[token][1].size))
             best = self.order(*rows[token], rng)[: self.k]
             guess[place, : len(best)] = members[best]
         return Guess(running=guess)
 
 
 def _table(knowledge: Knowledge) -> torch.Tensor:
+    """Returns (n, d) the embeddings of the public model, or of the model that is trained."""
     if knowledge.public_model is not None:
         return knowledge.public_model.table
     return required(knowledge.step).table
 
 
 def _rows(table: torch.Tensor, ids: Ids) -> Floats:
+    """Returns (m, d) the embeddings of some ids, in fp64."""
     return np.asarray(table[torch.from_numpy(ids)].double().numpy())
 
 
@@ -124,7 +128,7 @@ def cosines(rows: Floats, vector: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class ShadowSampling(Rule):
+class ShadowSampling(EmbeddingRule):
     """Draws an original of each shadow by its cosine to it."""
 
     name = "shadow-sampling"
@@ -142,7 +146,7 @@ class ShadowSampling(Rule):
 
 
 @dataclass(frozen=True)
-class ShadowMaximum(Rule):
+class ShadowMaximum(EmbeddingRule):
     """Takes the original nearest to each shadow."""
 
     name = "shadow-max"
@@ -154,7 +158,7 @@ class ShadowMaximum(Rule):
 
 
 @dataclass(frozen=True)
-class ShadowMedian(Rule):
+class ShadowMedian(EmbeddingRule):
     """Takes the original of median cosine to each shadow."""
 
     name = "shadow-median"
@@ -169,7 +173,7 @@ class ShadowMedian(Rule):
 
 
 @dataclass(frozen=True)
-class ShadowMean(Rule):
+class ShadowMean(EmbeddingRule):
     """Takes the original nearest to the mean of all originals of each shadow."""
 
     name = "shadow-mean"

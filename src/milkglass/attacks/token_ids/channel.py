@@ -1,4 +1,4 @@
-"""Channel: reads sanitized text as a noisy channel's output (Shannon; Bayes' rule with a model of the language).
+"""Reads sanitized text as the output of a noisy channel (Shannon), by Bayes' rule with a model of the language.
 
 A sanitizer replaces each word by a draw from a public distribution (Kerckhoffs), and the attacker has public text. So
 the attacker sanitizes its own text (`rehearse`) and counts the replacements:
@@ -90,19 +90,27 @@ def estimate_channel(
 
 
 class BigramModel:
-    """Estimates the probabilities p(x | w) of the public text, from its counted pairs of neighbours."""
+    """Estimates the probabilities p(x | w) of the public text from its counted pairs of neighbours.
+
+    Attributes:
+        share: (n,) each token's share of the public text.
+        mix: the weight of neighbours beside frequency.
+        pair_keys: (pairs,) left id times n plus right id, ascending.
+        pair_counts: (pairs,) how often each pair occurs.
+        left_counts: (n,) how many pairs begin with each token.
+    """
 
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
         pairs, self.share, self.mix = Bigrams(texts, size), share, mix
-        self.keys, self.count = pairs.left * size + pairs.right, pairs.count
-        self.left_counts = sum_by_index(pairs.left, pairs.count, size)
+        self.pair_keys, self.pair_counts = pairs.left * size + pairs.right, pairs.counts
+        self.left_counts = sum_by_index(pairs.left, pairs.counts, size)
 
     def transitions(self, left_ids: Ids, right_ids: Ids) -> Floats:
         """Returns (left ids, right ids) p(right | left), which is never zero if mix < 1."""
-        if not len(self.keys):
+        if not len(self.pair_keys):
             return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
         requested_keys = left_ids[:, None] * len(self.share) + right_ids[None, :]
-        pair_counts = look_up(self.keys, self.count, requested_keys)
+        pair_counts = look_up(self.pair_keys, self.pair_counts, requested_keys)
         observed = pair_counts / np.maximum(self.left_counts[left_ids], 1.0)[:, None]
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
@@ -135,7 +143,7 @@ def write_guesses(tokens: Sequences, channel: Channel, neighbours: BigramModel, 
             break
         beliefs_of_places = posteriors(text, channel, neighbours) if len(text) else []
         counts = np.array([len(originals) for originals, _ in beliefs_of_places], np.float64)
-        budget.spend(len(text) * work.CALL + work.elements(20.0 * float(counts[:-1] @ counts[1:])))
+        budget.spend(len(text) * work.CALL_SECONDS + work.elements(20.0 * float(counts[:-1] @ counts[1:])))
         for place, (originals, belief) in enumerate(beliefs_of_places):
             best = np.argsort(-belief, kind="stable")[: guess.shape[1]]
             guess[text_start + place, : len(best)] = originals[best]

@@ -1,4 +1,4 @@
-"""Chosen answers: a server that writes its answers itself reads in the next prompt how their text is sent.
+"""Reads in the next prompt how the text of an answer is sent, by a server that writes its answers itself.
 
     the server answers   n o t e d   d i a g n o s i s        in letters, whose ids it knows
     the next prompt      [prompt] [noted] [ diagnosis] ...    in the tokenizer's own tokens
@@ -54,7 +54,7 @@ class ChosenAnswers(Attack):
             index = next((i for i in range(index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt)), index)
             next_prompt = next((row for row in sent_texts[index + 1 :] if _continues(row, prompt)), None)
             if next_prompt is not None:
-                _name(named, next_prompt[len(prompt) :], written, text)
+                _write_named_ids(named, next_prompt[len(prompt) :], written, text)
             index += 1
         return Guess(table=named[:, None])
 
@@ -64,7 +64,7 @@ def _continues(row: Ids, prompt: Ids) -> bool:
     return len(row) > len(prompt) and np.array_equal(row[: len(prompt)], prompt)
 
 
-def _name(named: Ids, continuation: Ids, written: Ids, text: Ids) -> None:
+def _write_named_ids(named: Ids, continuation: Ids, written: Ids, text: Ids) -> None:
     """Writes into `named` the ids of an answer that came back in other ids than it was written in.
 
     `continuation` (t,) follows the answer's prompt in the next prompt; `written` and `text` are its scrambled and its

@@ -1,4 +1,4 @@
-"""The cluster-conditional guess: reads each scrambled id as the most frequent public token of its cluster.
+"""Reads each scrambled id as the most frequent public token of its cluster: the cluster-conditional guess.
 
 Schemes that mix each embedding with k - 1 others promise that an attacker who finds the cluster has one chance in k.
 That would hold if all members of a cluster were equally frequent. But a cluster holds neighbours in meaning, a common

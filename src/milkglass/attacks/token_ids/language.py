@@ -1,4 +1,4 @@
-"""A language model over the candidates, which can settle what decipherment leaves open.
+"""Weighs the candidates of ids by a language model, which can settle what decipherment leaves open.
 
 Decipherment uses two neighbours and the attacker's public text. A causal language model uses everything before a place,
 and language in general, so it helps most if the public text is short or of another kind. It cannot read scrambled ids,
@@ -47,7 +47,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-TEXTS_AT_A_TIME = 128  # texts that are read before it is asked again which ids need more places
+TEXTS_AT_A_TIME = 128  # texts that are read before the ids that need more places are chosen again
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class LanguageModel(Solver):
             table.store(table.evidence(self.patience), stored, places_seen, first_candidates.groups)
             budget.progress((index + 1) / self.rounds)
             if budget.left() <= elapsed:  # no time to settle again
-                return _plus(first_candidates.groups, first_candidates.log_likelihoods, stored)
-            with_evidence = replace(knowledge, candidates=_plus(first_candidates.groups, prior, stored))
+                return _with_evidence(first_candidates.groups, first_candidates.log_likelihoods, stored)
+            with_evidence = replace(knowledge, candidates=_with_evidence(first_candidates.groups, prior, stored))
             settled = self.first.learn(transcript, with_evidence, budget.part(1), rng)
         return settled
 
@@ -127,17 +127,17 @@ class LanguageModel(Solver):
         """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
         reading = texts.map_ids(required(guess_by_rank(candidates, transcript.size, 1).table)[:, 0])
-        queue, common = table.urgent_texts(texts, rng), None
+        queue, log_mean = table.urgent_texts(texts, rng), None
         while len(queue) and budget.left() > 0:
             text_numbers, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
             batches_read: list[ReadBatch] = []
-            for batch in reader.reads(reading, text_numbers):
+            for batch in reader.read_texts(reading, text_numbers):
                 batches_read.append(batch)
                 if budget.left() <= 0:
                     break
-            if common is None and batches_read:
+            if log_mean is None and batches_read:
                 states = torch.cat([batch.states for batch in batches_read])
-                common = reader.log_mean_probability(
+                log_mean = reader.log_mean_probability(
                     states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])]
                 )
             for batch in batches_read:
@@ -147,11 +147,13 @@ class LanguageModel(Solver):
                     options = table.member[table.line[ids]]
                     table.update(
                         ids,
-                        reader.log_likelihood_ratio(batch.select(open_places), options, required(common)),
+                        reader.log_likelihood_ratio(batch.select(open_places), options, required(log_mean)),
                         self.doubt,
                     )
 
 
-def _plus(groups: tuple[Group, ...], log_likelihoods: Sequence[Floats], evidence: Sequence[Floats]) -> Candidates:
-    """Returns candidates whose log-likelihoods are these plus the evidence."""
+def _with_evidence(
+    groups: tuple[Group, ...], log_likelihoods: Sequence[Floats], evidence: Sequence[Floats]
+) -> Candidates:
+    """Returns candidates whose log-likelihoods are `log_likelihoods` plus the evidence."""
     return Candidates(groups, tuple(a + b for a, b in zip(log_likelihoods, evidence, strict=True)))

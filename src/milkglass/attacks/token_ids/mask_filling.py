@@ -32,7 +32,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 MASK = re.compile(r"<([A-Za-z_]{2,40})>")
 TEXTS_AT_A_TIME = 64  # texts read at a time
-SPANS_A_MASK = 3  # guesses of a mask
+GUESSES_A_MASK = 3  # how many candidates are guessed for a mask
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Mask:
     kind: str
 
 
-def masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
+def find_masks(texts: Sequences, tokenizer: Tokenizer) -> list[Mask]:
     """Returns every mask in texts of public ids. A mask is found by its letters, whatever tokens spell it."""
     vocabulary = [
         re.sub(r"^##|[\u0120\u2581\s]", "", tokenizer.id_to_token(i) or "") for i in range(tokenizer.get_vocab_size())
@@ -80,7 +80,7 @@ def hidden_spans(
     """
     kinds: dict[str, Counter[tuple[int, ...]]] = {}
     starts = np.cumsum(corpus.lengths) - corpus.lengths
-    for mask in masks(sent, tokenizer):
+    for mask in find_masks(sent, tokenizer):
         text = slice(starts[mask.text], starts[mask.text] + corpus.lengths[mask.text])
         sent_places, ids = origin[text], corpus.ids[text]
         masked = np.flatnonzero((sent_places >= mask.start) & (sent_places < mask.end))
@@ -120,7 +120,7 @@ class MaskFilling(Attack):
         folder = required(knowledge.public_model).folder
         if folder is None or not (folder / TOKENIZER).is_file():
             return "without the public model's tokenizer no mask can be found"
-        if not masks(transcript.tokens, tokenizer_of(folder)):
+        if not find_masks(transcript.tokens, tokenizer_of(folder)):
             return "no mask such as <PERSON> is in what was sent"
         return None
 
@@ -132,13 +132,13 @@ class MaskFilling(Attack):
             kind: counts.most_common(self.candidates)
             for kind, counts in hidden_spans(corpus, sent, origin, tokenizer).items()
         }
-        running = np.full((len(texts.ids), SPANS_A_MASK), NO_BELIEF, np.int64)
+        running = np.full((len(texts.ids), GUESSES_A_MASK), NO_BELIEF, np.int64)
         running[:, 0] = texts.ids
-        located = [mask for mask in masks(texts, tokenizer) if mask.kind in spans_of_kind]
+        located = [mask for mask in find_masks(texts, tokenizer) if mask.kind in spans_of_kind]
         for mask in located:
-            _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:SPANS_A_MASK]])
+            _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:GUESSES_A_MASK]])
         for mask, order in self._weigh(texts, located, spans_of_kind, knowledge, budget, rng):
-            _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:SPANS_A_MASK].tolist()])
+            _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:GUESSES_A_MASK].tolist()])
         return Guess(running=running)
 
     def _weigh(
@@ -157,7 +157,7 @@ class MaskFilling(Attack):
         while len(queue) and budget.left() > 0:
             text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
             text_numbers = text_numbers[np.argsort(texts.lengths[text_numbers], kind="stable")]
-            for batch in reader.reads(Sequences(reading, texts.lengths), text_numbers):
+            for batch in reader.read_texts(Sequences(reading, texts.lengths), text_numbers):
                 starts_mask = np.isin(batch.places, list(mask_at))
                 for row in np.flatnonzero(starts_mask).tolist():
                     mask = mask_at[int(batch.places[row])]

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest, why_other_width
-from milkglass.attacks.forward import batches, body, descend, stack
+from milkglass.attacks.forward import batches, body, stack, take_step
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -39,7 +39,7 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
-TEMPERATURE = 0.05  # divides cosines
+TEMPERATURE = 0.05  # the log-probability of a candidate is log softmax(cosine / temperature)
 
 
 class Scorer(torch.nn.Module):
@@ -48,14 +48,14 @@ class Scorer(torch.nn.Module):
     def __init__(self, public: Model, rng: np.random.Generator) -> None:
         super().__init__()
         self.body = body(public)
-        self.read = device.move(torch.nn.Linear(self.body.config.hidden_size, 1))
-        bound = self.read.in_features**-0.5
+        self.output_layer = device.move(torch.nn.Linear(self.body.config.hidden_size, 1))
+        bound = self.output_layer.in_features**-0.5
         with torch.no_grad():
-            for parameter in self.read.parameters():  # as torch draws them, but not from its shared generator
+            for parameter in self.output_layer.parameters():  # as torch draws them, but not from its shared generator
                 parameter.copy_(torch.from_numpy(rng.uniform(-bound, bound, parameter.shape)))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.read(self.body(input_ids=ids).last_hidden_state.mean(1))[:, 0]
+        return self.output_layer(self.body(input_ids=ids).last_hidden_state.mean(1))[:, 0]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,10 @@ class SDA(Attack):
         return Guess(running=reading[:, None])
 
     def options(self, transcript: Transcript, table: torch.Tensor, crib_pairs: Ids) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns (n', K_A) the candidates of each sent id, nearest first, and their log-probabilities."""
+        """Returns (n', K_A) the candidates of each id that was sent, nearest first, and their log-probabilities.
+
+        `crib_pairs` (pairs, 2) are ids that are known by their place; all their candidates are the known one.
+        """
         sent_ids = np.unique(transcript.tokens.ids)
         rows = transcript.table[torch.from_numpy(sent_ids)]
         nearest_rows = nearest(rows, table, self.candidates)
@@ -161,7 +164,7 @@ class SDA(Attack):
                 scores = scorer(torch.cat([real, replaced]))
                 expected = torch.cat([scores.new_ones(len(real)), scores.new_zeros(len(replaced))])
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)
-                descend(optimiser, loss)
+                take_step(optimiser, loss)
                 budget.spend(work.training_step(scorer, 2 * real.numel()))
         return scorer.eval()
 

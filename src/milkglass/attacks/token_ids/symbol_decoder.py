@@ -1,4 +1,4 @@
-"""Symbol decoder: where an id stands for many tokens, a transformer reads whole texts of them (our own attack).
+"""Reads whole texts by a transformer where an id stands for many tokens (our own attack).
 
 With a coarse vocabulary, or shared rows, an id is a symbol: it names a set of tokens, its members. Nothing learnt about
 a symbol at one place says which member stands at another. The attacker knows the members (the map may be public, or an
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from milkglass import device, papers
 from milkglass.attacks import work
-from milkglass.attacks.forward import batches, body, descend, places, stack
+from milkglass.attacks.forward import batches, body, places, stack, take_step
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
 from milkglass.attacks.token_ids.symbol_language import MAX_HELD_OUT_TEXTS, LanguageReader, PlaceOptions
 from milkglass.attacks.token_ids.text_in_context import ClusterHmm
@@ -47,13 +47,13 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-START_SCALE = 0.3  # of A at the start, since embeddings' products are larger than the members' logits
+START_SCALE = 0.3  # A at the start is so many times the identity: products of embeddings are larger than logits
 WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING_SHARE = 0.8  # share of the budget that the training may take
 # If a language model reads after the training: of the budget for the training; of the rest to choose its weights
 TRAINING_SHARE_BEFORE_READING, CHOOSING_SHARE = 0.5, 0.5
 UNSEEN_COUNT = 0.05  # added to each token's occurrences in the public text
-MIN_SHARE = 1e-6  # the least share of the members that are not listed
+MIN_UNLISTED_SHARE = 1e-6  # the least share of the members that are not listed
 TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
@@ -90,8 +90,8 @@ class Symbols:
         self.members = tuple(shared if i in {*self.exchanged} else own for i, own in enumerate(self.tokens_of_symbol))
 
     @property
-    def advantage(self) -> float:
-        """Returns log P(s | t) for a member t of s, less that for another token."""
+    def log_likelihood_ratio(self) -> float:
+        """Returns log P(s | t) for a member t of s, less that for another token; 0 if symbols are not exchanged."""
         return self.responses.log_likelihood_ratio if self.responses else 0.0
 
     def spans(self, tokens_of_symbols: tuple[Ids, ...]) -> list[slice]:
@@ -128,7 +128,7 @@ class SymbolReader(torch.nn.Module):
 
     s is the place's symbol. If ids are sent unchanged, P(s | t) is 1 for its members and 0 for others, which are not
     scored. If ids are exchanged by randomised response, the members of all such ids are scored, and those of s itself
-    are more likely by the mechanism's advantage.
+    get `Symbols.log_likelihood_ratio` more.
 
     Attributes:
         has_several: (symbols,) whether a symbol has more than one member.
@@ -141,7 +141,7 @@ class SymbolReader(torch.nn.Module):
     def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
         super().__init__()
         self.spans, self.own_spans = symbols.spans(symbols.members), symbols.spans(symbols.tokens_of_symbol)
-        self.advantage, self.exchanged = symbols.advantage, frozenset(symbols.exchanged.tolist())
+        self.log_likelihood_ratio, self.exchanged = symbols.log_likelihood_ratio, frozenset(symbols.exchanged.tolist())
         self.register_buffer("has_several", torch.tensor([len(members) > 1 for members in symbols.members]))
         self.register_buffer("start", torch.tensor([span.start for span in self.spans]))
         order, sizes = symbols.order, [len(tokens) for tokens in symbols.tokens_of_symbol]
@@ -172,9 +172,9 @@ class SymbolReader(torch.nn.Module):
             span = self.spans[symbol]
             bias = self.bias[span]
             if symbol in self.exchanged:
-                own_advantage = torch.zeros_like(self.bias)
-                own_advantage[self.own_spans[symbol]] = self.advantage
-                bias = bias + own_advantage[span]
+                own_bonus = torch.zeros_like(self.bias)
+                own_bonus[self.own_spans[symbol]] = self.log_likelihood_ratio
+                bias = bias + own_bonus[span]
             yield indices, torch.log_softmax(symbol_states @ self.table[span].T + bias, dim=1)
 
     def work(self, symbols: torch.Tensor, is_training: bool = False) -> float:
@@ -185,7 +185,7 @@ class SymbolReader(torch.nn.Module):
             return 3 * scoring + work.training_step(self, symbols.numel())
         return scoring + work.forward(self, symbols.numel())
 
-    def surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+    def mean_surprise(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns the mean -log P of the true tokens, for symbols and tokens (b, t); None if no symbol has several."""
         column = self.position[tokens.flatten()] - self.start[symbols.flatten()]
         log_probabilities = [scores.gather(1, column[indices][:, None])[:, 0] for indices, scores in self(symbols)]
@@ -194,7 +194,14 @@ class SymbolReader(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Beliefs:
-    """Reads texts of symbols by the transformer and the chain together."""
+    """Reads texts of symbols by the transformer and the chain together.
+
+    Attributes:
+        reader: the transformer.
+        chain: the hidden Markov chain.
+        members: the tokens that a place with each symbol can hold (`Symbols.members`).
+        budget: counts the work.
+    """
 
     reader: SymbolReader
     chain: ClusterHmm
@@ -252,7 +259,7 @@ class Beliefs:
             best = np.argsort(-likely, kind="stable")[:k]
             listed_tokens[place, : len(best)], probabilities[place, : len(best)] = members[best], likely[best]
             unlisted_share = share[members].sum() - share[members[best]].sum()
-            probabilities[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_SHARE)
+            probabilities[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_UNLISTED_SHARE)
         return PlaceOptions(listed_tokens, probabilities)
 
 
@@ -344,9 +351,9 @@ class SymbolDecoder(Attack):
                 group["lr"] = self.learning_rate * min(1 - done, (step + 1) / (0.06 * len(order) + 1))
             tokens = stack(corpus, groups[index])
             symbols_sent = device.tensor(symbols.send(device.array(tokens), rng))
-            loss = reader.surprise(symbols_sent, tokens)
+            loss = reader.mean_surprise(symbols_sent, tokens)
             if loss is None:
                 continue
-            descend(optimiser, loss, clip=1.0)
+            take_step(optimiser, loss, max_grad_norm=1.0)
             budget.spend(reader.work(symbols_sent, True))
             budget.progress(done)

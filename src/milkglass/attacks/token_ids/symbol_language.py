@@ -1,4 +1,4 @@
-"""A causal language model weighs the members of symbols that the symbol decoder lists.
+"""Weighs the members of symbols that the symbol decoder lists, by a causal language model.
 
 The decoder (symbol_decoder.py) gives each place a list of members with their probabilities p. The reader goes through a
 text from left to right with several readings at a time, and finds (`BeamSearch`)
@@ -49,9 +49,10 @@ def gains_of(reader: CausalReader, read: ReadBatch, options: Ids, log_mean_proba
     """
     option_ids = np.maximum(options, 0)
     gains = (
-        reader.log_likelihood_ratio(read, option_ids, log_mean_probability) - reader.normaliser(read.states)[:, None]
+        reader.log_likelihood_ratio(read, option_ids, log_mean_probability)
+        - reader.log_normaliser(read.states)[:, None]
     )
-    return np.where((options == NO_BELIEF) | reader.spelling.silent[option_ids], 0.0, gains)
+    return np.where((options == NO_BELIEF) | reader.spelling.is_silent[option_ids], 0.0, gains)
 
 
 class BeamSearch:
@@ -106,7 +107,7 @@ class BeamSearch:
         self._keep((parent + self.width * np.arange(text_count)[:, None]).reshape(-1))
         self._write(newest_tokens.reshape(-1))
 
-    def best(self) -> Ids:
+    def best_readings(self) -> Ids:
         """Returns (b, i) each text's best reading."""
         return self.tokens[np.arange(len(self.tokens)), self.total.argmax(1)]
 
@@ -131,7 +132,7 @@ class BeamSearch:
         """Adds a public id to each row. `newest` is (rows,)."""
         spelling, rows = self.reader.spelling, list[Ids]()
         for row, token in enumerate(newest.tolist()):
-            if token == NO_BELIEF or spelling.silent[token]:
+            if token == NO_BELIEF or spelling.is_silent[token]:
                 rows.append(np.empty(0, np.int64))
                 continue
             rows.append(spelling.rows[int(self.joined[row] or spelling.clings[token])][token])
@@ -233,7 +234,7 @@ class LanguageReader:
             rng: draws the places over which the reader's probabilities are averaged.
         """
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
-        states = [batch.states for batch in reader.reads(reading, np.arange(len(texts)))]
+        states = [batch.states for batch in reader.read_texts(reading, np.arange(len(texts)))]
         all_states = torch.cat(states) if states else reader.head.new_zeros(0, reader.head.shape[1])
         plain = cls(
             reader,
@@ -242,7 +243,9 @@ class LanguageReader:
             ),
             width,
         )
-        readings = [replace(plain, strength=u).best(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u]
+        readings = [
+            replace(plain, strength=u).best_readings(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u
+        ]
         is_counted = counts_token[texts.ids]
         right_counts = [int((reading == texts.ids)[is_counted].sum()) for reading in readings]
         best_strength = int(np.argmax(right_counts))
@@ -266,7 +269,7 @@ class LanguageReader:
             places = np.flatnonzero(np.isin(texts.sequence_indices, text_numbers))
             options = PlaceOptions(listed.tokens[places], listed.probabilities[places])
             lengths = texts.lengths[np.sort(text_numbers)]
-            best = self.best(Sequences(texts.ids[places], lengths), options)
+            best = self.best_readings(Sequences(texts.ids[places], lengths), options)
             weighed = options.reweigh(self.gains(Sequences(best, lengths), options.tokens), self.weights)
             bonus = 2 * (options.tokens == best[:, None]) if self.uses_best_reading else 0  # puts it first
             order = np.argsort(-(weighed + bonus), axis=1, kind="stable")
@@ -274,8 +277,8 @@ class LanguageReader:
             probabilities[places, :-1] = np.take_along_axis(weighed, order, 1)
         return PlaceOptions(tokens, probabilities)
 
-    def best(self, texts: Sequences, listed: PlaceOptions) -> Ids:
-        """Returns (total,) the best reading of each text. Only the lengths of `texts` matter."""
+    def best_readings(self, texts: Sequences, listed: PlaceOptions) -> Ids:
+        """Returns (total,) the best reading of each text. Of `texts` only the lengths are used."""
         read_tokens = listed.tokens[:, 0].copy()
         if not self.strength:
             return read_tokens
@@ -291,7 +294,7 @@ class LanguageReader:
                 places = (text_ends - texts.lengths)[text_numbers][unfinished] + place
                 options[unfinished], option_scores[unfinished] = listed.tokens[places], scores[places]
                 beam.grow(options, option_scores, self.strength, self.log_mean_probability)
-            for index, best in zip(text_numbers, beam.best(), strict=True):
+            for index, best in zip(text_numbers, beam.best_readings(), strict=True):
                 length = texts.lengths[index]
                 read_tokens[text_ends[index] - length : text_ends[index]] = best[:length]
         return read_tokens
@@ -299,6 +302,6 @@ class LanguageReader:
     def gains(self, reading: Sequences, options: Ids) -> Floats:
         """Returns (total, k) the gains (see `gains_of`) of the options at each place, after the reading so far."""
         gains = np.zeros(options.shape)
-        for batch in self.reader.reads(reading, np.arange(len(reading))):
+        for batch in self.reader.read_texts(reading, np.arange(len(reading))):
             gains[batch.places] = gains_of(self.reader, batch, options[batch.places], self.log_mean_probability)
         return gains

@@ -1,4 +1,4 @@
-"""Text in context: reads each position by its text, for schemes in which an id names a cluster, not a token.
+"""Reads each position from the text around it, for schemes in which an id names a cluster, not a token.
 
 With shared rows an id of a cluster is drawn again at each occurrence. The ids of one cluster are one letter that stands
 for several tokens. This is not a substitution, and what is learnt about an id at one position does not hold at another.
@@ -72,7 +72,7 @@ class TextInContext(Attack):
         text_start = 0
         for index, text in enumerate(texts):
             uses_neighbours = budget.left() > 0
-            budget.spend(model.cost(text) if uses_neighbours else len(text) * work.CALL)
+            budget.spend(model.cost(text) if uses_neighbours else len(text) * work.CALL_SECONDS)
             for position, belief in enumerate(model.read(text, uses_neighbours)):
                 members = model.members(int(text[position]))
                 order = np.argsort(-belief, kind="stable")[: self.k]
@@ -123,9 +123,9 @@ class ClusterHmm:
         }
         self.share, bigrams = PublicBigrams(corpus, token_count, ()).share, Bigrams(corpus, token_count)
         shape = (token_count, token_count)
-        self.bigram_counts = sp.csr_matrix((bigrams.count, (bigrams.left, bigrams.right)), shape=shape)
+        self.bigram_counts = sp.csr_matrix((bigrams.counts, (bigrams.left, bigrams.right)), shape=shape)
         self.successor_counts = np.bincount(bigrams.left, minlength=token_count).astype(np.float64)
-        self.bigram_totals = np.bincount(bigrams.left, bigrams.count, token_count).astype(np.float64)
+        self.bigram_totals = np.bincount(bigrams.left, bigrams.counts, token_count).astype(np.float64)
         self.block_cache: dict[tuple[int, int], sp.csr_matrix] = {}
 
     def members(self, scrambled_id: int) -> Ids:
@@ -164,7 +164,7 @@ class ClusterHmm:
     def cost(self, text: Ids) -> float:
         """Returns the approximate work of reading a text, in seconds of attacks/work.py."""
         member_count = sum(len(self.members(scrambled_id)) for scrambled_id in text.tolist())
-        return 3 * len(text) * work.CALL + work.elements(20.0 * member_count)
+        return 3 * len(text) * work.CALL_SECONDS + work.elements(20.0 * member_count)
 
     def read(self, text: Ids, uses_neighbours: bool) -> list[NDArray[np.float64]]:
         """Returns for each position (m,) the belief in each member, from the whole text, or from frequency alone."""

@@ -45,7 +45,7 @@ class TFA(Attack):
     Attributes:
         k: the number of ranks of the guess. With `match = "rank"`: the id's own rank, then those nearest to it, of two
             equally near ones the more frequent first.
-        places: whether tokens that are known by their place are taken out first.
+        places: whether tokens that are known by their place at a text's ends are taken out first.
         match: "rank" or "nearest", as the module says.
 
     Raises:
@@ -80,10 +80,15 @@ class TFA(Attack):
             sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides
-        sent_ids, public_ids = by_rank(sent_counts), np.repeat(by_rank(public_counts), knowledge.alias_count)
+        sent_ids, public_ids = (
+            ids_by_frequency(sent_counts),
+            np.repeat(ids_by_frequency(public_counts), knowledge.alias_count),
+        )
         if len(public_ids):
             table[sent_ids] = (
-                by_nearest(sent_counts * knowledge.alias_count, public_counts, sent_ids, self.k, int(sent_counts.sum()))
+                nearest_by_frequency(
+                    sent_counts * knowledge.alias_count, public_counts, sent_ids, self.k, int(sent_counts.sum())
+                )
                 if self.match == "nearest"
                 else self.guesses_around_rank(sent_ids, public_ids)
             )
@@ -103,18 +108,20 @@ class TFA(Attack):
         return guesses
 
 
-def by_rank(counts: Ids) -> Ids:
+def ids_by_frequency(counts: Ids) -> Ids:
     """Returns the ids that occur, most frequent first; ties by id."""
     order = np.argsort(-counts, kind="stable")
     return order[: int((counts > 0).sum())].astype(np.int64)
 
 
-def by_nearest(sent_counts: Ids, public_counts: Ids, sent_ids: Ids, k: int, total: int) -> Ids:
+def nearest_by_frequency(sent_counts: Ids, public_counts: Ids, sent_ids: Ids, k: int, total: int) -> Ids:
     """Returns (sent ids, k) for each sent id the public ids of the nearest relative frequency; ties by id.
 
     Args:
         sent_counts: (n',) how often each scrambled id occurs, times the number of its token's ids.
         public_counts: (n,) how often each public id occurs.
+        sent_ids: the scrambled ids that were sent.
+        k: how many public ids are listed for each.
         total: how many ids were sent.
     """
     public_ids = np.flatnonzero(public_counts)

@@ -183,7 +183,7 @@ def _hidden_bits(results: tuple[AttackResult, ...]) -> FindingValues:
 
 def _membership(scene: Scene) -> FindingValues:
     """Returns what the trained rows tell about membership, or None if they tell nothing."""
-    has_moved = TunedRows.members_of(scene.transcript)
+    has_moved = TunedRows.occurring_ids(scene.transcript)
     trained_texts = [tokens.ids for tokens in scene.transcript.all(Tokens) if tokens.purpose == "train"]
     if has_moved is None or not trained_texts:
         return None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.attacks.shadows.inverse import inverse
+from milkglass.attacks.shadows.inverse import invert_shadows
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import gradient_scene, gradient_truth
 from milkglass.audit.scene import Scene
@@ -141,7 +141,7 @@ class AuditedSite:
         Anyone with the model can search as the site did (Kerckhoffs).
         """
         ghost = Ghost.open(self.recorded.model_folder, self.texts.search, SelectionSettings(way="random"))
-        all_candidates = inverse(ghost.candidates.ids, ghost.candidates.starts)
+        all_candidates = invert_shadows(ghost.candidates.ids, ghost.candidates.starts)
         sent = set(self.texts.rows.ids.ids.tolist())
         pairs = zip(all_candidates.groups, all_candidates.log_likelihoods, strict=True)
         sent_pairs = [(group, likely) for group, likely in pairs if int(group.rows[0]) in sent]

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.attacks.shadows.inverse import inverse
+from milkglass.attacks.shadows.inverse import invert_shadows
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import MEASURES, gradient_scene, gradient_truth
 from milkglass.audit.outcome import AttackResult
@@ -205,7 +205,7 @@ class SceneBuilder:
         if defence.ghost is not None:
             candidates_of_search = open_ghost(self.base, defence, recipe.seed).candidates
             rehearse = None if public is None else partial(self._rehearse, defence)
-            candidates = inverse(candidates_of_search.ids, candidates_of_search.starts)
+            candidates = invert_shadows(candidates_of_search.ids, candidates_of_search.starts)
             knowledge = replace(knowledge, candidates=candidates, rehearse=rehearse)
         batches = np.full(len(sent) // batch_size, batch_size, np.int64)
         return gradient_scene(

@@ -24,32 +24,34 @@ from milkglass.threat.observations import Gradients, Transcript
 
 @dataclass(frozen=True)
 class AdamSchedule:
-    """Sets the steps of one descent by Adam, and their rate.
+    """Sets the number of steps of one descent by Adam, and their learning rate.
 
     Attributes:
-        steps: how many steps are made.
-        rate: the learning rate at first.
-        decay, every: the rate is multiplied by `decay` every `every` steps.
-        pull: the weight of LAMP's regulariser: the squared difference between the mean norm of the embeddings and that
-            of the table's.
+        step_count: how many steps are made.
+        learning_rate: the rate at first.
+        decay, decay_steps: the rate is multiplied by `decay` every `decay_steps` steps.
+        norm_weight: the weight of LAMP's regulariser: the squared difference between the mean norm of the embeddings
+            and that of the table's.
 
     Raises:
-        UsageError: the number of steps is below 0, `every` below 1, or the rate not above 0.
+        UsageError: the number of steps is below 0, `decay_steps` below 1, or the rate not above 0.
     """
 
-    steps: int
-    rate: float
+    step_count: int
+    learning_rate: float
     decay: float = 1.0
-    every: int = 50
-    pull: float = 0.0
+    decay_steps: int = 50
+    norm_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.every < 1 or self.rate <= 0:
-            raise UsageError(f"{self.steps} steps at rate {self.rate}", "give at least 0 steps and a rate above 0")
+        if self.step_count < 0 or self.decay_steps < 1 or self.learning_rate <= 0:
+            raise UsageError(
+                f"{self.step_count} steps at rate {self.learning_rate}", "give at least 0 steps and a rate above 0"
+            )
 
 
 class Descent:
-    """Moves embeddings toward the shared gradients.
+    """Moves the embeddings of a batch so that their gradients approach the shared ones.
 
     Attributes:
         x: (b, t, d) the current embeddings.
@@ -62,14 +64,15 @@ class Descent:
         self.problem, self.schedule = problem, schedule
         self.x = problem.pin(start.clone()).requires_grad_()
         self.best, self.least_error, self.steps_done = self.x.detach().clone(), float("inf"), 0
-        self._adam = torch.optim.Adam([self.x], lr=schedule.rate)
+        self._adam = torch.optim.Adam([self.x], lr=schedule.learning_rate)
 
     def step(self) -> None:
-        """Makes one step, which moves the masks of dropout too if they are unknown."""
+        """Takes one step, which moves the masks of dropout too if they are unknown."""
         error = self.problem.loss(self.x)
-        if self.schedule.pull:
+        if self.schedule.norm_weight:
             is_token = self.problem.mask.bool()
-            error = error + self.schedule.pull * (self.x[is_token].norm(dim=1).mean() - self.problem.mean_norm).square()
+            norm_gap = self.x[is_token].norm(dim=1).mean() - self.problem.mean_norm
+            error = error + self.schedule.norm_weight * norm_gap.square()
         if (value := float(error.detach())) <= self.least_error:
             self.least_error, self.best = value, self.x.detach().clone()
         masks = [] if self.problem.masks is None else self.problem.masks.values
@@ -79,7 +82,8 @@ class Descent:
         for variable, grad in zip(unknown, torch.autograd.grad(error, unknown, materialize_grads=True), strict=True):
             variable.grad = grad
         for group in self._adam.param_groups:
-            group["lr"] = self.schedule.rate * self.schedule.decay ** (self.steps_done // self.schedule.every)
+            decay_count = self.steps_done // self.schedule.decay_steps
+            group["lr"] = self.schedule.learning_rate * self.schedule.decay**decay_count
         self._adam.step()
         with torch.no_grad():
             self.x.copy_(self.problem.pin(self.x.detach().clone()))
@@ -98,14 +102,16 @@ class Descent:
 
     def run(self, budget: Budget, after_step: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
         """Makes all steps, or as many as time allows, and returns the best embeddings. `after_step` follows each."""
-        while self.steps_done < self.schedule.steps and budget.left() > 0:
+        while self.steps_done < self.schedule.step_count and budget.left() > 0:
             self.step()
             budget.spend(self.problem.work(1, is_differentiated=True))
             after_step(self)
         return self.best
 
 
-def judge(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> Iterator[tuple[torch.Tensor, float]]:
+def with_distances(
+    problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget
+) -> Iterator[tuple[torch.Tensor, float]]:
     """Yields each guess (b, t, d) with its distance while there is time; the first batch of guesses in any case."""
     for guesses_together in batched(guesses, problem.guesses_at_once):
         budget.spend(problem.work(len(guesses_together)))
@@ -116,7 +122,7 @@ def judge(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> 
 
 def nearest_guess(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> torch.Tensor:
     """Returns the guess with the smallest distance, of those for which there is time."""
-    return min(judge(problem, guesses, budget), key=lambda pair: pair[1])[0]
+    return min(with_distances(problem, guesses, budget), key=lambda pair: pair[1])[0]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The distances between the gradients of a guess and the shared ones.
+"""Computes distances between the gradients of a guess and the shared ones.
 
     squares   sum over parameters of ||g - g*||^2                                  (DLG, equation 4; TAG adds L1)
     cosine    mean over parameters of 1 - <g, g*> / (||g|| ||g*||)                  (LAMP, section 4.1)
@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-Kind = Literal["squares", "cosine", "norms"]
+DistanceKind = Literal["squares", "cosine", "norms"]
 MIN_NORM = 1e-12  # a norm below this is taken as this
 
 
@@ -33,14 +33,14 @@ class Layer:
 
     Attributes:
         module: the layer's module.
-        weight, bias: the names of the layer's parameters. None for one that is not compared.
-        transposed: whether the weight is (in, out), as GPT-2's is.
+        weight_name, bias_name: the names of the layer's parameters. None for one that is not compared.
+        is_transposed: whether the weight is (in, out), as GPT-2's is.
     """
 
     module: Any
-    weight: str | None
-    bias: str | None
-    transposed: bool
+    weight_name: str | None
+    bias_name: str | None
+    is_transposed: bool
 
 
 def linear_layers(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
@@ -108,13 +108,15 @@ def layer_products(
     products_by_name = {}
     for layer in layers:
         x, d = (torch.cat(parts, 1) for parts in zip(*rows[layer], strict=True))
-        if layer.weight:
-            seen_weight = seen[layer.weight].T if layer.transposed else seen[layer.weight]
+        if layer.weight_name:
+            seen_weight = seen[layer.weight_name].T if layer.is_transposed else seen[layer.weight_name]
             squared_norms = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))
-            products_by_name[layer.weight] = InnerProducts(((d @ seen_weight) * x).sum((1, 2)), squared_norms)
-        if layer.bias:
+            products_by_name[layer.weight_name] = InnerProducts(((d @ seen_weight) * x).sum((1, 2)), squared_norms)
+        if layer.bias_name:
             gradient = d.sum(1)
-            products_by_name[layer.bias] = InnerProducts(gradient @ seen[layer.bias], gradient.square().sum(1))
+            products_by_name[layer.bias_name] = InnerProducts(
+                gradient @ seen[layer.bias_name], gradient.square().sum(1)
+            )
     return products_by_name
 
 
@@ -127,7 +129,7 @@ class Distance:
         l1: the weight of the sum of absolute differences, the same for all layers.
     """
 
-    kind: Kind
+    kind: DistanceKind
     l1: float = 0.0
 
     def __call__(self, dummy: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -25,8 +25,8 @@ from milkglass.attacks.gradients.optimisation.descent import (
     AdamSchedule,
     Descent,
     OptimisationAttack,
-    judge,
     nearest_guess,
+    with_distances,
 )
 from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
@@ -36,9 +36,9 @@ from milkglass.threat.budget import Budget
 
 Floats = NDArray[np.float64]
 NGRAM_ORDER = 3  # ids of the longest n-gram
-BURN_IN = 0.1  # share of the steps before which no order is tried
-PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weight of the regulariser, by distance
-LANGUAGE = {"cosine": 0.2, "squares": 60.0}  # LAMP's weight of the language model, by distance
+BURN_IN_SHARE = 0.1  # share of the steps before which no order is tried
+NORM_WEIGHTS = {"cosine": 1.0, "squares": 25.0}  # LAMP's weight of the regulariser, by distance
+LANGUAGE_WEIGHTS = {"cosine": 0.2, "squares": 60.0}  # LAMP's weight of the language model, by distance
 
 
 class NgramCounts:
@@ -159,7 +159,7 @@ class LAMP(OptimisationAttack):
     )
 
     def __post_init__(self) -> None:
-        if self.kind not in PULL:
+        if self.kind not in NORM_WEIGHTS:
             raise UsageError(f"the distance is {self.kind!r}", "cosine or squares")
         if min(self.starts, self.every) < 1:
             raise UsageError(f"{self.starts} starts, orders every {self.every} steps", "give at least 1 of each")
@@ -168,10 +168,10 @@ class LAMP(OptimisationAttack):
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
         start = scale_to_mean_norm(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
-        schedule = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
+        schedule = AdamSchedule(self.steps, self.rate, self.decay, norm_weight=NORM_WEIGHTS[self.kind])
 
         def reorder_when_due(descent: Descent) -> None:
-            if descent.steps_done >= BURN_IN * self.steps and descent.steps_done % self.every == 1 % self.every:
+            if descent.steps_done >= BURN_IN_SHARE * self.steps and descent.steps_done % self.every == 1 % self.every:
                 self.reorder_texts(descent, prior, budget, rng)
 
         embeddings = Descent(problem, start, schedule).run(budget, reorder_when_due)
@@ -187,10 +187,10 @@ class LAMP(OptimisationAttack):
                 orders.append(orders[0].copy())
                 orders[-1][free_places] = free_places[free_order]
             guesses = (_reorder(descent.x.detach(), row, order) for order in orders)
-            costs = [distance for _, distance in judge(problem, guesses, budget)]
+            costs = [distance for _, distance in with_distances(problem, guesses, budget)]
             if prior is not None:
                 language_costs = [prior.cost(token_ids[order][:length]) for order in orders[: len(costs)]]
-                costs = (np.array(costs) + LANGUAGE[self.kind] * np.array(language_costs)).tolist()
+                costs = (np.array(costs) + LANGUAGE_WEIGHTS[self.kind] * np.array(language_costs)).tolist()
             descent.reorder(row, orders[int(np.argmin(costs))])
 
 

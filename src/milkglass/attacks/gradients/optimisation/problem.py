@@ -1,4 +1,4 @@
-"""The optimisation problem: embeddings of a batch whose gradients equal those that were shared.
+"""States the optimisation problem: embeddings of a batch whose gradients equal those that were shared.
 
 All shared gradients are compared except two kinds. The embedding table's own says nothing about embeddings that are not
 tokens' (`SharedStep.dummy_gradients`). And some are negligible beside the others: attention does not depend on its
@@ -81,7 +81,7 @@ class Masks(TorchFunctionMode):
         return self._mask(*args, **kwargs)
 
     def _mask(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-        """Stands in for dropout: multiplies by a mask that is solved for, one for each use in a run."""
+        """Multiplies by the next mask in place of dropout's draw."""
         if not training or p == 0:
             return x
         if self._next == len(self.values):
@@ -145,13 +145,13 @@ class Problem:
 
     Attributes:
         names: the parameters that are compared.
-        shared: the shared gradients of these parameters, by name.
-        squares: the squared norms of the shared gradients, by name.
+        shared_gradients: the shared gradients of these parameters, by name.
+        squared_norms: the squared norms of these gradients, by name.
         mask: (b, t) 1 for tokens, 0 for padding.
         labels: (b,) the classes. None with the next-token loss.
         embeddings: (v, d) the tokens' embeddings, as the model reads them.
-        unit: `embeddings`, each of norm 1.
-        barred: special and padding ids, which are not guessed at free places.
+        unit_embeddings: `embeddings`, each scaled to norm 1.
+        barred_ids: special and padding ids, which are not guessed at free places.
         mean_norm: the mean norm of an embedding.
     """
 
@@ -162,18 +162,18 @@ class Problem:
         with torch.no_grad():
             self.embeddings = step.embed(torch.arange(len(step.table)))
             norms = self.embeddings.norm(dim=1, keepdim=True)
-        self.unit, self.mean_norm = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
-        tensors = batch.tensors
+        self.unit_embeddings, self.mean_norm = self.embeddings / norms.clamp_min(1e-12), float(norms.mean())
+        tensors = batch.gradients
         self.names = comparable_names(step, tensors)
-        self.shared = {name: tensors[name].float() for name in self.names}
-        self.squares = {name: float(grad.double().square().sum()) for name, grad in self.shared.items()}
+        self.shared_gradients = {name: tensors[name].float() for name in self.names}
+        self.squared_norms = {name: float(grad.double().square().sum()) for name, grad in self.shared_gradients.items()}
         self.layers = linear_layers(step.module, self.names)
-        layered = {name for layer in self.layers for name in (layer.weight, layer.bias)}
+        layered = {name for layer in self.layers for name in (layer.weight_name, layer.bias_name)}
         self._unlayered = [name for name in self.names if name not in layered]
         self.mask = batch.mask()
         self.labels = None if step.task == "next-token" or batch.labels is None else self._to_device(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
-        self.barred = (*frame.ids, *([] if pad is None else [int(pad)]))
+        self.barred_ids = (*frame.ids, *([] if pad is None else [int(pad)]))
 
     def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
         """Returns the array as a tensor where the model is."""
@@ -205,9 +205,9 @@ class Problem:
 
     def nearest(self, x: torch.Tensor) -> Ids:
         """Returns (b, t) the ids with the nearest cosine, special tokens in their places, and 0 after each text."""
-        likeness = x.detach() @ self.unit.T
-        if len(self.barred):
-            likeness[:, :, list(self.barred)] = -torch.inf
+        likeness = x.detach() @ self.unit_embeddings.T
+        if len(self.barred_ids):
+            likeness[:, :, list(self.barred_ids)] = -torch.inf
         ids = np.zeros(self.mask.shape, np.int64)
         best = device.array(likeness.argmax(2))
         for row, length in enumerate(self.lengths):
@@ -232,15 +232,15 @@ class Problem:
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
             return self._written_out_distance(x, targets)
-        with self._run(), record_runs(self.layers) as runs:
+        with self._with_masks(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
         parameters = self.step.parameters
         variables = [run.outputs for run in runs] + [parameters[name] for name in self._unlayered]
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
-        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.shared, 1)
+        inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.shared_gradients, 1)
         for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
-            inner_products[name] = gradient_product(gradient, self.shared[name])
-        return self.distance.from_products(inner_products, self.squares)[0]
+            inner_products[name] = gradient_product(gradient, self.shared_gradients[name])
+        return self.distance.from_products(inner_products, self.squared_norms)[0]
 
     def distances(self, guesses: torch.Tensor) -> Floats:
         """Returns (h,) the distances of guesses (h, b, t, d), all in one run of the model.
@@ -268,27 +268,27 @@ class Problem:
             rows = zip(guesses, targets.chunk(count), strict=True)
             with torch.enable_grad():
                 return np.array([float(self._written_out_distance(x.detach(), part).detach()) for x, part in rows])
-        with self._run(), record_runs(self.layers) as runs, torch.enable_grad():
+        with self._with_masks(), record_runs(self.layers) as runs, torch.enable_grad():
             # the loss is a mean over all guesses, of equal size: times their count it is the sum of their own means
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
             deltas = torch.autograd.grad(loss, [run.outputs for run in runs], materialize_grads=True)
         with torch.no_grad():
-            inner_products = layer_products(self.layers, runs, deltas, self.shared, count)
-            return device.array(self.distance.from_products(inner_products, self.squares).double())
+            inner_products = layer_products(self.layers, runs, deltas, self.shared_gradients, count)
+            return device.array(self.distance.from_products(inner_products, self.squared_norms).double())
 
     def _written_out_distance(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns () the distance for embeddings (b, t, d), by gradients that are written out."""
-        with self._run():
+        with self._with_masks():
             dummy = self.step.dummy_gradients(x, self.mask, targets, self.names)
-        return self.distance(dummy, [self.shared[name] for name in self.names])
+        return self.distance(dummy, [self.shared_gradients[name] for name in self.names])
 
     def _targets(self, x: torch.Tensor, guess_count: int = 1) -> torch.Tensor:
         if self.labels is not None:
             return self.labels.repeat(guess_count)
-        cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit.T
+        cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit_embeddings.T
         return torch.softmax(SOFT_LABEL_SHARPNESS * cosines, 2)
 
-    def _run(self) -> Any:
+    def _with_masks(self) -> Any:
         return nullcontext() if self.masks is None else self.masks
 
 

@@ -1,4 +1,4 @@
-"""Counts of neighbouring ids, and how well the count of a scrambled id fits that of a public id.
+"""Counts neighbouring ids, and says how well the count of a scrambled id fits that of a public id.
 
 The logarithms of two counts differ by a Gaussian whose variance has two parts: tau^2 between two texts, and the
 sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3 if both texts are of
@@ -15,7 +15,7 @@ from milkglass.sequences import Ids, Sequences
 
 Floats = NDArray[np.float64]
 
-WINDOW_IDS = 250  # ids to either side among which an unseen token takes its estimate from
+WINDOW_IDS = 250  # ids to either side of an unseen token, from which its expected count is estimated
 MIN_COUNT = 0.003  # the least expected count of an unseen token
 
 
@@ -34,7 +34,7 @@ class Bigrams:
 
     Attributes:
         left, right: (pairs,) the ids of each pair, sorted by the left one, then by the right one.
-        count: (pairs,) how often each pair occurs.
+        counts: (pairs,) how often each pair occurs.
     """
 
     def __init__(self, texts: Sequences, size: int, distance: int = 1) -> None:
@@ -42,7 +42,7 @@ class Bigrams:
         ids, owner = texts.ids, texts.sequence_indices
         within = owner[:-distance] == owner[distance:]
         keys, counts = np.unique(ids[:-distance][within] * size + ids[distance:][within], return_counts=True)
-        self.left, self.right, self.count = keys // size, keys % size, counts.astype(np.float64)
+        self.left, self.right, self.counts = keys // size, keys % size, counts.astype(np.float64)
 
 
 def unseen_counts(counts: Floats) -> Floats:
@@ -87,9 +87,15 @@ class FrequencyFit:
     """
 
     def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, alias_count: int) -> None:
-        """Fits the scrambled ids `rows` to the public ids `members`, those that are still free.
+        """Predicts the counts of scrambled ids.
 
-        A token's count is spread over `alias_count` ids, and with it the public text's part of the variance.
+        Args:
+            seen: (n',) counts by scrambled id.
+            public: what the attacker's text shows.
+            rows: the scrambled ids that are still free.
+            members: the public ids that are still free.
+            alias_count: over how many ids a token's count is spread, and with it the public text's part of the
+                variance.
         """
         total = float(seen[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())

@@ -1,4 +1,4 @@
-"""A soft assignment inside disjoint groups of ids, as flat arrays, and predictions of neighbours inside groups.
+"""Holds a soft assignment inside disjoint groups of ids, as flat arrays, and predicts neighbours inside groups.
 
 A *cell* is the probability that row a (a scrambled id) stands for member b (a public id) of its group. The cells of one
 row are adjacent, and so are those of one group.
@@ -20,11 +20,11 @@ PAIRS_AT_A_TIME = 2_000_000  # pairs of members joined at a time
 SINKHORN_ROUNDS = 12  # enough for an approximate balance
 MAX_WEIGHT_COUNT = 50.0  # a token seen more often than this weighs no more in the regression
 MIN_RELATIVE_SHARE = 0.05  # predicted shares are never below this part of a class' mean share
-KMEANS_ROUNDS = 10  # of the k-means that makes classes of groups
+KMEANS_ROUNDS = 10  # rounds of the k-means that makes classes of groups
 
 
 def ranges(starts: Ids, counts: Ids) -> Ids:
-    """Returns start, start + 1, ... for each range, `count` numbers each, concatenated."""
+    """Returns the numbers start, start + 1, ... of each range, `count` of each, concatenated."""
     offsets = np.cumsum(counts) - counts
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()))
 
@@ -89,11 +89,11 @@ class BigramJoin:
     0 ask what a' says about a reading of a, slots of side 1 what a says about a reading of a'.
 
     Attributes:
-        count: (edges,) how often each edge occurs.
+        counts: (edges,) how often each edge occurs.
         ends: the rows of a and of a', (edges,) each.
         slot_cell: by side, the cell about which a slot says something.
         slot_edge: by side, the slot's edge.
-        hit_slot, hit_cell, hit_count: for each public bigram that fits, its two slots, its two cells and its count.
+        hit_slot, hit_cell, hit_counts: for each public bigram that fits, its two slots, its two cells and its count.
     """
 
     def __init__(self, blocks: BlockAssignment, seen: Bigrams, public: Bigrams) -> None:
@@ -101,9 +101,9 @@ class BigramJoin:
         in_blocks = (left_rows >= 0) & (right_rows >= 0)
         key = blocks.group[left_rows[in_blocks]] * len(blocks.first_column) + blocks.group[right_rows[in_blocks]]
         order = np.argsort(key, kind="stable")
-        self.count = seen.count[in_blocks][order]
+        self.counts = seen.counts[in_blocks][order]
         self.ends = left_rows[in_blocks][order], right_rows[in_blocks][order]
-        edge, columns, self.hit_count = _join(blocks, key[order], public)
+        edge, columns, self.hit_counts = _join(blocks, key[order], public)
         self.slot_cell, self.slot_edge = list[Ids](), list[Ids]()
         self.hit_slot, self.hit_cell = list[Ids](), list[Ids]()
         for end_rows, end_columns in zip(self.ends, columns, strict=True):
@@ -143,7 +143,7 @@ def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tupl
         edges.append(ranges(start, edge_counts))
         lefts.append(np.repeat(left_hit, edge_counts))
         rights.append(np.repeat(right_hit, edge_counts))
-        counts.append(np.repeat(public.count[bigram_indices], edge_counts))
+        counts.append(np.repeat(public.counts[bigram_indices], edge_counts))
     return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(counts)
 
 
@@ -245,7 +245,7 @@ def _class_counts(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes:
     in_classes = class_of_token[neighbour] >= 0
     width = int(classes.max()) + 1
     keys = token[in_classes] * width + class_of_token[neighbour[in_classes]]
-    return sum_by_index(keys, bigrams.count[in_classes], size * width).reshape(size, width)
+    return sum_by_index(keys, bigrams.counts[in_classes], size * width).reshape(size, width)
 
 
 def _k_means(vectors: Floats, k: int) -> Ids:

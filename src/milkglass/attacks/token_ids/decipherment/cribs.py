@@ -1,4 +1,4 @@
-"""Cribs: pairs of scrambled and public ids that are known without inference, and seed the decipherment.
+"""Finds cribs: pairs of scrambled and public ids that are known without inference, and seed the decipherment.
 
 - *Leaked pairs*: a text that the attacker knows in both forms (known plaintext).
 - *Positions*: a token that opens or closes every text ([CLS], [SEP], begin-of-text, a chat template or a system prompt)
@@ -19,7 +19,7 @@ import numpy as np
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.knowledge import Candidates, Group
 
-MIN_AGREEING_SHARE = 0.98
+MIN_AGREEING_SHARE = 0.98  # of the sequences that must have an id at a place, to be constant there
 MAX_BOILERPLATE_IDS = 2000  # ids of a constant part that are compared
 MIN_SEQUENCES = 20  # with fewer sequences, agreement may be chance
 
@@ -49,6 +49,8 @@ def pairs_at_constant_positions(scrambled: Sequences, public: Sequences, templat
     """Returns (pairs, 2) scrambled and public ids at the same constant positions.
 
     Args:
+        scrambled: the texts that were sent.
+        public: the attacker's text.
         template: public ids with which each text is known to begin; they replace those found in `public`.
     """
     pairs: list[Ids] = []
@@ -65,15 +67,15 @@ def pairs_at_constant_positions(scrambled: Sequences, public: Sequences, templat
     return np.concatenate(pairs).astype(np.int64)
 
 
-def consistent_pairs(pairs: Ids, candidates: Candidates | None = None, aliases_per_token: int = 1) -> Ids:
+def consistent_pairs(pairs: Ids, candidates: Candidates | None = None, alias_count: int = 1) -> Ids:
     """Returns the distinct pairs that contradict neither another pair nor the candidates.
 
-    Each token may have up to `aliases_per_token` ids.
+    Each token may have up to `alias_count` ids.
     """
     pairs = np.unique(pairs.reshape(-1, 2), axis=0)
     for side in (0, 1):
         _, index_of_id, counts = np.unique(pairs[:, side], return_inverse=True, return_counts=True)
-        pairs = pairs[counts[index_of_id] <= (aliases_per_token if side else 1)]
+        pairs = pairs[counts[index_of_id] <= (alias_count if side else 1)]
     if candidates is None or not len(pairs):
         return pairs
     members_of_id = {int(row): group.members for group in candidates.groups for row in group.rows.tolist()}
@@ -81,13 +83,13 @@ def consistent_pairs(pairs: Ids, candidates: Candidates | None = None, aliases_p
     return pairs[np.array(is_allowed, bool)]
 
 
-def with_known_pairs(candidates: Candidates, pairs: Ids, aliases_per_token: int = 1) -> Candidates:
+def with_known_pairs(candidates: Candidates, pairs: Ids, alias_count: int = 1) -> Candidates:
     """Returns the candidates with a group for each pair, whose ids leave all other groups.
 
     A public id leaves when all its aliases are known. Rows without candidates and empty groups are dropped.
     """
     paired_tokens, counts = np.unique(pairs[:, 1], return_counts=True)
-    fully_paired_tokens = paired_tokens[counts >= aliases_per_token]
+    fully_paired_tokens = paired_tokens[counts >= alias_count]
     groups = [Group(pair[:1], pair[1:]) for pair in pairs]
     likelihoods = [np.zeros((1, 1)) for _ in pairs]
     for group, likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):

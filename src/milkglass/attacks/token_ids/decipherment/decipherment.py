@@ -1,4 +1,4 @@
-"""Corpus decipherment: one substitution applies to the whole corpus, so all of its text solves it together.
+"""Deciphers a corpus: one substitution applies to all of it, so that all of its text solves it together.
 
 A scheme that sends token ids replaces each public id by a scrambled one, always the same. However well it hides the
 embedding table, the sequences keep the frequencies and neighbours of the language. An attacker with public text matches
@@ -49,7 +49,7 @@ from milkglass.attacks.token_ids.decipherment.mean_field import (
     AnnealedRange,
     GrowthSchedule,
     Schedule,
-    Step,
+    SweepCallback,
     messages_of,
     settle,
     settle_all,
@@ -73,13 +73,13 @@ class Decipherment(Solver):
 
     Attributes:
         tau: the standard deviation of log frequencies, in nats. None: `sharper` times the likeliest one.
-        sharper: the factor of the likeliest tau; below 1, frequencies count for more than by their likelihood alone.
+        sharper: the factor of the likeliest tau. Below 1, frequencies weigh more than their likelihood alone says.
         alpha: pseudo-counts that smooth public bigrams.
         patience: K, the count at which an id's neighbours count half.
         doubt: rho, in the first sweep and in the last one.
         temperature: divides scores before the softmax, in the first sweep and in the last one.
         second: w of neighbours at distance 2.
-        sweeps: updates of all beliefs.
+        sweeps: how often all beliefs are updated.
         inertia: the share of a belief that stays in a sweep.
         template: public ids with which each text is known to begin.
         profiles: how embeddings are used. None: they are not.
@@ -125,9 +125,9 @@ class Decipherment(Solver):
         public = PublicBigrams(required(knowledge.corpus), knowledge.token_count(size))
         seen = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
 
-        def report_sweep(share: float, spent: float) -> bool:
-            budget.spend(spent)
-            budget.progress(share)
+        def report_sweep(done_share: float, sweep_work: float) -> bool:
+            budget.spend(sweep_work)
+            budget.progress(done_share)
             return budget.left() > 0
 
         counts = texts.counts(size).astype(np.float64)
@@ -154,19 +154,19 @@ class Decipherment(Solver):
 
     def _known_pairs(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """Returns (pairs, 2) leaked pairs, then pairs at constant positions that do not contradict them."""
-        leaked, aliases_per_token = np.empty((0, 2), np.int64), knowledge.alias_count
+        leaked, alias_count = np.empty((0, 2), np.int64), knowledge.alias_count
         if knowledge.pairs is not None:
-            leaked = cribs.consistent_pairs(knowledge.pairs, aliases_per_token=aliases_per_token)
+            leaked = cribs.consistent_pairs(knowledge.pairs, alias_count=alias_count)
         constant = cribs.pairs_at_constant_positions(texts, required(knowledge.corpus), self.template)
-        constant = cribs.consistent_pairs(constant, knowledge.candidates, aliases_per_token)
+        constant = cribs.consistent_pairs(constant, knowledge.candidates, alias_count)
         is_new = ~np.isin(constant[:, 0], leaked[:, 0]) & ~np.isin(constant[:, 1], leaked[:, 1])
         return np.concatenate([leaked, constant[is_new]])
 
-    def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, aliases: int) -> Floats:
+    def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, alias_count: int) -> Floats:
         """Returns (cells,) the log-likelihood of the counts."""
         has_choice = blocks.widths > 1
         members = np.unique(blocks.member[has_choice[blocks.row]])
-        fit = FrequencyFit(counts, public, blocks.rows[has_choice], members, aliases)
+        fit = FrequencyFit(counts, public, blocks.rows[has_choice], members, alias_count)
         tau = self.tau if self.tau is not None else self.sharper * likeliest_tau(fit, blocks)
         return fit.scores(blocks.rows[blocks.row], blocks.member, tau)
 
@@ -176,13 +176,13 @@ class Decipherment(Solver):
         seen: dict[int, Bigrams],
         public: PublicBigrams,
         known_pairs: Ids,
-        report_sweep: Step,
-        aliases: int,
+        report_sweep: SweepCallback,
+        alias_count: int,
     ) -> Candidates:
         """Returns a group for each frequent id, with its likeliest readings."""
         known_groups = [Group(pair[:1], pair[1:]) for pair in known_pairs]
         zeros = [np.zeros((1, 1)) for _ in known_groups]
-        final_state = settle_all(counts, seen, public, known_pairs, self.growth, report_sweep, aliases)
+        final_state = settle_all(counts, seen, public, known_pairs, self.growth, report_sweep, alias_count)
         if final_state is None:
             return Candidates(tuple(known_groups), tuple(zeros))
         order = np.argsort(-final_state.belief, axis=1, kind="stable")[:, :READINGS_KEPT]

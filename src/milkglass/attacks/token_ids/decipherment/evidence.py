@@ -29,7 +29,7 @@ class EvidenceTable:
         column, member, prior: (lines, w) for each option its column in the group, its public id, and the logarithm of
             its share, -inf where a line has fewer options.
         weight: (n',) running tokens that one more place of an id may correct.
-        total: (lines, w) evidence so far.
+        total: (lines, w) the sum of evidence so far.
         place_count: (lines,) the number of places that contributed.
         contexts: how many places of an id are looked at, at most.
     """
@@ -46,6 +46,8 @@ class EvidenceTable:
         """Makes an empty table of the ids that are not certain yet.
 
         Args:
+            candidates: the candidates of each id, from decipherment.
+            texts: the texts in scrambled ids.
             certain: ids whose likeliest option has a higher probability are left alone.
             share: (n,) the logarithm of each public token's share of public text.
             contexts: how many places of an id are read at most.
@@ -156,7 +158,10 @@ class EvidenceTable:
 
 
 def restrict(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
-    """Returns the candidates' log-likelihoods for `groups`, each a part of one of theirs; 0 for other groups."""
+    """Returns the candidates' log-likelihoods for `groups`: 0 for a group that is no part of one of theirs.
+
+    `size` is the number of scrambled ids.
+    """
     group_of_id, row_of_id = np.full(size, -1), np.zeros(size, np.int64)
     for index, group in enumerate(candidates.groups):
         group_of_id[group.rows], row_of_id[group.rows] = index, np.arange(len(group.rows))

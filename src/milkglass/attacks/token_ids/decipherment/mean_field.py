@@ -1,6 +1,6 @@
-"""The annealed mean field, where every id receives messages from its neighbours. decipherment.py has the formula.
+"""Solves a substitution by an annealed mean field: every id receives messages from its neighbours, again and again.
 
-`settle` works inside groups of candidates, `settle_all` without.
+decipherment.py has the formula. `settle` works inside groups of candidates, `settle_all` without.
 
 All that does not change between sweeps is computed once: the public bigrams that a scrambled one could be, and their
 counts over what chance would give. A sweep is then, for each direction, a logarithm and two `bincount`s (`settle`) or
@@ -29,9 +29,9 @@ from milkglass.attacks.token_ids.decipherment.block_assignment import (
 )
 from milkglass.sequences import Ids
 
-AnnealedRange = tuple[float, float]  # at the first sweep and at the last, geometric in between
-Soft = NDArray[np.float32]
-Step = Callable[[float, float], bool]  # takes the share that is done and a sweep's work; returns whether to go on
+AnnealedRange = tuple[float, float]  # a value in the first sweep and in the last; geometric in between
+SoftAssignment = NDArray[np.float32]
+SweepCallback = Callable[[float, float], bool]  # takes the share done and a sweep's work; returns whether to go on
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def interpolate(pair: AnnealedRange, share: float) -> float:
 class Message:
     """Computes what the neighbours at one distance and side say about each reading.
 
-    Of a slot, P(neighbour | reading) / P(neighbour) = base (floor + sum over its hits of belief * strength).
+    For a slot, P(neighbour | reading) / P(neighbour) = base (floor + sum over its hits of belief * strength).
 
     Attributes:
         slot, neighbour, strength: for each hit its slot, the neighbour's cell, and its strength.
@@ -80,8 +80,8 @@ class Message:
     ) -> None:
         other_side = 1 - side
         self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other_side]
-        self.strength = join.hit_count / (alpha * public.share[blocks.member[self.neighbour]])
-        self.cell, self.slot_weight = join.slot_cell[side], join.count[join.slot_edge[side]]
+        self.strength = join.hit_counts / (alpha * public.share[blocks.member[self.neighbour]])
+        self.cell, self.slot_weight = join.slot_cell[side], join.counts[join.slot_edge[side]]
         self.slot_weight *= weight
         self.base = public.counts[blocks.member[self.cell]]
         self.base += alpha
@@ -138,7 +138,16 @@ def messages_of(
     weights: Mapping[int, float],
     ratios: Mapping[tuple[int, int], Ratios],
 ) -> list[Message]:
-    """Returns two messages for each distance, one from either side, by scrambled bigrams and weights by distance."""
+    """Returns two messages for each distance, one from either side.
+
+    Args:
+        blocks: the cells.
+        texts: bigrams of scrambled ids by distance.
+        public: what the attacker's text shows.
+        alpha: the pseudo-counts that smooth public bigrams.
+        weights: the weight of each distance. A distance with weight 0 has no message.
+        ratios: from `Profiles.ratios`; empty if embeddings are not used.
+    """
     messages = []
     for distance, weight in weights.items():
         if weight:
@@ -155,13 +164,17 @@ def settle(
     messages: list[Message],
     damping: Floats,
     schedule: Schedule,
-    step: Step,
+    report_sweep: SweepCallback,
 ) -> Floats:
-    """Returns (cells,) the final scores.
+    """Returns (cells,) the scores after all sweeps: log-posteriors up to a constant for each row.
 
     Args:
+        blocks: the cells.
         prior: (cells,) log-likelihoods from other sources.
+        messages: from `messages_of`.
         damping: (cells,) the factor of the evidence, from 0 to 1.
+        schedule: how many sweeps there are, and how they are annealed.
+        report_sweep: is called after each sweep.
     """
     scores = prior
     number_count = 3 * SINKHORN_ROUNDS * len(prior)
@@ -176,7 +189,7 @@ def settle(
         scores = prior + damping * evidence
         new_belief = blocks.balance(scores, interpolate(schedule.temperature, share))
         belief = schedule.inertia * belief + (1 - schedule.inertia) * new_belief
-        if not step((sweep + 1) / schedule.sweeps, work.elements(number_count)):
+        if not report_sweep((sweep + 1) / schedule.sweeps, work.elements(number_count)):
             break
     return scores
 
@@ -216,7 +229,7 @@ class MeanFieldState:
 
     rows: Ids
     columns: Ids
-    belief: Soft
+    belief: SoftAssignment
 
 
 @dataclass(frozen=True)
@@ -233,7 +246,7 @@ class _BigramEvidence:
     votes: sp.csr_matrix
     weight: float
 
-    def evidence(self, belief: Soft, base: Soft, doubt: float) -> Soft:
+    def evidence(self, belief: SoftAssignment, base: SoftAssignment, doubt: float) -> SoftAssignment:
         """Returns (K, C) the evidence of the neighbours, by a belief (K + p, C + p)."""
         if device.on_gpu():
             return self._on_gpu(belief, base, doubt)
@@ -247,7 +260,7 @@ class _BigramEvidence:
     def _device_arrays(self) -> tuple[torch.Tensor, torch.Tensor]:
         return device.tensor(self.edges.toarray()), device.tensor(self.votes.toarray())
 
-    def _on_gpu(self, belief: Soft, base: Soft, doubt: float) -> Soft:
+    def _on_gpu(self, belief: SoftAssignment, base: SoftAssignment, doubt: float) -> SoftAssignment:
         """Returns the evidence from the GPU, which multiplies these matrices sooner than it skips their zeros."""
         edges, votes = self._device_arrays
         ratio = (device.tensor(belief) @ votes.T).add_(1).mul_((1 - doubt) * device.tensor(base)).add_(doubt)
@@ -258,9 +271,9 @@ def settle_all(
     seen: NDArray[np.float64],
     texts: dict[int, Bigrams],
     public: PublicBigrams,
-    pins: Ids,
+    known_pairs: Ids,
     growth: GrowthSchedule,
-    step: Step,
+    report_sweep: SweepCallback,
     alias_count: int,
 ) -> MeanFieldState | None:
     """Returns the belief without candidates, where any frequent id may stand for any frequent token.
@@ -270,15 +283,22 @@ def settle_all(
 
     Args:
         seen: (n',) counts of scrambled ids.
-        texts: their bigrams by distance.
-        pins: (p, 2) known pairs.
+        texts: bigrams of scrambled ids by distance.
+        public: what the attacker's text shows.
+        known_pairs: (p, 2) scrambled ids that are known, each with its public id.
+        growth: the stages, and how they are annealed.
+        report_sweep: is called after each sweep.
+        alias_count: how many scrambled ids each token has.
 
     Returns:
-        None if every id that occurs is among the pins.
+        The belief, or None if every id that occurs is known.
     """
-    tokens, (pinned_tokens, pin_counts) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
-    used_up = pinned_tokens[pin_counts >= alias_count]
-    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, used_up)
+    tokens, (known_tokens, known_counts) = (
+        np.arange(len(public.share)),
+        np.unique(known_pairs[:, 1], return_counts=True),
+    )
+    used_up = known_tokens[known_counts >= alias_count]
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), known_pairs[:, 0]), np.setdiff1d(tokens, used_up)
     by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
     fit = FrequencyFit(seen, public, free_rows, free_columns, alias_count)
@@ -287,62 +307,73 @@ def settle_all(
     stages = [min(k, len(by_count)) for k in growth.sizes]
     stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
     total, sweeps_done = sum(growth.sweeps[: len(stages)]), 0
-    field, state = _SweepContext(public, fit, growth, alias_count), None
+    context, state = _SweepContext(public, fit, growth, alias_count), None
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
         columns = by_share[: int(k * growth.spare / alias_count) + growth.margin]
-        channels = field.channels(texts, rows, columns, pins)
-        state = field.take_in(state, rows, columns, sweeps_done / max(total - 1, 1))
+        evidence_parts = context.evidence_parts(texts, rows, columns, known_pairs)
+        state = context.extend(state, rows, columns, sweeps_done / max(total - 1, 1))
         for _ in range(sweeps):
-            state = field.sweep(state, channels, sweeps_done / max(total - 1, 1))
+            state = context.sweep(state, evidence_parts, sweeps_done / max(total - 1, 1))
             sweeps_done += 1
-            if not step(sweeps_done / total, field.work(state, channels)):
+            if not report_sweep(sweeps_done / total, context.work(state, evidence_parts)):
                 return state
     return state
 
 
 @dataclass(frozen=True)
 class _SweepContext:
-    """Makes the sweeps of `settle_all`, with what is the same in all of them."""
+    """Makes the sweeps of `settle_all`, by what is the same in all of them.
+
+    Attributes:
+        public: what the attacker's text shows.
+        fit: compares counts of scrambled and public ids.
+        growth: the stages, and how they are annealed.
+        alias_count: how many scrambled ids each token has.
+    """
 
     public: PublicBigrams
     fit: FrequencyFit
     growth: GrowthSchedule
     alias_count: int
 
-    def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_BigramEvidence]:
-        """Returns the bigrams of ids (rows) and tokens (columns), in both directions, at distances 1 and 2."""
-        all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
+    def evidence_parts(
+        self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, known_pairs: Ids
+    ) -> list[_BigramEvidence]:
+        """Returns the evidence of the bigrams of these ids and tokens: one part for each distance and direction."""
+        all_rows, all_columns = np.concatenate([rows, known_pairs[:, 0]]), np.concatenate([columns, known_pairs[:, 1]])
         scale = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
-        channels = []
+        evidence_parts = []
         for distance, weight in ((1, 1.0), (2, self.growth.second)):
-            scrambled = _matrix(texts[distance], len(self.fit.seen))
-            public = _matrix(self.public.bigrams[distance], len(self.public.share))
+            scrambled = _count_matrix(texts[distance], len(self.fit.seen))
+            public = _count_matrix(self.public.bigrams[distance], len(self.public.share))
             for edges, votes in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
                 scaled_votes = (votes[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
-                channels.append(_BigramEvidence(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight))
-        return channels
+                evidence_parts.append(
+                    _BigramEvidence(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight)
+                )
+        return evidence_parts
 
-    def take_in(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
-        """Returns the beliefs of these rows and columns, those of `previous` unchanged."""
+    def extend(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+        """Returns the beliefs of more rows and columns, those of `previous` unchanged."""
         belief = self.balance(self.prior(rows, columns, share), self.growth.temperature[0])
         if previous is not None:  # ids are taken in by rank, so the old ones come first
             belief[: len(previous.rows)] = 0
             belief[: len(previous.rows), : len(previous.columns)] = previous.belief
         return MeanFieldState(rows, columns, belief)
 
-    def sweep(self, state: MeanFieldState, channels: list[_BigramEvidence], share: float) -> MeanFieldState:
+    def sweep(self, state: MeanFieldState, evidence_parts: list[_BigramEvidence], share: float) -> MeanFieldState:
         """Returns the beliefs after every id weighed its neighbours once."""
         growth, (row_count, column_count) = self.growth, state.belief.shape
-        known_count = channels[0].edges.shape[1] - row_count
+        known_count = evidence_parts[0].edges.shape[1] - row_count
         belief = np.zeros((row_count + known_count, column_count + known_count), np.float32)
         belief[:row_count, :column_count] = state.belief
         belief[row_count:, column_count:] = np.eye(known_count, dtype=np.float32)
         doubt = interpolate(growth.doubt, share)
         base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
         evidence = np.zeros(state.belief.shape, np.float32)
-        for channel in channels:
-            evidence += channel.weight * channel.evidence(belief, base, doubt)
+        for part in evidence_parts:
+            evidence += part.weight * part.evidence(belief, base, doubt)
         patience = interpolate(growth.patience, share)
         damping = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
         scores = self.prior(state.rows, state.columns, share) + evidence * damping
@@ -350,19 +381,19 @@ class _SweepContext:
         belief = growth.inertia * state.belief + (1 - growth.inertia) * new_belief
         return MeanFieldState(state.rows, state.columns, belief)
 
-    def work(self, state: MeanFieldState, channels: list[_BigramEvidence]) -> float:
-        """Returns the work of a sweep."""
+    def work(self, state: MeanFieldState, evidence_parts: list[_BigramEvidence]) -> float:
+        """Returns the work of a sweep, for the budget."""
         row_count, column_count = state.belief.shape
-        sparse_count = sum(channel.votes.nnz * row_count + channel.edges.nnz * column_count for channel in channels)
-        dense_count = row_count * column_count * (2 * len(channels) + SINKHORN_ROUNDS)
+        sparse_count = sum(part.votes.nnz * row_count + part.edges.nnz * column_count for part in evidence_parts)
+        dense_count = row_count * column_count * (2 * len(evidence_parts) + SINKHORN_ROUNDS)
         return work.elements(sparse_count / 8 + dense_count)
 
-    def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
+    def prior(self, rows: Ids, columns: Ids, share: float) -> SoftAssignment:
         """Returns (K, C) the log-likelihoods of these ids by frequency, after this share of the sweeps."""
         tau = interpolate(self.growth.tau, share)
         return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
 
-    def balance(self, scores: Soft, temperature: float) -> Soft:
+    def balance(self, scores: SoftAssignment, temperature: float) -> SoftAssignment:
         """Returns Sinkhorn and Knopp's assignment: rows sum to 1, columns to about `alias_count` at most."""
         belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
         for _ in range(SINKHORN_ROUNDS):
@@ -372,5 +403,6 @@ class _SweepContext:
         return belief
 
 
-def _matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
-    return sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(size, size))
+def _count_matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
+    """Returns (size, size) how often each right id follows each left one."""
+    return sp.csr_matrix((pairs.counts, (pairs.left, pairs.right)), shape=(size, size))

@@ -1,4 +1,4 @@
-"""A causal language model that reads texts of public ids, its own or another tokenizer's.
+"""Reads texts of public ids with a causal language model, whose tokenizer may be another one.
 
 A model with another vocabulary reads *text*, so public ids are spelled. Each has a fixed row of the reader's ids after
 a space, and another where it continues a word (`##` pieces, punctuation that joins what precedes it, whatever follows
@@ -36,8 +36,8 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import required
 
-CLINGING = frozenset(".,;:!?')]}%")  # characters that are written without a space before
-OPENING = frozenset("'([{$#")  # characters that are written without a space after
+CLINGING = frozenset(".,;:!?')]}%")  # characters that are written without a space before them
+OPENING = frozenset("'([{$#")  # characters that are written without a space after them
 WINDOW_TOKENS = 256  # a longer text is read in parts
 MIN_PROBABILITY = 1e-7  # added to each id's mean probability, so that its logarithm is finite
 PLACES_AVERAGED = 512  # places over which the probabilities of ids are averaged
@@ -52,14 +52,14 @@ class Spelling:
         rows: the reader's ids for every public id, in two lists: after a space, and joined to what precedes.
         first: (2, n) the first of the reader's ids in each row of both lists.
         clings, opens: (n,) whether a public id is joined to what precedes it, and to what follows it.
-        silent: (n,) whether a public id is spelled as nothing.
+        is_silent: (n,) whether a public id is spelled as nothing.
     """
 
     rows: tuple[list[Ids], list[Ids]]
     first: Ids
     clings: NDArray[np.bool_]
     opens: NDArray[np.bool_]
-    silent: NDArray[np.bool_]
+    is_silent: NDArray[np.bool_]
 
     @classmethod
     def identity(cls, size: int) -> Spelling:
@@ -72,7 +72,11 @@ class Spelling:
     def from_tokenizers(cls, tokenizer: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
         """Returns the spelling of one tokenizer's ids by another.
 
-        `anchor` is a public id that is a word. The text that another id adds after it shows how that id is written.
+        Args:
+            tokenizer: that of the public ids.
+            reader: the reader's.
+            size: n, the number of public ids.
+            anchor: a public id that is a word. The text that another id adds after it shows how that id is written.
         """
         head = len(tokenizer.decode([anchor]))
         added = [text[head:] for text in tokenizer.decode_batch([[anchor, i] for i in range(size)])]
@@ -92,7 +96,7 @@ class Spelling:
         return cls((rows[0], rows[1]), first, clings, np.array([b in OPENING for b in stripped], np.bool_), silent)
 
     def spell(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
-        """Spells a text (t,) of public ids in the reader's ids, after `begin`.
+        """Spells a text (t,) of public ids in the reader's ids, after the id `begin`.
 
         Returns:
             The reader's ids; (t,) the place of the reader's id that predicts each public id, NO_BELIEF for one that is
@@ -102,7 +106,7 @@ class Spelling:
         length, is_joined = 1, True
         for index, token in enumerate(ids.tolist()):
             joined.append(is_joined)
-            if token == NO_BELIEF or self.silent[token]:
+            if token == NO_BELIEF or self.is_silent[token]:
                 continue
             row = self.rows[int(is_joined or self.clings[token])][token]
             predicting_places[index] = length - 1
@@ -127,6 +131,7 @@ class ReadBatch:
     joined: NDArray[np.bool_]
 
     def select(self, is_selected: NDArray[np.bool_]) -> ReadBatch:
+        """Returns the places where `is_selected` (m,) is true."""
         return ReadBatch(self.places[is_selected], self.states[torch.from_numpy(is_selected)], self.joined[is_selected])
 
 
@@ -166,8 +171,13 @@ class CausalReader:
         return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
-    def reads(self, texts: Sequences, text_numbers: Ids) -> Iterator[ReadBatch]:
-        """Yields the states before the places of these texts of public ids; NO_BELIEF in place of an id is skipped."""
+    def read_texts(self, texts: Sequences, text_numbers: Ids) -> Iterator[ReadBatch]:
+        """Yields the states before the places of some texts of public ids.
+
+        Args:
+            texts: public ids, or NO_BELIEF at a place that is left out.
+            text_numbers: the indices of the texts to read.
+        """
         starts = np.cumsum(texts.lengths) - texts.lengths
         max_length = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         lines, places_in_lines, joined, public_places = [], [], [], []
@@ -195,14 +205,17 @@ class CausalReader:
 
     @torch.inference_mode()
     def log_mean_probability(self, states: torch.Tensor) -> Floats:
-        """Returns (V,) the logarithm of each id's mean probability."""
+        """Returns (V,) the logarithm of the mean probability of each of the model's ids, over states (m, d)."""
         self.budget.spend(work.comparisons(states, self.head))
         total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), self.head.new_zeros(1))
         return np.log(device.array(total.double()) / max(1, len(states)) + MIN_PROBABILITY)
 
     @torch.inference_mode()
-    def normaliser(self, states: torch.Tensor) -> Floats:
-        """Returns (m,) the logarithm of the softmax's denominator: `log_likelihood_ratio` less this is exact."""
+    def log_normaliser(self, states: torch.Tensor) -> Floats:
+        """Returns (m,) the logarithm of the softmax's denominator, for states (m, d).
+
+        It is the constant of each place that `log_likelihood_ratio` leaves out.
+        """
         self.budget.spend(work.comparisons(states, self.head))
         log_sums = [torch.logsumexp(part @ self.head.T, 1) for part in states.split(64)]
         return device.array(torch.cat([states.new_zeros(0), *log_sums]).double())
@@ -212,12 +225,13 @@ class CausalReader:
         """Returns (m, w) the log-likelihood ratio of the module's formula, up to a constant for each place.
 
         Args:
+            read: the states before the places.
             options: (m, w) public ids to be judged at each place.
             log_mean: (V,) from `log_mean_probability`.
         """
         joined = read.joined[:, None] | self.spelling.clings[options]
         first = self.spelling.first[joined.astype(np.int64), options]
-        self.budget.spend(work.CALL + work.elements(first.size * read.states.shape[1]))
+        self.budget.spend(work.CALL_SECONDS + work.elements(first.size * read.states.shape[1]))
         logits = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
         return device.array(logits.double()) - log_mean[first]
 
