@@ -53,13 +53,13 @@ def make_private_dir(folder: Path, restrict_existing: bool = False) -> Path:
 
 
 @contextmanager
-def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Iterator[Path]:
+def atomic_path(target: Path, replace: bool = True, is_private: bool = True) -> Iterator[Path]:
     """Yields the path of an empty file beside `target`, which takes the target's name when the block ends.
 
     Args:
         target: the file's name. Its folder must exist. A link to a file stays a link.
         replace: whether a file of that name may exist.
-        private: False for a file that is given to others, which gets the mode of any new file.
+        is_private: False for a file that is given to others, which gets the mode of any new file.
 
     Raises:
         FileExistsError: `replace` is False and the name is taken, also by a link or by a file that appeared meanwhile.
@@ -72,9 +72,9 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
         raise UsageError(f"{target} is not a file", "give the name of a file")
     partial = _temporary_path(target)
     try:
-        os.close(os.open(partial, NEW_FILE_FLAGS, 0o600 if private else 0o666))
+        os.close(os.open(partial, NEW_FILE_FLAGS, 0o600 if is_private else 0o666))
         yield partial
-        if private:
+        if is_private:
             partial.chmod(0o600)  # a library may have made the file again
         sync(partial)
         if replace:
@@ -99,9 +99,9 @@ def atomic_write(
         yield file
 
 
-def write(target: Path, content: str | bytes, replace: bool = True, private: bool = True) -> None:
+def write(target: Path, content: str | bytes, replace: bool = True, is_private: bool = True) -> None:
     """Writes a whole file, text in UTF-8. See `atomic_path` for the arguments and errors."""
-    with atomic_path(target, replace, private) as partial:
+    with atomic_path(target, replace, is_private) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
@@ -124,24 +124,24 @@ def partial_folder(target: Path) -> Path:
 
 
 @contextmanager
-def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
+def new_dir(target: Path, is_private: bool = True) -> Iterator[Path]:
     """Yields a folder that takes the target's name when the block ends, and is removed if the block fails.
 
     Args:
-        private: whether folders are 0700 and files 0600. False for a folder that is given to others.
+        is_private: whether folders are 0700 and files 0600. False for a folder that is given to others.
 
     Raises:
         FileExistsError: the name is taken by a file or by a folder that is not empty.
     """
     _require_free(target)
     partial = _temporary_path(target)
-    if private:
+    if is_private:
         make_private_dir(partial)
     else:
         partial.mkdir(parents=True)
     try:
         yield partial
-        if private:
+        if is_private:
             for path in partial.rglob("*"):
                 if not path.is_symlink():
                     path.chmod(0o700 if path.is_dir() else 0o600)

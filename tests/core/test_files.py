@@ -93,8 +93,8 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_given_to_others_has_the_mode_of_any_file(tmp_path: Path) -> None:
-    files.write(tmp_path / "x", "public", private=False)
-    with files.new_dir(tmp_path / "a" / "b", private=False) as partial:
+    files.write(tmp_path / "x", "public", is_private=False)
+    with files.new_dir(tmp_path / "a" / "b", is_private=False) as partial:
         (partial / "y").write_text("public")
     modes = [mode(tmp_path / name) for name in ("x", "a/b", "a/b/y")]
     assert modes == [0o666, 0o777, 0o666]  # the umask is 0 here

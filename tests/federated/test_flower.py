@@ -90,7 +90,7 @@ def test_it_is_the_run_of_one_process(there: World, tmp_path: Path, method: Any)
     own = there.run(tmp_path / "own", sites, training)
     assert equal(found.weights(), own.weights())
     assert {one.stem for one in (tmp_path / "flower" / "updates" / "round-1").iterdir()} == {*NAMES}
-    assert [one.missing for one in found.done] == [(), ()]
+    assert [one.missing for one in found.finished_rounds] == [(), ()]
 
 
 def test_the_digest_of_the_rows_does_not_leave(there: World, tmp_path: Path) -> None:

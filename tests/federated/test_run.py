@@ -157,7 +157,7 @@ def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path)
     gradient = step.gradient(ids, mask, torch.from_numpy(np.concatenate([rows.labels for rows in every])))
     before, after = weights_of(step), run.weights()
     assert all(torch.allclose(after[name], before[name] - 0.1 * gradient[name], atol=1e-6) for name in before)
-    assert run.done[0].missing == () and run.done[0].update_norm > 0
+    assert run.finished_rounds[0].missing == () and run.finished_rounds[0].update_norm > 0
 
 
 def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     (out / "updates" / "round-1" / "z.json").write_text("{}")
     (out / "weights-2.safetensors.part").write_bytes(b"cut off")
     run = there.run(out, sites, training)
-    assert len(run.done) == 3 and equal(run.weights(), weights)
+    assert len(run.finished_rounds) == 3 and equal(run.weights(), weights)
     assert not (out / "updates" / "round-1" / "z.json").exists()
     assert [one.name for one in out.glob("weights-*.safetensors")] == ["weights-3.safetensors"]
 
@@ -353,7 +353,7 @@ def test_a_site_that_drops_out_is_told_and_the_others_go_on(there: World, tmp_pa
             return self.inner.ask(round, weights, training)
 
     run = there.run(tmp_path / "run", sites, SGD, Gone(there.here(sites, there.step())))
-    assert [one.missing for one in run.done] == [(), ("b",)]
+    assert [one.missing for one in run.finished_rounds] == [(), ("b",)]
     assert {one.stem for one in (tmp_path / "run" / "updates" / "round-1").iterdir()} == {"a", "c"}
     rows.write_bytes(kept)
     strict = replace(SGD, rounds=3, minimum=3)
@@ -361,7 +361,7 @@ def test_a_site_that_drops_out_is_told_and_the_others_go_on(there: World, tmp_pa
         there.run(tmp_path / "run", sites, strict, Gone(there.here(sites, there.step())))
     rows.write_bytes(kept)
     again = there.run(tmp_path / "run", sites, strict)
-    assert [one.missing for one in again.done] == [(), ("b",), ()]
+    assert [one.missing for one in again.finished_rounds] == [(), ("b",), ()]
 
 
 # --- what is never sent -----------------------------------------------------------------------------------------------

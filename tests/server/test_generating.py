@@ -118,7 +118,7 @@ def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
     with torch.inference_mode():
         engine.step()
         engine.step()
-        heard[1].sequence.cancelled = True
+        heard[1].sequence.is_cancelled = True
     drain(engine)
     assert len(heard[1].tokens) == 2
     assert heard[0].tokens == alone(model, heard[0].sequence.prompt, 20)

@@ -250,9 +250,9 @@ def run(
         job, weights = job_digest(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
         settings = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
         state = FederatedRun.open(out, job, weights, settings)
-        if state.done and not as_json:
-            note(f"going on after round {len(state.done)}")
-        rounds_left = max(0, rounds - len(state.done))
+        if state.finished_rounds and not as_json:
+            note(f"going on after round {len(state.finished_rounds)}")
+        rounds_left = max(0, rounds - len(state.finished_rounds))
         update_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
         total_bytes = rounds_left * len(prepared_sites) * update_bytes
         if total_bytes > LARGE_UPDATE_BYTES and not as_json:
@@ -264,15 +264,15 @@ def run(
         with note_resumption(out, "finished rounds are"):
             state = train(state, in_process_sites, step, training, note, progress)
     document = {
-        "out": str(out), "method": method, "rounds": len(state.done), "sites": list(files), "classes": len(labels),
-        "ghost": not plain, "selection": None if plain else selection,
+        "out": str(out), "method": method, "rounds": len(state.finished_rounds), "sites": list(files),
+        "classes": len(labels), "ghost": not plain, "selection": None if plain else selection,
         "shield": defence.name, "shield_parameters": name_and_parameters(defence),
         "shield_guarantee": guarantee_in_words(defence.guarantee, seed is not None),
-        "shield_spent": guarantee_in_words(defence.guarantee_after(len(state.done)), seed is not None),
+        "shield_spent": guarantee_in_words(defence.guarantee_after(len(state.finished_rounds)), seed is not None),
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
-        "missing": [list(record.missing) for record in state.done],
-        "update_lengths": [record.update_norm for record in state.done],
-        "losses": [record.loss for record in state.done],
+        "missing": [list(record.missing) for record in state.finished_rounds],
+        "update_lengths": [record.update_norm for record in state.finished_rounds],
+        "losses": [record.loss for record in state.finished_rounds],
         "weights": str(state.weights_file), "seconds": round(time.monotonic() - start_time, 2),
     }  # fmt: skip
     audit_command = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
@@ -287,7 +287,7 @@ def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: s
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
-    for number, record in enumerate(state.done, start=1):
+    for number, record in enumerate(state.finished_rounds, start=1):
         loss = "unknown" if record.loss is None else f"{record.loss:.4f}"
         rows.append((str(number), loss, f"{record.update_norm:.4g}", ", ".join(record.missing) or "none"))
     crossing = "nothing: the texts are unchanged (--plain)"
@@ -299,7 +299,7 @@ def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: s
     shadows_prefix = "the shadows in " if document["ghost"] else ""
     return "\n".join(
         [
-            f"{len(state.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
+            f"{len(state.finished_rounds)} rounds of {document['method']} over {len(document['sites'])} sites in "
             f"{duration_text(document['seconds'])}",
             table(rows),
             f"before the gradients: {crossing}; guarantee: none",

@@ -124,6 +124,6 @@ def train_config(
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
     settings.check(trainer)
     files.require_new(out)
-    files.write(out, yaml_text(configuration(trainer, settings)), private=False)
+    files.write(out, yaml_text(configuration(trainer, settings)), is_private=False)
     run_command = RUN_COMMANDS[trainer].format(config=out)
     emit(as_json, {"out": str(out), "trainer": trainer, "run": run_command}, f"wrote {out}\nnext: {run_command}")

@@ -99,7 +99,7 @@ def require_signed(kind: str, folder: Path) -> None:
         raise UsageError(
             f"{folder} is not prepared for {kind}", f"milkglass split enclave prepare {folder} --kind {kind}"
         )
-    missing = [name for name in SIGNED_FILES[kind] if not (folder / name).is_file()]
-    if missing:
+    missing_files = [name for name in SIGNED_FILES[kind] if not (folder / name).is_file()]
+    if missing_files:
         hint = f"run {folder / SCRIPT_FILE}, which needs Gramine, and try again"
-        raise UsageError(f"{folder} has no {missing[0]}", hint)
+        raise UsageError(f"{folder} has no {missing_files[0]}", hint)

@@ -82,8 +82,8 @@ def enter_own_namespaces() -> str:
 
     Returns what the process got, in words, or "" if the system refuses.
     """
-    succeeded = ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
-    return "a user and a network of its own" if succeeded else ""
+    has_succeeded = ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
+    return "a user and a network of its own" if has_succeeded else ""
 
 
 def lock_down() -> list[str]:
@@ -130,9 +130,9 @@ def seccomp_filter(machine: str) -> bytes:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
 
 
-def _require(succeeded: bool, step: str) -> None:
+def _require(has_succeeded: bool, step: str) -> None:
     """Raises EnclaveError if a step did not succeed."""
-    if not succeeded:
+    if not has_succeeded:
         raise EnclaveError(
             f"this system refuses {step} ({os.strerror(ctypes.get_errno())})", "use a Gramine kind of enclave"
         )

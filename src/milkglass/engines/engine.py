@@ -151,9 +151,9 @@ class IdsEngine(abc.ABC):
 
     def require(self, request: IdsRequest) -> None:
         """Raises UsageError, before anything is sent, for an option that the engine does not honour."""
-        if missing := sorted(request.options() - self.options):
+        if missing_options := sorted(request.options() - self.options):
             names = ", ".join(sorted(self.options)) or "none of the optional ones"
-            raise UsageError(f"{missing[0]} is not offered by the engine {self.name}", f"it offers: {names}")
+            raise UsageError(f"{missing_options[0]} is not offered by the engine {self.name}", f"it offers: {names}")
 
     @abc.abstractmethod
     def completion(self, model: str, request: IdsRequest) -> Call:

@@ -114,9 +114,9 @@ def parse_logprob(token: Any, number: Any) -> IdLogprob:
     return IdLogprob(token, float(number))
 
 
-def best_first(drawn: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
+def best_first(drawn_logprob: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
     """Returns the token that was drawn, then the `count` likeliest."""
-    return [drawn, *sorted(best, key=lambda token: -token.logprob)[:count]]
+    return [drawn_logprob, *sorted(best, key=lambda token: -token.logprob)[:count]]
 
 
 class EmbedsIds(IdsEngine):

@@ -188,7 +188,7 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
     factors = None if layout.arch == "gpt2" else rope_factors(model.config)
     _require_vocabulary(model, end_tokens, size)
     progress = stage("write", sum(model.tensors[name].bytes for name in names))
-    with atomic_path(target, replace=False, private=False) as partial:
+    with atomic_path(target, replace=False, is_private=False) as partial:
         writer = GGUFWriter(partial, layout.arch)
         for name, value in values.items():
             (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{layout.arch}.{name}", value)

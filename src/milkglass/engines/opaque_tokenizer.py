@@ -53,7 +53,7 @@ def copy_with_tokenizer(folder: Path, target: Path) -> None:
     """Copies a scrambled model and adds an opaque tokenizer. Raises UsageError if it may not leave, FileExistsError."""
     weights, model = require_scrambled(folder), Checkpoint.open(folder)
     document, settings = tokenizer_document(architecture_of(model).vocab_size), settings_document(model)
-    with files.new_dir(target, private=False) as partial:
+    with files.new_dir(target, is_private=False) as partial:
         configs = [folder / name for name in (CONFIG, GENERATION_CONFIG, INDEX)]
         for path in (*weights, *(config for config in configs if config.is_file())):
             link_or_copy(path, partial / path.name)

@@ -91,7 +91,9 @@ class _SGLangAnswer:
             raise RemoteError("the engine's log-probabilities do not fit its tokens", ENGINE_HINT)
         rows = best[len(best) - new_count :] if count and isinstance(best, list) else [[]] * new_count
         return [
-            best_first(_entry(entry), [_entry(x) for x in row] if isinstance(row, list) else [], count)
+            best_first(
+                _entry(entry), [_entry(alternative) for alternative in row] if isinstance(row, list) else [], count
+            )
             for entry, row in zip(drawn[len(drawn) - new_count :], rows, strict=True)
         ]
 

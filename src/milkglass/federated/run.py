@@ -107,7 +107,7 @@ def train(
         InvalidUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call continues with this round.
     """
     weights: Tensors = run.weights()
-    for round in range(len(run.done), training.rounds):
+    for round in range(len(run.finished_rounds), training.rounds):
         run.begin_round()
         replies = sites.ask(round, weights, training)
         for name, reason in replies.missing.items():

@@ -58,14 +58,14 @@ class FederatedRun:
     Attributes:
         folder: the run's folder.
         job: a digest of all that decides the weights.
-        done: the rounds that are finished.
+        finished_rounds: the rounds that are finished, in order.
         settings: what the server knows of the job (`run.settings_of`), from which an audit repeats the rounds. {}: a
             run of an earlier version.
     """
 
     folder: Path
     job: str
-    done: tuple[FinishedRound, ...] = ()
+    finished_rounds: tuple[FinishedRound, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -89,8 +89,8 @@ class FederatedRun:
     def read(cls, folder: Path) -> FederatedRun:
         """Returns a run that was begun. Raises UsageError if there is none, and CorruptCheckpoint if it is damaged."""
         require_begun(folder)
-        job, settings, done = _read_run(folder)
-        return cls(folder, job, done, settings)
+        job, settings, finished_rounds = _read_run(folder)
+        return cls(folder, job, finished_rounds, settings)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Returns the weights after the last finished round. Raises CorruptCheckpoint."""
@@ -101,13 +101,13 @@ class FederatedRun:
 
     def begin_round(self) -> None:
         """Removes what an interruption left of the next round."""
-        shutil.rmtree(self.folder / "updates" / f"round-{len(self.done)}", ignore_errors=True)
+        shutil.rmtree(self.folder / "updates" / f"round-{len(self.finished_rounds)}", ignore_errors=True)
         for partial in self.folder.glob(".*.tmp"):
             partial.unlink()
 
-    def finish_round(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
+    def finish_round(self, weights: Tensors, finished_round: FinishedRound) -> FederatedRun:
         """Writes and returns the run with one more round."""
-        run = replace(self, done=(*self.done, done))
+        run = replace(self, finished_rounds=(*self.finished_rounds, finished_round))
         run._write(weights)
         self.weights_file.unlink(missing_ok=True)
         return run
@@ -115,14 +115,14 @@ class FederatedRun:
     @property
     def weights_file(self) -> Path:
         """Returns the path of the weights after the last finished round."""
-        return self.folder / f"weights-{len(self.done)}.safetensors"
+        return self.folder / f"weights-{len(self.finished_rounds)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
         with files.atomic_path(self.weights_file) as path:
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
         rounds = [
             {"missing": list(finished_round.missing), "length": finished_round.update_norm, "loss": finished_round.loss}
-            for finished_round in self.done
+            for finished_round in self.finished_rounds
         ]
         document = {
             "milkglass_federated": FORMAT_VERSION, "job": self.job, "settings": dict(self.settings), "rounds": rounds,

@@ -79,7 +79,7 @@ class HiddenStateDefence(Mechanism):
                 auxiliary = self.make_auxiliary(base, lower, encoded, root)
             train(self, lower, upper, auxiliary, encoded, labels, root)
         description = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
-        with new_dir(folder, private=False) as partial:
+        with new_dir(folder, is_private=False) as partial:
             served = self.server_module(upper)
             halves.write(partial, served.state_dict(), {**description, "model": halves.plain_config(base.config)})
         client = self.client(self, base, reader, lower, secret, 0, self.extra_tensors(encoded, root, upper))

@@ -117,11 +117,13 @@ def _build(
             if "pooler" in name and not draws_head:
                 parameters[name].zero_()
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-    missing = [name for name in parameters if name not in filled_names | tied and "pooler" not in name]
+    missing_names = [name for name in parameters if name not in filled_names | tied and "pooler" not in name]
     if draws_head:
-        missing = [name for name in missing if name.startswith(f"{prefix}.")]
-    if missing:
-        raise CorruptCheckpoint(f"{len(missing)} tensors are not in the model ({missing[0]})", "give the whole model")
+        missing_names = [name for name in missing_names if name.startswith(f"{prefix}.")]
+    if missing_names:
+        raise CorruptCheckpoint(
+            f"{len(missing_names)} tensors are not in the model ({missing_names[0]})", "give the whole model"
+        )
     return model
 
 

@@ -228,11 +228,11 @@ class Backend:
         return GenerationRequest(model.name, ids_request, stops)
 
     # --- answers ------------------------------------------------------------------------------------------------------
-    def replies(self, request: GenerationRequest, count: int = 1, first: int = 0) -> list[Reply]:
+    def replies(self, request: GenerationRequest, count: int = 1, first_index: int = 0) -> list[Reply]:
         """Returns `count` replies to a request. With a seed, each reply has the seed plus its index in this call.
 
         Args:
-            first: the index of the first reply among all of the request.
+            first_index: the index of the first reply among all of the request.
         """
         replies = []
         for index in range(count):
@@ -241,7 +241,7 @@ class Backend:
                 ids_request = replace(ids_request, seed=(seed + index) % 2**63)
             received = self.observer.begin_exchange(ids_request.prompt)
             own_request = replace(request, ids_request=ids_request)
-            replies.append(Reply(self.codec, self.upstream, own_request, received, first + index, self.memory))
+            replies.append(Reply(self.codec, self.upstream, own_request, received, first_index + index, self.memory))
         return replies
 
     def texts_to_embed(self, name: str, texts: Sequence[str]) -> list[list[int]]:
@@ -296,8 +296,8 @@ def context_length_error(
 
 def names_shown(models: Sequence[ServedModel]) -> str:
     """Returns the names of models, shortened if there are many: "a, b and 3 more"."""
-    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
-    return f"{', '.join(model.name for model in models[:MAX_NAMES_SHOWN]) or 'none'}{more}"
+    suffix = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
+    return f"{', '.join(model.name for model in models[:MAX_NAMES_SHOWN]) or 'none'}{suffix}"
 
 
 def no_such_model_error(name: str, models: Sequence[ServedModel]) -> ModelNotFound:

@@ -162,7 +162,7 @@ class CompletionExchange:
         return [
             reply
             for index, request in enumerate(self._requests)
-            for reply in self._backend.replies(request, count, first=index * count)
+            for reply in self._backend.replies(request, count, first_index=index * count)
         ]
 
     async def response(self) -> dict[str, Any]:

@@ -104,8 +104,8 @@ def fields_error(error: ValidationError, body_type: type[BaseModel]) -> UsageErr
         return UsageError(
             f"`{name}` is not offered, and nothing of it was sent", f"this call takes {field_names}", param=name
         )
-    private = any(fault["type"] == "not_private" for fault in error.errors())
-    see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if private else ""
+    has_private_fault = any(fault["type"] == "not_private" for fault in error.errors())
+    see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if has_private_fault else ""
     parts = [str(part) for part in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
     param = ".".join(part for part in parts if part.isidentifier() or part.isdigit())[:60] or None
     return UsageError(errors.validation_message(error, name_of=_refused_number), f"nothing was sent{see}", param=param)

@@ -170,9 +170,9 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         reporter.emit(f"resuming from {checkpoint.name}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     reporter.poll()
-    if reporter.cancelled:
+    if reporter.is_cancelled:
         return Status(state="cancelled")
-    if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
+    if reporter.is_interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
     metrics = final_metrics(trainer) if validation_rows is not None else {}
     token_count = int(trainer.state.num_input_tokens_seen)
@@ -271,11 +271,16 @@ def error_text(error: BaseException, job: Path) -> str:
     return f"{type(error).__name__} while training; the worker's log on the server says more"
 
 
-def main(job: Path, attached: bool = False) -> int:
-    """Runs a job, and returns the exit code. `attached`: the end of the parent process interrupts it, like SIGTERM."""
+def main(job: Path, is_attached: bool = False) -> int:
+    """Runs a job, and returns the exit code.
+
+    Args:
+        job: the job's folder.
+        is_attached: whether the end of the parent process interrupts the job, as SIGTERM does.
+    """
     reporter = Reporter(job)
     signal.signal(signal.SIGTERM, reporter.interrupt)
-    if attached:
+    if is_attached:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent process, too, which ends this one
         _interrupt_with_parent(reporter)
     try:
@@ -308,9 +313,9 @@ def _interrupt_with_parent(reporter: Reporter) -> None:
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
     """Frees the reserved room, and reports the end of the job."""
     (job / RESERVE_FILE).unlink(missing_ok=True)
-    reporter.emit(f"job {status.state}", failed=status.state == "failed")
+    reporter.emit(f"job {status.state}", is_failure=status.state == "failed")
     files.write_json(job / "status.json", status.model_dump(), indent=None)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), attached=sys.argv[2:] == [ATTACHED_ARGUMENT]))
+    sys.exit(main(Path(sys.argv[1]), is_attached=sys.argv[2:] == [ATTACHED_ARGUMENT]))

@@ -62,7 +62,7 @@ def write_description(folder: Path, description: ClientDescription | ServerDescr
     """Writes split.json. A client's file gets mode 0600; its folder must be private already."""
     half = "client" if isinstance(description, ClientDescription) else "server"
     document = {"milkglass_split": FORMAT_VERSION, "half": half, **asdict(description)}
-    files.write(folder / DESCRIPTION_FILE, json_text(document), private=half == "client")
+    files.write(folder / DESCRIPTION_FILE, json_text(document), is_private=half == "client")
 
 
 def read_client(folder: Path) -> ClientDescription:

@@ -127,7 +127,7 @@ class RecordedRun:
         classes, seed = run.settings.get("classes"), run.settings.get("seed")
         if type(classes) is not int or type(seed) is not int or not isinstance(run.settings.get("lr"), float):
             raise UsageError(f"{folder} does not say its settings", "repeat the run with this version of Milkglass")
-        if not run.done or not list(folder.glob(f"updates/round-*/{site}.json")):
+        if not run.finished_rounds or not list(folder.glob(f"updates/round-*/{site}.json")):
             raise UsageError(f"{folder} holds no update of site {site}", f"its sites: {_site_names(folder)}")
         self.site, self.model_folder = site, model_folder
         self.step = SharedStep.open(model_folder, "classification", classes, seed)
@@ -147,7 +147,7 @@ class RecordedRun:
         """Yields the weights before each round, and after the last one."""
         weights = self.start_weights
         yield weights
-        for number in range(len(self.run.done)):
+        for number in range(len(self.run.finished_rounds)):
             updates = [_read_update(path) for path in sorted(self._folder_of_round(number).glob("*.json"))]
             weights = step_weights(weights, mean_update(updates, weights), float(self.run.settings["lr"]))
             yield weights

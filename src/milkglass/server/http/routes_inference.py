@@ -113,7 +113,7 @@ class PromptRun:
     def cancel(self) -> None:
         """Asks the engine to stop all sequences."""
         for sequence in self.sequences:
-            sequence.cancelled = True
+            sequence.is_cancelled = True
 
     def usage(self) -> dict[str, int]:
         """Returns the counts of tokens read and written, as OpenAI names them."""
@@ -236,7 +236,7 @@ async def _answer_rows(
         answers = await result_unless_gone(asyncio.gather(*futures), wait_for_disconnect(request))
     finally:
         for row in rows:
-            row.cancelled = True
+            row.is_cancelled = True
         shared.model_cache.release(entry)
     if answers is None:
         return CLIENT_GONE

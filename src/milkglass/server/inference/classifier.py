@@ -26,14 +26,14 @@ class ClassifierRow:
     Attributes:
         on_done: gets the class probabilities, a regression's one number or the vector, in the engine's thread.
         on_error: gets the error if there is no answer, in the engine's thread.
-        cancelled: whether the answer is no longer needed.
+        is_cancelled: whether the answer is no longer needed.
     """
 
     ids: list[int]
     token_types: list[int] | None
     on_done: Callable[[list[float]], None]
     on_error: Callable[[MilkglassError], None]
-    cancelled: bool = False
+    is_cancelled: bool = False
 
     def fail(self, error: MilkglassError) -> None:
         """Reports an error in place of an answer."""
@@ -55,7 +55,7 @@ class Classifier(Engine[ClassifierRow]):
         self._rows: list[ClassifierRow] = []
 
     def step(self) -> None:
-        rows = [row for row in self.take(self._max_batch) if not row.cancelled]
+        rows = [row for row in self.take(self._max_batch) if not row.is_cancelled]
         count = fitting_count([len(row.ids) for row in rows], TOKENS_PER_PASS)
         self.put_back(rows[count:])
         self._rows = rows[:count]

@@ -160,7 +160,7 @@ class Sequence:
     Attributes:
         prompt: scrambled ids, or vectors in place of them.
         on_token: receives an id, and "stop" (a stop id) or "length" if the sequence ends with it.
-        cancelled: frees its row before the next token.
+        is_cancelled: frees its row before the next token.
         logprobs: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
         rng: the sequence's own generator, so that the batch changes no draw.
     """
@@ -169,7 +169,7 @@ class Sequence:
     sampling: SamplingParams
     on_token: Callable[[int, str | None], None]
     on_error: Callable[[MilkglassError], None]
-    cancelled: bool = False
+    is_cancelled: bool = False
     answer: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, float]] = field(default_factory=list)
     rng: torch.Generator = field(init=False)
@@ -179,7 +179,7 @@ class Sequence:
 
     def fail(self, error: MilkglassError) -> None:
         """Ends the sequence, and reports an error."""
-        self.cancelled = True
+        self.is_cancelled = True
         self.on_error(error)
 
     def sample(self, logits: torch.Tensor, likeliest: int | None) -> int | None:
@@ -244,7 +244,7 @@ class Scheduler:
 
     def drop_cancelled(self) -> None:
         """Removes the sequences that were cancelled."""
-        self._end([not sequence.cancelled for sequence in self.running])
+        self._end([not sequence.is_cancelled for sequence in self.running])
 
     def accept(self, logits: torch.Tensor) -> None:
         """Draws the next id of every running sequence from logits (rows, n). Those that end leave."""
@@ -347,7 +347,7 @@ class Generator(Engine[Sequence]):
 
     def _newcomers(self) -> list[Sequence]:
         """Takes as many waiting sequences as there are free rows for and as fit in one pass."""
-        newcomers = [sequence for sequence in self.take(self._scheduler.free_rows) if not sequence.cancelled]
+        newcomers = [sequence for sequence in self.take(self._scheduler.free_rows) if not sequence.is_cancelled]
         count = self._scheduler.prefill_count(newcomers)
         self.put_back(newcomers[count:])
         return newcomers[:count]

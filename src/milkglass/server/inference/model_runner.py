@@ -175,7 +175,7 @@ class PrefixCache:
         """Adds a row, and drops rows that are prefixes of it. A row larger than the cache is not kept."""
         if not self.fits(row):
             return
-        for prefix in [stored for stored in self._rows if stored == ids[: len(stored)]]:
+        for prefix in [cached_ids for cached_ids in self._rows if cached_ids == ids[: len(cached_ids)]]:
             self._drop(prefix)
         self._rows[ids] = row
         self.size_bytes += row.size_bytes

@@ -59,10 +59,10 @@ class PaddingCollator:
         self.pad_id = pad_id
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = {"input_ids": _pad_rows([e["input_ids"] for e in examples], self.pad_id)}
-        batch["attention_mask"] = _pad_rows([np.ones(len(e["input_ids"])) for e in examples], 0)
+        batch = {"input_ids": _pad_rows([example["input_ids"] for example in examples], self.pad_id)}
+        batch["attention_mask"] = _pad_rows([np.ones(len(example["input_ids"])) for example in examples], 0)
         if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = _pad_rows([e["token_type_ids"] for e in examples], 0)
+            batch["token_type_ids"] = _pad_rows([example["token_type_ids"] for example in examples], 0)
         labels = [example["labels"] for example in examples]
         if isinstance(labels[0], np.ndarray):
             batch["labels"] = _pad_rows(labels, IGNORED_LABEL)

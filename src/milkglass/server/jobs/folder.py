@@ -144,12 +144,12 @@ def step_to_resume(job: Path) -> int:
     return 0 if newest is None else step_of(newest)
 
 
-def drop_temporary(job: Path, resumable: bool = False) -> None:
+def drop_temporary(job: Path, is_resumable: bool = False) -> None:
     """Removes the files of an ended job that only a resumed one needs: up to three times a model's size.
 
     Args:
-        resumable: whether the job can be resumed, so that its checkpoints stay.
+        is_resumable: whether the job can be resumed, so that its checkpoints stay.
     """
     (job / RESERVE_FILE).unlink(missing_ok=True)
-    for name in ("result.partial", *(() if resumable else ("checkpoints",))):
+    for name in ("result.partial", *(() if is_resumable else ("checkpoints",))):
         shutil.rmtree(job / name, ignore_errors=True)

@@ -35,27 +35,31 @@ def inject_adapters(model: PreTrainedModel, hyperparameters: Hyperparameters) ->
     """Freezes the model, injects adapters, and unfreezes what is trained in full."""
     name, layers = layer_list(model)
     hyperparameters = hyperparameters.for_layers(len(layers))
-    first, last = hyperparameters.full_first, len(layers) - hyperparameters.full_last
-    layer_modules = [(i, *module) for i in range(first, last) for module in layers[i].named_modules()]
-    targets = [f"{name}.{i}.{linear}" for i, linear, module in layer_modules if isinstance(module, nn.Linear | Conv1D)]
+    first_adapted, adapted_stop = hyperparameters.full_first, len(layers) - hyperparameters.full_last
+    layer_modules = [
+        (index, *module) for index in range(first_adapted, adapted_stop) for module in layers[index].named_modules()
+    ]
+    target_names = [
+        f"{name}.{index}.{linear}" for index, linear, module in layer_modules if isinstance(module, nn.Linear | Conv1D)
+    ]
     has_conv = any(isinstance(module, Conv1D) for module in model.modules())
     config = LoraConfig(
         r=hyperparameters.lora_rank,
         lora_alpha=hyperparameters.lora_alpha,
-        target_modules=targets,
+        target_modules=target_names,
         fan_in_fan_out=has_conv,
         bias="none",
     )
     inject_adapter_in_model(config, model)
-    for module in _fully_trained_modules(model, layers, first, last, hyperparameters.train_tables):
+    for module in _fully_trained_modules(model, layers, first_adapted, adapted_stop, hyperparameters.train_tables):
         module.requires_grad_(True)
 
 
 def _fully_trained_modules(
-    model: PreTrainedModel, layers: nn.ModuleList, first: int, last: int, train_tables: bool
+    model: PreTrainedModel, layers: nn.ModuleList, first_adapted: int, adapted_stop: int, train_tables: bool
 ) -> Iterator[nn.Module]:
-    """Yields the layers outside of `first` to `last`, the classifier's head, and with `train_tables` the tables."""
-    yield from (layer for i, layer in enumerate(layers) if i < first or i >= last)
+    """Yields the layers before `first_adapted` and from `adapted_stop` on, the class head, and maybe the tables."""
+    yield from (layer for index, layer in enumerate(layers) if index < first_adapted or index >= adapted_stop)
     yield from (model.get_submodule(name) for name in ("score", "classifier") if hasattr(model, name))
     if train_tables:
         yield model.get_input_embeddings()

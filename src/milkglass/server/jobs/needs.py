@@ -181,11 +181,13 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
     total = model.total_weights - model.head_weights + head
     adapter_weights, trained_weights = 0, total
     if hyperparameters.chosen_method == "lora":
-        last = len(model.layers) - hyperparameters.full_last
-        adapted = model.layers[hyperparameters.full_first : last]
+        adapted_stop = len(model.layers) - hyperparameters.full_last
+        adapted = model.layers[hyperparameters.full_first : adapted_stop]
         adapter_weights = sum(hyperparameters.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
         outer_weights = sum(
-            count for n, (count, _) in enumerate(model.layers) if n < hyperparameters.full_first or n >= last
+            count
+            for index, (count, _) in enumerate(model.layers)
+            if index < hyperparameters.full_first or index >= adapted_stop
         )
         trained_weights = adapter_weights + outer_weights + (0 if is_causal else head)
         trained_weights += (model.table_weights + (head if is_causal else 0)) if hyperparameters.train_tables else 0

@@ -286,28 +286,28 @@ class Reporter(TrainerCallback):
 
     Attributes:
         reserve: the room for the next save, once it was reserved.
-        interrupted: whether SIGTERM had come when `poll` was last called.
-        cancelled: whether the job was cancelled when `poll` was last called.
+        is_interrupted: whether SIGTERM had come when `poll` was last called.
+        is_cancelled: whether the job was cancelled when `poll` was last called.
     """
 
     def __init__(self, job: Path) -> None:
         self.job = job
         self.reserve: Reserve | None = None
-        self.interrupted = self.cancelled = False
-        self._signalled = False
+        self.is_interrupted = self.is_cancelled = False
+        self._is_signalled = False
         self._time_left = TimeLeft(0)
 
-    def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
-        """Writes an event of the job, of the level "error" if `failed`."""
-        write_event(self.job, message, "error" if failed else "info", data)
+    def emit(self, message: str, data: dict[str, Any] | None = None, is_failure: bool = False) -> None:
+        """Writes an event of the job, of the level "error" if `is_failure`."""
+        write_event(self.job, message, "error" if is_failure else "info", data)
 
     def interrupt(self, *_: object) -> None:
         """Notes that training is to stop at the next step, to be resumed later. It handles SIGTERM."""
-        self._signalled = True
+        self._is_signalled = True
 
     def poll(self) -> None:
-        """Updates `interrupted` and `cancelled`, which do not change until the next call."""
-        self.interrupted, self.cancelled = self._signalled, (self.job / "cancel").exists()
+        """Updates `is_interrupted` and `is_cancelled`, which do not change until the next call."""
+        self.is_interrupted, self.is_cancelled = self._is_signalled, (self.job / "cancel").exists()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._time_left = TimeLeft(state.max_steps)
@@ -319,13 +319,13 @@ class Reporter(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
         self.poll()
-        if self.interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
+        if self.is_interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
             control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
-        if self.interrupted or self.cancelled:
+        if self.is_interrupted or self.is_cancelled:
             control.should_training_stop = True
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.interrupted or self.cancelled:
+        if self.is_interrupted or self.is_cancelled:
             control.should_evaluate = False  # the epoch has not ended, and a server that stops does not wait for it
 
     def on_log(
@@ -355,5 +355,5 @@ class Reporter(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         complete_checkpoint(self.job, state.global_step, state.best_model_checkpoint)
         self.emit(f"checkpoint at step {state.global_step}")
-        if self.reserve is not None and not self.interrupted:
+        if self.reserve is not None and not self.is_interrupted:
             self.reserve.take()

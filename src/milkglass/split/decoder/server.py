@@ -45,7 +45,7 @@ class SplitSequence(Sequence):
     @property
     def is_due(self) -> bool:
         """Returns whether the sequence can go on or leave: its vector has arrived, or it was cancelled."""
-        return self.vectors is not None or self.cancelled
+        return self.vectors is not None or self.is_cancelled
 
 
 class SplitGenerator(Engine[SplitSequence]):
@@ -72,7 +72,7 @@ class SplitGenerator(Engine[SplitSequence]):
     def cancel(self, sequence: SplitSequence) -> None:
         """Lets a sequence leave at the next step."""
         with self._changed:
-            sequence.cancelled = True
+            sequence.is_cancelled = True
             self._changed.notify()
 
     def is_active(self) -> bool:
@@ -84,7 +84,7 @@ class SplitGenerator(Engine[SplitSequence]):
         for group in self._groups():
             group.drop_cancelled()
         self._parked_groups = [group for group in self._parked_groups if group.running]
-        waiting = [sequence for sequence in self.take(self._batch.free_rows) if not sequence.cancelled]
+        waiting = [sequence for sequence in self.take(self._batch.free_rows) if not sequence.is_cancelled]
         prefill_count = self._batch.prefill_count(waiting)
         self._in_prefill = waiting[:prefill_count]
         self.put_back(waiting[prefill_count:])
