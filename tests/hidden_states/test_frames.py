@@ -88,6 +88,6 @@ def test_a_cut_frame_is_refused() -> None:
 
 def test_a_frame_beyond_the_limit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = frames.encode(made([2, 3]))
-    monkeypatch.setattr(frames, "MAX_BYTES", len(frame) - 1)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", len(frame) - 1)
     with pytest.raises(BadUpload, match=rf"\b{len(frame)} bytes\b.*\b{len(frame) - 1}\b"):
         frames.decode(frame)

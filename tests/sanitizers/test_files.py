@@ -21,7 +21,7 @@ from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, map_blocks, report_path, sanitize_file
 from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.table import read_glove, tokens_of_model, words_of_model
-from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader
+from milkglass.sanitizers.text import WORD_CLASSES, TextSanitizer, WordReader
 from tests import tiny
 from tests.core.test_walls import SOURCE, imports
 from tests.sanitizers import steps
@@ -153,8 +153,8 @@ def test_the_report_adds_up(tmp_path: Path) -> None:
     words = run(source, tmp_path / "out.txt")["words"]
     assert words["all"]["words"] == 4000
     for count in ("words", "drawn", "replaced"):
-        assert words["all"][count] == sum(words[name][count] for name in CLASSES)
-    assert [words[name]["words"] for name in CLASSES] == [0, 1000, 2000, 0, 1000]
+        assert words["all"][count] == sum(words[name][count] for name in WORD_CLASSES)
+    assert [words[name]["words"] for name in WORD_CLASSES] == [0, 1000, 2000, 0, 1000]
     assert words["number"]["replaced_share"] == words["unknown"]["replaced_share"] == 1
 
 

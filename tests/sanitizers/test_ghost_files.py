@@ -62,7 +62,7 @@ def test_shadows_are_shadows_and_their_text_is_read_from_them(ghost: Ghost) -> N
         pairs = zip(one.original.tolist(), one.ids.tolist(), strict=True)
         assert all(after in ghost.candidates.of(before) and after != before for before, after in pairs)
         assert one.text == ghost.tokenizer.decode(one.ids).strip() != text
-        assert one.choice.loss is not None and one.choice.history[-1] < one.choice.history[0]
+        assert one.choice.loss is not None and one.choice.loss_history[-1] < one.choice.loss_history[0]
 
 
 def test_other_sentences_and_their_lengths_change_nothing(ghost: Ghost) -> None:

@@ -98,11 +98,13 @@ def compare(name: str, beams: int, threshold: float = 1e-6, quick: bool = False,
         ids, loss, history = literally(model, of, original, start, chosen)
         assert one.ids.tolist() == ids
         assert one.loss == pytest.approx(loss, rel=1e-4)
-        assert one.history[0] == pytest.approx(history[0], rel=1e-4)
-        assert [*one.history] == sorted(one.history, reverse=True)
+        assert one.loss_history[0] == pytest.approx(history[0], rel=1e-4)
+        assert [*one.loss_history] == sorted(one.loss_history, reverse=True)
         assert history == sorted(history, reverse=True)
         assert one.is_settled and one.ids[0] == 1 and one.ids[-1] == 2
-    assert any(one.history[-1] < one.history[0] for one in found)  # a start may be the best there is, not all are
+    assert any(
+        one.loss_history[-1] < one.loss_history[0] for one in found
+    )  # a start may be the best there is, not all are
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -183,7 +185,7 @@ def test_a_folder_is_opened_in_silence_and_without_a_draw(tmp_path: Path, capfd:
     opened = HeadlessModel.open(folder)
     assert capfd.readouterr() == ("", "") and torch.equal(before, torch.get_rng_state())
     ids = torch.arange(4, 12)[None]
-    assert torch.equal(opened.hidden_states(ids), network("roberta").hidden_states(ids)) and not opened.causal
+    assert torch.equal(opened.hidden_states(ids), network("roberta").hidden_states(ids)) and not opened.is_causal
 
 
 @pytest.mark.parametrize("name", ["bert", *CAUSAL])
@@ -204,7 +206,7 @@ def test_losses_are_those_of_the_models_own_hidden_states(name: str) -> None:
     np.testing.assert_allclose(some[within], np.array(expected)[within], rtol=1e-4)
     assert np.isinf(some[~within]).all()
     assert np.isinf(net.losses(tried, traces, owner, bounds * 0).numpy()).all()
-    if net.causal:
+    if net.is_causal:
         prefix = net.extend_prefix(CachedPrefixes.empty(10), tried[:, :3], traces, owner)
         prefix = net.extend_prefix(prefix, tried[:, 3:5], traces, owner)
         rest = net.losses(tried[:, 5:], traces, owner, bounds, prefix).numpy()
@@ -233,7 +235,7 @@ def test_unchanged_places_are_not_visited_again(monkeypatch: pytest.MonkeyPatch)
     visit = selection._Group._visit
     monkeypatch.setattr(selection._Group, "_visit", lambda self, at, *rest: (visits.append(at), visit(self, at, *rest)))
     found = select(net, of, originals, starts, SelectionSettings(threshold=1e-9))[0]
-    sweeps = len(found.history) - 1
+    sweeps = len(found.loss_history) - 1
     assert sweeps >= 2 and visits[:7] == [1, 2, 3, 4, 5, 6, 7] and len(visits) < 7 * sweeps
 
 
@@ -241,7 +243,7 @@ def test_the_most_sweeps_end_it_and_are_told() -> None:
     net, of = network("bert"), shadows(12)
     originals = sentences((12,) * 4)
     found = select(net, of, originals, starts_of(originals, of), SelectionSettings(threshold=1e-9, sweeps=1))
-    assert [len(one.history) for one in found] == [2] * 4 and not any(one.is_settled for one in found)
+    assert [len(one.loss_history) for one in found] == [2] * 4 and not any(one.is_settled for one in found)
 
 
 def test_drawing_is_even_and_the_nearest_is_the_first() -> None:

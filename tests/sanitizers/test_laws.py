@@ -10,9 +10,9 @@ from scipy.integrate import quad
 from scipy.spatial.distance import cdist
 from scipy.stats import laplace
 
-import milkglass.sanitizers.santext as heads
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
+from milkglass.sanitizers import santext
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, SparingRule
@@ -47,7 +47,7 @@ def test_santext_on_three_words_on_a_line() -> None:
 @pytest.mark.parametrize(("head", "epsilon"), [(2, 0.5), (2, 3.0), (8, 3.0), (8, 12.0)])
 @pytest.mark.parametrize("word", [0, 17, UNKNOWN])
 def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "HEAD_WORDS", head)
+    monkeypatch.setattr(santext, "HEAD_WORDS", head)
     words = table(300, 5)
     sanitizer = SanText(words, epsilon)
     x = words.vectors.astype(np.float64)
@@ -55,33 +55,33 @@ def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, mon
     np.testing.assert_allclose(santext_law(sanitizer, word), law, atol=1e-6)
     found = drawn(sanitizer, word)
     fits(found, law)
-    beyond = ~np.isin(found, sanitizer.heads.near[word if word >= 0 else 300])
-    assert beyond.any() and abs(beyond.mean() - (1 - sanitizer.heads.cumulative[word, -1])) < 0.01
+    beyond = ~np.isin(found, sanitizer.sampler.near[word if word >= 0 else 300])
+    assert beyond.any() and abs(beyond.mean() - (1 - sanitizer.sampler.cumulative[word, -1])) < 0.01
 
 
 def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "HEAD_WORDS", 2)
-    monkeypatch.setattr(heads, "MAX_TRIALS", 1)
+    monkeypatch.setattr(santext, "HEAD_WORDS", 2)
+    monkeypatch.setattr(santext, "MAX_TRIALS", 1)
     words = table(40, 2)
     sanitizer = SanText(words, 4.0)
     asked: list[int] = []
-    full = sanitizer.heads._draw_full_tail
+    full = sanitizer.sampler._draw_full_tail
     monkeypatch.setattr(
-        sanitizer.heads, "_draw_full_tail", lambda places, rng: (asked.append(len(places)), full(places, rng))[1]
+        sanitizer.sampler, "_draw_full_tail", lambda places, rng: (asked.append(len(places)), full(places, rng))[1]
     )
     x = words.vectors.astype(np.float64)
     fits(drawn(sanitizer, 3, 100_000), literal.santext_law(x, x[3], 4.0))
-    assert sum(asked) > 10_000 and max(asked) <= heads.WORDS_AT_A_TIME
+    assert sum(asked) > 10_000 and max(asked) <= santext.WORDS_AT_A_TIME
 
 
 def test_a_words_numbers_do_not_depend_on_its_company() -> None:
     words = table(300, 40)
     alone, together = SanText(words, 3.0), SanText(words, 3.0)
-    together.heads._prepare(np.arange(301))
+    together.sampler._prepare(np.arange(301))
     for word in (0, 63, 64, 299, 300):
-        alone.heads._prepare(np.array([word]))
-        assert np.array_equal(alone.heads.cumulative[word], together.heads.cumulative[word])
-        assert alone.heads.slack[word] == together.heads.slack[word]
+        alone.sampler._prepare(np.array([word]))
+        assert np.array_equal(alone.sampler.cumulative[word], together.sampler.cumulative[word])
+        assert alone.sampler.slack[word] == together.sampler.slack[word]
 
 
 def test_words_of_one_batch_are_each_drawn_by_their_own_law() -> None:
@@ -95,7 +95,7 @@ def test_words_of_one_batch_are_each_drawn_by_their_own_law() -> None:
 
 @pytest.mark.parametrize("head", [2, 64])
 def test_santext_plus_draws_sensitive_words_of_the_corpus(head: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "HEAD_WORDS", head)
+    monkeypatch.setattr(santext, "HEAD_WORDS", head)
     words = table(30, 3)
     x = words.vectors.astype(np.float64)
     counts = np.arange(30) % 5  # 0, 5, ... do not occur

@@ -18,7 +18,7 @@ from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.sanitizer import SparingRule
 from milkglass.sanitizers.santext import SanText, SanTextPlus
 from milkglass.sanitizers.table import WordVectors
-from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader, WordTally
+from milkglass.sanitizers.text import WORD_CLASSES, TextSanitizer, WordReader, WordTally
 from milkglass.sanitizers.words import CONTRACTIONS, is_kept, is_number, is_word, pattern
 from tests.sanitizers.kit import WORDS, table
 
@@ -126,14 +126,14 @@ def test_the_tally_counts_every_word_once() -> None:
     text.texts(["The apple, the pear; 1990 and 17 wort", "house wort xyzzy pear"], rng(), tally)
     found = tally.document()
     assert tally.texts == 2
-    assert {name: found[name]["words"] for name in CLASSES} == {
+    assert {name: found[name]["words"] for name in WORD_CLASSES} == {
         "stopword": 3, "number": 2, "unknown": 3, "sensitive": 1, "other": 3
     }  # fmt: skip
-    assert {name: found[name]["drawn"] for name in CLASSES} == {
+    assert {name: found[name]["drawn"] for name in WORD_CLASSES} == {
         "stopword": 0, "number": 2, "unknown": 1, "sensitive": 1, "other": 0
     }  # fmt: skip
     for count in ("words", "drawn", "replaced"):
-        assert found["all"][count] == sum(found[name][count] for name in CLASSES)
+        assert found["all"][count] == sum(found[name][count] for name in WORD_CLASSES)
     assert found["all"]["replaced_share"] == found["all"]["replaced"] / 12
 
 

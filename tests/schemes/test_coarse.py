@@ -16,7 +16,7 @@ from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.diversity import DiversityLimits, bits_and_shares, join_symbols
 from milkglass.schemes.symbols.finder import Evidence, FoundSymbols, TaskTexts
-from milkglass.schemes.symbols.kmeans import KMeans, assign, label_scores, next_price, with_neighbours
+from milkglass.schemes.symbols.kmeans import KMeans, cheapest_symbols, label_scores, next_price, with_neighbours
 from milkglass.schemes.symbols.symbol_map import SymbolMap
 from milkglass.sequences import Sequences
 
@@ -94,10 +94,10 @@ def test_the_price_on_mass_by_hand() -> None:
     price = next_price(np.array([1.0, 0.0]), np.array([6.0, 2.0]), 0.5)
     assert price.tolist() == pytest.approx([0.7 + 0.15 * log(1.55), 0.15 * log(0.55)])
     points, centres = np.array([[0.4], [0.6]], np.float32), np.array([[0.0], [1.0]], np.float32)
-    assert assign(points, centres, np.zeros(2)).tolist() == [0, 1]
+    assert cheapest_symbols(points, centres, np.zeros(2)).tolist() == [0, 1]
     # 0.4 costs 0.16 at the first centre and 0.36 at the second: a price of more than 0.2 drives it away
-    assert assign(points, centres, np.array([0.21, 0.0])).tolist() == [1, 1]
-    assert assign(points, centres, np.array([0.19, 0.0])).tolist() == [0, 1]
+    assert cheapest_symbols(points, centres, np.array([0.21, 0.0])).tolist() == [1, 1]
+    assert cheapest_symbols(points, centres, np.array([0.19, 0.0])).tolist() == [0, 1]
 
 
 def test_a_price_evens_the_symbols_out() -> None:

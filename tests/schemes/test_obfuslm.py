@@ -19,7 +19,7 @@ from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.nearest.products import SMALL_BYTES
-from milkglass.schemes.clustering import MANY_ROWS, embed_cluster, merge_small, weight_synth, zero_rows
+from milkglass.schemes.clustering import LARGE_TABLE_ROWS, embed_cluster, merge_small, weight_synth, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM
 
@@ -178,7 +178,7 @@ def real_clusters() -> tuple[torch.Tensor, list[np.ndarray]]:
 
 @pytest.mark.parametrize(
     ("small", "many", "tiny"),
-    [(SMALL_BYTES, MANY_ROWS, 1e-23), (0, MANY_ROWS, 1e-23), (SMALL_BYTES, 0, 1e-23), (0, 0, 1.0)],
+    [(SMALL_BYTES, LARGE_TABLE_ROWS, 1e-23), (0, LARGE_TABLE_ROWS, 1e-23), (SMALL_BYTES, 0, 1e-23), (0, 0, 1.0)],
 )
 @pytest.mark.parametrize(("k", "beta", "dtype"), [(2, 0.99, torch.float32), (3, 0.995, torch.bfloat16)])
 def test_same_clusters_where_most_rows_are_never_looked_at(
@@ -187,7 +187,7 @@ def test_same_clusters_where_most_rows_are_never_looked_at(
     """Large enough for likely values (nearest/select.py); with a first look in bf16 (many = 0) and without; part of a
     table with zeros, equal rows and tiny ones."""
     monkeypatch.setattr("milkglass.nearest.products.SMALL_BYTES", small)
-    monkeypatch.setattr("milkglass.schemes.clustering.MANY_ROWS", many)
+    monkeypatch.setattr("milkglass.schemes.clustering.LARGE_TABLE_ROWS", many)
     monkeypatch.setattr("milkglass.nearest.products.MAX_UNDECIDED_SHARE", 1.0)
     table = table_of(11, 2100, 16, 40)
     table[5], table[50:60] = 0, table[50:60] * tiny
@@ -206,7 +206,7 @@ def test_same_clusters_of_rows_that_bf16_holds(
     """Signs, times small integers: they lose nothing in bf16, but their products do."""
     monkeypatch.setattr("milkglass.nearest.products.SMALL_BYTES", small)
     monkeypatch.setattr("milkglass.nearest.products.MAX_UNDECIDED_SHARE", 1.0)
-    monkeypatch.setattr("milkglass.schemes.clustering.MANY_ROWS", 0)
+    monkeypatch.setattr("milkglass.schemes.clustering.LARGE_TABLE_ROWS", 0)
     rng = np.random.default_rng(seed)
     signs = rng.choice([-1.0, 1.0], size=(600, 256), p=[0.2, 0.8]) * rng.integers(1, 8, size=(600, 1))
     slow = literal.embed_cluster(signs, 5, 0.9)

@@ -1,4 +1,4 @@
-"""Names, places, numbers and the like are masked before text leaves (sanitizers/masking.py), and the model is public.
+"""Masks names, places, numbers and the like before text leaves (sanitizers/masking.py); the model is public.
 
 What is not recognised crosses as it is. The attack `mask-filling` guesses what stands behind a mask.
 """
@@ -30,15 +30,15 @@ class MaskingClient(ReplacedTextClient):
     """
 
     least: float = field(repr=False)
-    _parts_of: dict[str, tuple[list[str], list[str]]] = field(
+    _cached_parts: dict[str, tuple[list[str], list[str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # of texts that were masked before: a comparison trains with, asks about and attacks the same rows
 
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
         for text in texts:
-            if text not in self._parts_of:
-                self._parts_of[text] = masked_parts(text, self.least)
-        return [self._parts_of[text] for text in texts]
+            if text not in self._cached_parts:
+                self._cached_parts[text] = masked_parts(text, self.least)
+        return [self._cached_parts[text] for text in texts]
 
 
 @dataclass(frozen=True)

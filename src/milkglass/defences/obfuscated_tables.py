@@ -1,4 +1,4 @@
-"""Defences that rewrite the tables of token ids: a scrambled checkpoint and its codec. `Plain` does nothing."""
+"""Defines defences that rewrite the tables of token ids: a scrambled checkpoint and its codec. `Plain` does nothing."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ class TableClient(TokenClient):
         return Encoded([ids for part in encoded_texts for ids in part.ids], types or None, truncated)
 
     def _seeded_codec(self, text: str, pair: str | None) -> Codec:
+        """Returns the codec whose draws follow from the secret and the text."""
         digest = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
         return replace(self.codec, new_stream=repeated_stream(Stream(digest.digest())))
 
@@ -65,7 +66,12 @@ class TableClient(TokenClient):
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
     """Returns the key that a secret makes; without a scheme, one whose permutation is the identity.
 
-    `digest` is the base's, if it is known.
+    Args:
+        base: the model.
+        scheme: how tables are rewritten. None: they are not.
+        secret: 32 bytes.
+        ref: what the key calls the model. "": its folder's name.
+        digest: the model's digest. "": it is computed.
     """
     key = new_key(base, ref or base.folder.name, scheme, digest or base.digest(), secret)
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))

@@ -1,4 +1,4 @@
-"""Sanitizers as defences: the model is public, and the words or tokens are replaced.
+"""Makes defences of sanitizers: the model is public, and the words or tokens are replaced.
 
 By words, a sanitizer replaces words of the text, which is tokenized afterwards. The table is a GloVe file or the
 model's whole words. By tokens, it replaces the ids of the tokenized text. The table is then the model's own, row for
@@ -55,7 +55,7 @@ class SanitizingClient(TokenClient):
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
 
     def random_stream(self, text: str) -> Stream:
-        """Returns the random stream of a text, which the secret and the sanitizer decide, too."""
+        """Returns the stream of draws for a text, which follows from the secret, the sanitizer and the text."""
         label = json.dumps(["milkglass sanitizer", dict(self.document), text], sort_keys=True)
         return Stream(hmac.digest(self.secret, label.encode(), "sha256"))
 

@@ -1,4 +1,4 @@
-"""The two halves of every defence that sends token ids: a codec and an ordinary checkpoint.
+"""Defines the two halves of every defence that sends token ids: a codec and an ordinary checkpoint.
 
 Such defences differ in the checkpoint (client/obfuscate/scramble.py) or in the text before it is encoded
 (sanitized_text.py). A server trains and answers in the same way for all.
@@ -32,7 +32,7 @@ from milkglass.threat.defence import Client, Server
 from milkglass.threat.observations import Observation, Tokens, Weights
 from milkglass.threat.training_step import pad_texts
 
-SECRET, ABOUT = "secret", "defence.json"
+SECRET_FILE, DEFENCE_FILE = "secret", "defence.json"  # files of a saved client half
 TEXTS_AT_A_TIME = 32  # texts answered at a time
 
 
@@ -52,7 +52,7 @@ class TokenClient(Client):
 
     @abc.abstractmethod
     def prepare(self, texts: Sequence[str]) -> list[str]:
-        """Returns the texts to encode in place of these. It is abstract, so that no client forgets to disturb."""
+        """Returns the texts that are encoded in place of these: the texts themselves if a client changes only ids."""
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         prepared_pairs = None if pairs is None else self.prepare(pairs)
@@ -70,8 +70,8 @@ class TokenClient(Client):
 
     def write(self, folder: Path) -> None:
         """Writes all files of this half into a folder that only its owner can read."""
-        (folder / ABOUT).write_bytes(json.dumps(dict(self.document)).encode() + b"\n")
-        (folder / SECRET).write_bytes(self.secret)
+        (folder / DEFENCE_FILE).write_bytes(json.dumps(dict(self.document)).encode() + b"\n")
+        (folder / SECRET_FILE).write_bytes(self.secret)
 
 
 def read_saved(folder: Path, expected: Mapping[str, Any] | None = None) -> tuple[bytes, dict[str, Any]]:
@@ -79,14 +79,14 @@ def read_saved(folder: Path, expected: Mapping[str, Any] | None = None) -> tuple
 
     Raises KeyFileError if the folder has no client half, or one with another document than is expected.
     """
-    if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
+    if not (folder / SECRET_FILE).is_file() or not (folder / DEFENCE_FILE).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
-    secret = (folder / SECRET).read_bytes()
+    secret = (folder / SECRET_FILE).read_bytes()
     if len(secret) != root.SECRET_BYTES:
         raise KeyFileError(
             f"the secret is {len(secret)} bytes long, {root.SECRET_BYTES} are needed", "give the folder of another copy"
         )
-    document = read_json(folder / ABOUT)
+    document = read_json(folder / DEFENCE_FILE)
     if expected is not None and document != expected:
         raise KeyFileError(f"{folder} is of another defence than this one", "give the parameters that made it")
     return secret, document
@@ -127,7 +127,12 @@ def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float3
 
 
 def _load_classifier(folder: Path) -> Any:
-    """Loads a trained classifier. Raises UsageError, UnsupportedModel."""
+    """Loads a trained classifier.
+
+    Raises:
+        UsageError: the checkpoint has no head of classes.
+        UnsupportedModel: the checkpoint cannot be loaded.
+    """
     from transformers import AutoModelForSequenceClassification
 
     names = Checkpoint.open(folder).tensors

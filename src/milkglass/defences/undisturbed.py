@@ -1,4 +1,4 @@
-"""No defence, in two halves: the control of the methods that disturb hidden states.
+"""Splits a model and disturbs nothing: the control of the methods that disturb hidden states.
 
 It sends what the client's half computes. With `send = "tokens"` the two halves are the whole model, trained by the same
 loop as those methods; with "mean" or "first" the server has CAPE's head over one vector a text. A method differs from
@@ -26,7 +26,8 @@ class Undisturbed(HiddenStateDefence):
     """Sends what the client's half computes, undisturbed: the control of defences of hidden states.
 
     Attributes:
-        send: every token's state, or one vector a text.
+        layer: how many layers the client runs. None: all.
+        send: every token's state ("tokens"), or one vector a text: the "mean" of its states or the "first" of them.
     """
 
     layer: int | None = None

@@ -17,9 +17,7 @@ from milkglass.errors import EnclaveError
 from milkglass.noise.stream import Stream
 from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.rnm import Rnm
-from milkglass.sanitizers.sanitizer import EPSILON as EPSILON_LIMIT
-from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
-from milkglass.sanitizers.sanitizer import SparingRule, sensitive_words
+from milkglass.sanitizers.sanitizer import EPSILON_LIMIT, SHARE_LIMIT, SparingRule, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 
 DEFAULT_K, DEFAULT_P, DEFAULT_SHARE = 30, 0.3, 0.2  # CMIF, section 4.1

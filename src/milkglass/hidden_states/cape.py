@@ -42,7 +42,7 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Ids
 
-COMMONEST_WORDS = 150  # ids that are left out: function words and marks, as in `truth.content_tokens`
+COMMONEST_WORD_COUNT = 150  # the commonest ids, which are left out: function words and marks (`truth.content_tokens`)
 
 
 class GradientReversal(torch.autograd.Function):
@@ -58,7 +58,7 @@ class GradientReversal(torch.autograd.Function):
 
 
 class WordAdversary(torch.nn.Module):
-    """Learns which of `words` (w,), public ids, occur in the text of each vector (b, d). A call returns its loss."""
+    """Learns which of `words` (w,), public ids, occur in the text of each vector (b, d). A call returns the loss."""
 
     def __init__(self, width: int, words: Ids, size: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class WordAdversary(torch.nn.Module):
         self.register_buffer("column", column)
 
     def bag(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns (b, w) whether each word is in the text."""
+        """Returns (b, w) 1 if a word is in a text, else 0, for the texts' ids (b, t) and their mask (b, t)."""
         presence = torch.zeros(len(ids), self.net[-1].out_features, device=ids.device)
         for row, text in enumerate(ids):
             named = self.column[text[mask[row]]]
@@ -90,7 +90,7 @@ def balanced_loss(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
 
 
 def normalise(vector: torch.Tensor) -> torch.Tensor:
-    """Returns (d,) scaled so that its smallest entry is 0 and its largest 1; all are one half if these are equal."""
+    """Returns the vector (d,), scaled so that its smallest entry is 0 and its largest 1; one half if all are equal."""
     low, high = vector.min(), vector.max()
     if float(high.detach()) == float(low.detach()):
         return torch.full_like(vector, 0.5)
@@ -102,8 +102,8 @@ class CAPE(HiddenStateDefence):
     """Sends one noisy vector a text, from an encoder that is trained against an adversary.
 
     Attributes:
-        epsilon: of the noise, see the module.
-        w_adv: the adversary's weight.
+        epsilon: the parameter of the noise, see the module.
+        w_adv: the weight of the adversary's loss.
         words: how many words the adversary names.
         calibration: "strict" if epsilon is to hold for a text, "paper" if for one coordinate.
         pooling: the mean of a text's states, or the first of them.
@@ -179,4 +179,4 @@ def words_present(encoded: TokenizedTexts, size: int, max_count: int) -> Ids:
     pairs = np.unique(encoded.ids.sequence_indices * size + encoded.ids.ids) % size
     counts = np.bincount(pairs, minlength=size)
     order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
-    return np.sort(order[min(COMMONEST_WORDS, len(order) // 2) :][:max_count]).astype(np.int64)
+    return np.sort(order[min(COMMONEST_WORD_COUNT, len(order) // 2) :][:max_count]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The half that keeps the secret: maps texts to disturbed states, and these to the bytes that cross.
+"""Runs the client's half, which keeps the secret: maps texts to disturbed states, and these to the bytes that cross.
 
 Noise depends on the secret, the number of the text among all that this client sent, the text, and its states. A text
 that is sent twice gets different noise. A client loaded twice from one folder counts from the same number. Then noise

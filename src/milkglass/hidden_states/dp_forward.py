@@ -41,7 +41,7 @@ class DPForward(HiddenStateDefence):
     """Clips the states of a text as one matrix, and adds Gaussian noise.
 
     Attributes:
-        epsilon, delta: of one text, each time that it is sent.
+        epsilon, delta: the guarantee of one text, each time that it is sent.
         clip: C, the largest Frobenius norm of a text's hidden states.
         where: "local" or "central", whether the client or the party that trains adds the noise.
         sensitivity: "replace", 2 C, which holds for any other text; or "paper", 1.
@@ -74,16 +74,17 @@ class DPForward(HiddenStateDefence):
         """Returns the standard deviation of the noise, in the units of the hidden states."""
         return sigma_of(self.epsilon, self.delta, 2 * self.clip if self.sensitivity == "replace" else 1.0)
 
-    def spent_epsilon(self, draws: int = 1) -> float:
-        """Returns the epsilon that holds, at this delta, for a text to which noise was added `draws` times."""
-        return epsilon_of(self.sigma, self.delta, 2 * self.clip, draws)
+    def spent_epsilon(self, draw_count: int = 1) -> float:
+        """Returns the epsilon that holds, at this delta, for a text to which noise was added `draw_count` times."""
+        return epsilon_of(self.sigma, self.delta, 2 * self.clip, draw_count)
 
     @property
     def guarantee(self) -> str | None:
         """Returns the guarantee for one text, replaced by any other of its length."""
-        draws = self.training.epochs if self.redraw else 1
+        draw_count = self.training.epochs if self.redraw else 1
         in_training = (
-            f"({upward(self.spent_epsilon(draws))}, {self.delta!r})-DP, composed over {draws} draw{'s' * (draws > 1)}"
+            f"({upward(self.spent_epsilon(draw_count))}, {self.delta!r})-DP, composed over {draw_count} "
+            f"draw{'s' * (draw_count > 1)}"
         )
         neighbours = "one text replaced by any other of the same length"
         if self.where == "central":

@@ -1,4 +1,4 @@
-"""Hidden states as bytes: one safetensors file in memory, every claim of which is checked.
+"""Writes hidden states as bytes and reads them: one safetensors file in memory, of which everything is checked.
 
     hidden   fp32 (rows, d)     one row a token, or one a text if they are pooled
     lengths  int64 (texts,)     tokens of each text; 1 each if they are pooled
@@ -17,11 +17,11 @@ from safetensors.torch import load, save
 from milkglass.errors import BadUpload
 from milkglass.threat.observations import Activations
 
-MAX_BYTES = 1 << 30
+MAX_FRAME_BYTES = 1 << 30
 MAX_LAYER = 1024
 HINT = "send what the client half gives"
-KINDS = {"hidden": (torch.float32, 2), "lengths": (torch.int64, 1), "about": (torch.int64, 1)}
-OPTIONAL = {"mixed": (torch.int64, 1)}
+REQUIRED_TENSORS = {"hidden": (torch.float32, 2), "lengths": (torch.int64, 1), "about": (torch.int64, 1)}
+OPTIONAL_TENSORS = {"mixed": (torch.int64, 1)}
 
 
 def encode(sent: Activations) -> bytes:
@@ -36,9 +36,11 @@ def encode(sent: Activations) -> bytes:
 
 
 def _require_small(frame: bytes) -> None:
-    """Raises BadUpload for a frame of more than MAX_BYTES."""
-    if len(frame) > MAX_BYTES:
-        raise BadUpload(f"a frame of {len(frame)} bytes, at most {MAX_BYTES} are allowed", "send fewer texts at a time")
+    """Raises BadUpload for a frame of more than MAX_FRAME_BYTES."""
+    if len(frame) > MAX_FRAME_BYTES:
+        raise BadUpload(
+            f"a frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed", "send fewer texts at a time"
+        )
 
 
 def decode(frame: bytes) -> Activations:
@@ -48,15 +50,15 @@ def decode(frame: bytes) -> Activations:
         tensors = load(frame)
     except (SafetensorError, ValueError, KeyError) as error:
         raise BadUpload("the frame is not a safetensors file", HINT) from error
-    if not KINDS.keys() <= tensors.keys() <= KINDS.keys() | OPTIONAL.keys():
+    if not REQUIRED_TENSORS.keys() <= tensors.keys() <= REQUIRED_TENSORS.keys() | OPTIONAL_TENSORS.keys():
         raise BadUpload(f"the frame holds {len(tensors)} tensors, hidden, lengths and about are needed", HINT)
-    for name, (dtype, rank) in (KINDS | OPTIONAL).items():
+    for name, (dtype, rank) in (REQUIRED_TENSORS | OPTIONAL_TENSORS).items():
         if name not in tensors:
             continue
         tensor = tensors[name]
         if tensor.dtype != dtype or tensor.dim() != rank:
             raise BadUpload(f"{name} is {tensor.dtype} of rank {tensor.dim()}, {dtype}, {rank} needed", HINT)
-    hidden, lengths, about = (tensors[name] for name in KINDS)
+    hidden, lengths, about = (tensors[name] for name in REQUIRED_TENSORS)
     if len(about) != 2 or not 0 <= int(about[0]) <= MAX_LAYER or int(about[1]) not in (0, 1):
         raise BadUpload("the frame's layer is impossible", HINT)
     rows, layer, pooled, mixed = len(hidden), int(about[0]), bool(about[1]), tensors.get("mixed")

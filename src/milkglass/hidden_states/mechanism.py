@@ -1,4 +1,4 @@
-"""What a method adds to a model that is cut in two: a mechanism on one text's (t, d) hidden states, and a loss."""
+"""Defines what a method adds to a model that is cut in two: a mechanism on a text's hidden states, and a loss."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ class HalvesTraining:
     The learning rate decays linearly to zero, as in transformers' Trainer.
 
     Attributes:
-        batch_size: texts a step.
-        max_steps: of the training. None if the epochs alone limit it.
-        max_length: in tokens. Longer texts are cut in training, and refused when they are sent.
+        learning_rate: the rate at its highest.
+        batch_size: how many texts a step has.
+        epochs: how often the training texts are gone through.
+        max_steps: the most steps. None: the epochs alone limit them.
+        max_length: the most tokens of a text. Longer texts are cut in training, and refused when they are sent.
+        weight_decay: AdamW's.
         warmup_ratio: the share of the steps over which the learning rate rises first.
     """
 
@@ -58,7 +61,7 @@ class TrainingStep:
         hidden: (b, t, d) what the lower half gave.
         labels: (b,) the classes.
         text_indices: (b,) which texts of the training data these are.
-        epoch: from 0.
+        epoch: the index of the epoch, from 0.
     """
 
     ids: torch.Tensor
@@ -176,4 +179,5 @@ class Mechanism(Defence):
         return json.dumps(self.document(), sort_keys=True)
 
     def root(self, secret: bytes) -> NoiseRoot:
+        """Returns the source of all draws of a half with this secret."""
         return NoiseRoot(secret, self.salt)

@@ -1,4 +1,4 @@
-"""The server's half of a split encoder: answers hidden states with logits, and shows what lies on its disk."""
+"""Runs the server's half of a split encoder: answers hidden states with logits, and shows what lies on its disk."""
 
 from __future__ import annotations
 

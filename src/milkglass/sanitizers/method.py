@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.parameters import limited, parameters_of, require
-from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, SparingRule, sensitive_words
+from milkglass.sanitizers.sanitizer import EPSILON_LIMIT, Sanitizer, SparingRule, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import Splitting, TextSanitizer, TokenReader, TokenTextSanitizer, WordReader
 
@@ -32,7 +32,7 @@ class SanitizerMethod(abc.ABC):
         has_lists: whether lists of words are made before the first word is drawn, which takes time.
     """
 
-    epsilon: float = limited(1.0, least=EPSILON.low, most=EPSILON.high, hint="1, 2 and 3 are common")
+    epsilon: float = limited(1.0, least=EPSILON_LIMIT.low, most=EPSILON_LIMIT.high, hint="1, 2 and 3 are common")
     keep_stopwords: bool = False
     allow: frozenset[str] = frozenset()
 

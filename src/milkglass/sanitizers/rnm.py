@@ -1,4 +1,4 @@
-"""RNM: report-noisy-max over near words (Yu et al., CMIF, section 3.2).
+"""Draws a substitute by RNM, report-noisy-max over near words (Yu et al., CMIF, section 3.2).
 
 Every word has a list of the k others of the largest cosine; u is the cosine, normalised to [0, 1] within the list
 (equation 3). A word becomes
@@ -51,7 +51,8 @@ class Rnm(Sanitizer):
     """Replaces words by RNM over a table. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
-        guarantee_kind: the paper's mechanism, or the one with a guarantee.
+        k: how many words a list has.
+        guarantee_kind: "paper" for the paper's mechanism, "strict" for the one with a guarantee.
         sparing: which words are replaced only sometimes. None: every word is always replaced.
         counts: (n,) how often each word occurs, which decides the order of strict lists. None: the table's order.
         given_lists: earlier `nearest_lists` of the same table and k.

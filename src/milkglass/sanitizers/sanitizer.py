@@ -1,4 +1,4 @@
-"""The base of all sanitizers: word ids in, word ids out, each drawn separately by a law that the class documents.
+"""Defines the base of all sanitizers: each word id is replaced by a separate draw from a documented distribution.
 
 A mechanism works on *places*, 0 to m - 1 among the table's candidates, so that special rows cannot be drawn.
 """
@@ -21,9 +21,9 @@ from milkglass.parameters import Limit
 from milkglass.progress import Progress
 from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
 
-UNKNOWN = -1  # a word that the table does not have
-EPSILON = Limit(1e-9, high=1e6)  # beyond it nothing is ever replaced, and distances times epsilon overflow
-SHARE = Limit(0, high=1)
+UNKNOWN = -1  # the id of a word that the table does not have
+EPSILON_LIMIT = Limit(1e-9, high=1e6)  # beyond it nothing is ever replaced, and distances times epsilon overflow
+SHARE_LIMIT = Limit(0, high=1)
 WORDS_AT_A_TIME = 8192  # words drawn at a time, which bounds memory
 
 
@@ -31,11 +31,13 @@ WORDS_AT_A_TIME = 8192  # words drawn at a time, which bounds memory
 class Sanitizer(abc.ABC):
     """Replaces words of a table, each by a draw of its own.
 
-    An unknown word, id UNKNOWN, is always replaced, by one law for all unknown words. What is sent shows that there was
-    one, and nothing else about it.
+    An unknown word, id UNKNOWN, is always replaced, by one distribution for all unknown words. What is sent shows that
+    there was one, and nothing else about it.
 
     Attributes:
+        table: the words that are known, and that may be drawn.
         epsilon: the budget of one word, above 0. A text of t words spends t times that.
+        paper: the paper that describes the mechanism.
     """
 
     table: WordVectors = field(repr=False)
@@ -44,7 +46,7 @@ class Sanitizer(abc.ABC):
     paper: ClassVar[Paper]
 
     def __post_init__(self) -> None:
-        EPSILON.require(self.epsilon, "epsilon", "1, 2 and 3 are common")
+        EPSILON_LIMIT.require(self.epsilon, "epsilon", "1, 2 and 3 are common")
 
     @property
     @abc.abstractmethod
@@ -53,7 +55,7 @@ class Sanitizer(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        """Returns (t,) substitutes for at most WORDS_AT_A_TIME places among the candidates, or UNKNOWN."""
+        """Returns (t,) the places of substitutes for at most WORDS_AT_A_TIME places, of which any may be UNKNOWN."""
 
     def is_due(self, ids: Ids, stream: Stream) -> Mask:
         """Returns (t,) which of these known words are replaced: all, unless a variant spares some."""
@@ -65,17 +67,21 @@ class Sanitizer(abc.ABC):
 
     @property
     def substitute_count(self) -> int | None:
-        """Returns from how many words of the corpus substitutes are drawn; None if they are from the whole table."""
+        """Returns from how many words of the corpus substitutes are drawn, or None if from the whole table."""
         return None
 
     def prepare(self) -> None:  # noqa: B027
-        """Computes now what draws need, if that is not done word by word."""
+        """Computes what draws need, if that is not computed word by word."""
 
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
         """Returns the mechanism with its lists of words, and whether they were cached.
 
         Lists that follow from a table alone are cached (models/array_cache.py). Lists that private counts decide are
         not.
+
+        Args:
+            progress: counts the words of the table.
+            folder: where the cache lies. None: where all caches lie.
         """
         return self, False
 
@@ -132,7 +138,12 @@ class Sanitizer(abc.ABC):
 
 @dataclass(frozen=True)
 class SparingRule:
-    """Decides which words are replaced: the sensitive ones (n,) always, all others with probability p."""
+    """Decides which words are replaced: sensitive ones always, all others with probability p.
+
+    Attributes:
+        sensitive: (n,) whether each word of the table is sensitive.
+        p: the probability with which a word that is not sensitive is replaced.
+    """
 
     sensitive: Mask = field(repr=False)
     p: float
@@ -144,7 +155,7 @@ class SparingRule:
                 f"sensitive words are given as {self.sensitive.dtype} of shape {self.sensitive.shape}",
                 f"give a mask of {len(table)} words",
             )
-        SHARE.require(self.p, "p", "0.3 is the papers' choice")
+        SHARE_LIMIT.require(self.p, "p", "0.3 is the papers' choice")
 
     def is_due(self, ids: Ids, stream: Stream) -> Mask:
         """Returns (t,) which of these known words are replaced. One random number is drawn for every word."""
@@ -154,10 +165,16 @@ class SparingRule:
 def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
     """Returns (n,) which words are sensitive: the rarest that occur, and all that never do (CMIF, section 4.1).
 
-    The counts are of the user's own text. What is sensitive depends on it, which no guarantee here covers.
-    `share` is of the words that occur. Words as rare as the last of them are sensitive too.
+    What is sensitive depends on the user's own text, which no guarantee here covers.
+
+    Args:
+        counts: (n,) how often each word occurs in the user's own text.
+        share: the share of the words that occur. Words as rare as the last of them are sensitive too.
+
+    Raises:
+        UsageError: the share is not from 0 to 1.
     """
-    SHARE.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
+    SHARE_LIMIT.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
     occurring_counts = np.sort(counts[counts > 0])
     count = round(share * len(occurring_counts))
     max_count = occurring_counts[count - 1] if count else 0

@@ -27,12 +27,12 @@ from milkglass.sanitizers.method import SanitizerMethod, SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, SparingRule
 from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
 
-HEAD_WORDS = 64
-SAMPLE_WORDS = 256  # words that g is the mean distance to
+HEAD_WORDS = 64  # the nearest words, which are drawn by their own probabilities
+SAMPLE_WORDS = 256  # the sample to which g is the mean distance
 WORDS_AT_A_TIME = 64  # words prepared at a time
-TRIALS_AT_A_TIME = 8192
+TRIALS_AT_A_TIME = 8192  # proposals drawn at a time, over all words
 MAX_TRIALS = 256  # trials for one word, after which its tail is drawn from in full
-ENVELOPE_SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
+ENVELOPE_SLACK = 1e-3  # added to c_x, which comes from rounded distances, in units of the largest norm
 
 
 class SubstituteSampler:
@@ -46,7 +46,14 @@ class SubstituteSampler:
 
     Attributes:
         vectors: (m, d) the words that are replaced, relative to their mean.
-        outputs: (outputs,) the places that may be drawn; `near` holds indices into it, and `targets` its vectors.
+        outputs: (outputs,) the places that may be drawn.
+        targets: (outputs, d) their vectors.
+        near: (m + 1, k) the head of each place, as indices of `outputs`, once it is prepared.
+        cumulative: (m + 1, k) the running sums of the probabilities of the head.
+        slack: (m + 1,) c_x.
+        is_ready: (m + 1,) whether a place is prepared.
+        mean_distance: (outputs,) g.
+        proposal: (outputs,) the running sums of q.
     """
 
     def __init__(self, vectors: Vectors, epsilon: float, outputs: Ids) -> None:
@@ -71,6 +78,7 @@ class SubstituteSampler:
         self.proposal = np.cumsum(proposal / proposal.sum())
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
+        """Returns (t,) the places of substitutes for places (t,), or UNKNOWN."""
         places = np.where(places == UNKNOWN, len(self.vectors), places)
         self._prepare(places)
         level = stream.random(len(places))
@@ -82,6 +90,7 @@ class SubstituteSampler:
         return self.outputs[outputs]
 
     def _vectors_of(self, places: Ids) -> Vectors:
+        """Returns (t, d) the vectors of places; zeros, the mean, for place m."""
         rows = self.vectors[np.minimum(places, len(self.vectors) - 1)]
         rows[places == len(self.vectors)] = 0
         return rows
@@ -104,7 +113,7 @@ class SubstituteSampler:
         new_places = new_places[~self.is_ready[new_places]]
         slots = new_places % WORDS_AT_A_TIME
         by_slot = np.argsort(slots, kind="stable")
-        turns = np.empty(len(new_places), np.int64)  # its number among those of its slot
+        turns = np.empty(len(new_places), np.int64)  # the number of each place among those of its slot
         turns[by_slot] = np.arange(len(new_places)) - np.searchsorted(slots[by_slot], slots[by_slot])
         for turn in range(int(turns.max(initial=-1)) + 1):
             block_places = new_places[turns == turn]
@@ -197,14 +206,15 @@ class SanText(Sanitizer):
         return f"metric local DP: {budget}, for one word, down to probabilities of 2^-52"
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        return self.heads.draw(places, stream)
+        return self.sampler.draw(places, stream)
 
     def outputs(self) -> Ids:
         """Returns (outputs,) the places that may be drawn."""
         return np.arange(len(self.vectors))
 
     @cached_property
-    def heads(self) -> SubstituteSampler:
+    def sampler(self) -> SubstituteSampler:
+        """Returns the sampler of the table's words, which is made once."""
         return SubstituteSampler(self.vectors, self.epsilon, self.outputs())
 
 

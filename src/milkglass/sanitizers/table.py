@@ -1,4 +1,4 @@
-"""An embedding table, the words that a sanitizer knows with a vector for each, from a GloVe file or from a model.
+"""Reads the words that a sanitizer knows, with a vector for each, from a GloVe file or from a model.
 
 Of a model's own embeddings, a table for texts has the tokens that are a word by themselves, spelled as in a text, so
 that a sanitized word is one token again. Pieces of words ("##ing") are not words and replace none. A table for token
@@ -28,12 +28,12 @@ from milkglass.sanitizers.words import is_word
 Ids = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 Mask = NDArray[np.bool_]
-MAX_VALUE = 1e15  # squares of such values can be summed in fp32
-ROWS_AS_TEXT = 4096  # rows held as text at a time
-MAX_LINE = 1 << 16  # bytes of a line
-HINT = "give a GloVe text file: a word and its numbers on each line"
+MAX_VALUE = 1e15  # values are below this, so that their squares can be summed in fp32
+TEXT_ROWS_AT_A_TIME = 4096  # rows of a file that are held as text at a time
+MAX_LINE_CHARACTERS = 1 << 16
+GLOVE_HINT = "give a GloVe text file: a word and its numbers on each line"
 SPACE_MARKERS = ("\u0120", "\u2581")  # byte-level BPE's, SentencePiece's
-RESERVED = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|madeupword\d+", re.IGNORECASE)
+RESERVED_TOKEN = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|madeupword\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class WordVectors:
 
 
 def read_glove(path: Path) -> WordVectors:
-    """Reads a GloVe file. Raises BadTable with the line for a file of another format."""
+    """Reads a GloVe file. Raises BadTable, which names the line, for a file of another format."""
     words: dict[str, None] = {}
     blocks: list[Vectors] = []
     pending: list[str] = []
@@ -102,19 +102,19 @@ def read_glove(path: Path) -> WordVectors:
         for number, word, values in _lines(path):
             width = width or len(values)
             if len(values) < width:
-                raise BadTable(f"line {number} of {path.name} has {len(values)} numbers, the first {width}", HINT)
+                raise BadTable(f"line {number} of {path.name} has {len(values)} numbers, the first {width}", GLOVE_HINT)
             if len(values) > width:  # a word with blanks in it
                 continue
             if is_word(word) and word not in words:
                 words[word] = None
                 pending.append(" ".join(values))
-                if len(pending) == ROWS_AS_TEXT:
+                if len(pending) == TEXT_ROWS_AT_A_TIME:
                     flush()
         flush()
     except UnicodeDecodeError:
-        raise BadTable(f"{path.name} is not UTF-8 text", HINT) from None
+        raise BadTable(f"{path.name} is not UTF-8 text", GLOVE_HINT) from None
     if not blocks:
-        raise BadTable(f"{path.name} has no words", HINT)
+        raise BadTable(f"{path.name} has no words", GLOVE_HINT)
     return WordVectors(tuple(words), np.concatenate(blocks), name=path.name)
 
 
@@ -122,15 +122,17 @@ def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
     """Yields the number of each line, its word and its numbers. Raises BadTable for a line of another form."""
     with path.open(encoding="utf-8", newline="\n") as file:
         number = 0
-        while line := file.readline(MAX_LINE):
+        while line := file.readline(MAX_LINE_CHARACTERS):
             number += 1
-            if len(line) == MAX_LINE:
-                raise BadTable(f"line {number} of {path.name} is longer than {MAX_LINE} characters", HINT)
+            if len(line) == MAX_LINE_CHARACTERS:
+                raise BadTable(
+                    f"line {number} of {path.name} is longer than {MAX_LINE_CHARACTERS} characters", GLOVE_HINT
+                )
             word, *values = line.rstrip("\r\n").rstrip(" ").split(" ")
             if number == 1 and len(values) == 1 and word.isdigit() and values[0].isdigit():
                 continue
             if not values:
-                raise BadTable(f"line {number} of {path.name} has no numbers", HINT)
+                raise BadTable(f"line {number} of {path.name} has no numbers", GLOVE_HINT)
             yield number, word, values
 
 
@@ -139,14 +141,20 @@ def _floats(rows: list[str], width: int, path: Path) -> Vectors:
     try:
         vectors = np.array([row.split(" ") for row in rows], np.float32)
     except ValueError:
-        raise BadTable(f"{path.name} has an entry that is not a number", HINT) from None
+        raise BadTable(f"{path.name} has an entry that is not a number", GLOVE_HINT) from None
     return vectors.reshape(-1, width)
 
 
 def words_of_model(folder: Path, name: str) -> WordVectors:
     """Returns the whole words of a model's vocabulary, in the order of their ids.
 
-    Raises BadTable if there are none, and ModelError.
+    Args:
+        folder: the model's folder.
+        name: what reports and messages call the table.
+
+    Raises:
+        BadTable: the vocabulary has no whole words.
+        ModelError: the model or its tokenizer cannot be read.
     """
     tokenizer, vectors = open_table(folder)
     rows: dict[str, int] = {}
@@ -171,7 +179,10 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
 
 
 def tokens_of_model(folder: Path, name: str) -> WordVectors:
-    """Returns every row of a model's embeddings by token id; special ones are neither drawn nor replaced."""
+    """Returns every row of a model's embeddings by token id; special rows are neither drawn nor replaced.
+
+    Raises ModelError if the model or its tokenizer cannot be read.
+    """
     return table_of(*open_table(folder), name)
 
 
@@ -195,7 +206,7 @@ def special_rows(tokenizer: Any, row_count: int) -> NDArray[np.bool_]:
     is_special = np.ones(row_count, np.bool_)
     count = min(len(tokenizer), row_count)
     tokens = tokenizer.convert_ids_to_tokens(range(count))
-    is_special[:count] = [token is None or bool(RESERVED.fullmatch(token)) for token in tokens]
+    is_special[:count] = [token is None or bool(RESERVED_TOKEN.fullmatch(token)) for token in tokens]
     special_added = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
     is_special[[i for i in {*tokenizer.all_special_ids, *special_added} if i < row_count]] = True
     return is_special

@@ -1,4 +1,4 @@
-"""A sanitizer in front of any model: text in, text out, and a tally of what was replaced.
+"""Puts a sanitizer in front of any model: text in, text out, and a tally of what was replaced.
 
 Every word of the result is a word of the table or one that the caller kept by name, in the table's spelling: no
 spelling, capital or accent of the input gets through. What was between words stays, with rare white space as blanks.
@@ -27,8 +27,8 @@ from milkglass.sanitizers.word_list import token_counts
 from milkglass.sanitizers.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whole_word, stem, whole_pattern
 
 Splitting = Literal["pieces", "whole"]  # how a text is split into words (words.py); recipes of papers have "pieces"
-CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
-STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
+WORD_CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
+STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(WORD_CLASSES))
 # English function words, which CUSTEXT+ and --keep-stopwords let cross: pronouns, articles, prepositions, conjunctions,
 # auxiliaries and negations, nothing that names anything. Words that are names as well ("will", "may", "don") and single
 # letters but "a" and "i" are left out.
@@ -45,12 +45,15 @@ STOPWORDS = frozenset(_STOPWORD_LINES.split())
 
 
 def _zeros() -> NDArray[np.int64]:
-    return np.zeros(len(CLASSES), np.int64)
+    """Returns a count of 0 for each of WORD_CLASSES."""
+    return np.zeros(len(WORD_CLASSES), np.int64)
 
 
 @dataclass
 class WordTally:
-    """Counts words by class, in the order of CLASSES. A word that the caller kept counts in its class, as not drawn.
+    """Counts words by class, in the order of WORD_CLASSES.
+
+    A word that the caller kept counts in its class, as not drawn.
 
     Attributes:
         texts: the number of texts.
@@ -74,7 +77,7 @@ class WordTally:
     def document(self) -> dict[str, dict[str, float | int]]:
         """Returns the counts by class, and those of all, for a report. It contains no text."""
         counts = np.stack([self.words, self.drawn, self.replaced], 1)
-        counts_by_class = {"all": counts.sum(0), **dict(zip(CLASSES, counts, strict=True))}
+        counts_by_class = {"all": counts.sum(0), **dict(zip(WORD_CLASSES, counts, strict=True))}
         return {
             name: {
                 "words": int(words),
@@ -230,9 +233,9 @@ class TextSanitizer:
         classes[codes == NUMBER] = NUMBER_CLASS
         is_kept = codes <= KEPT
         classes[is_kept] = self._kept_classes[KEPT - codes[is_kept]]
-        tally.words += np.bincount(classes, minlength=len(CLASSES))
-        tally.drawn += np.bincount(classes[is_drawn], minlength=len(CLASSES))
-        tally.replaced += np.bincount(classes[is_changed], minlength=len(CLASSES))
+        tally.words += np.bincount(classes, minlength=len(WORD_CLASSES))
+        tally.drawn += np.bincount(classes[is_drawn], minlength=len(WORD_CLASSES))
+        tally.replaced += np.bincount(classes[is_changed], minlength=len(WORD_CLASSES))
 
     @cached_property
     def _row_classes(self) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The frequencies of English words by a published list, for users without a corpus of their own (CMIF, section 4.1).
+"""Reads the frequencies of English words from a published list, for users without a corpus (CMIF, section 4.1).
 
 The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news, subtitles, the web, until 2021): its
 words with a frequency of at least 1e-7 and no digit, which make up 96 % of running English. Words with a digit are left
@@ -28,8 +28,9 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sequences import Sequences
 
 LIST_NAME = "a list of English words (wordfreq)"
-MIN_FREQUENCY = 1e-7
-CAPITAL_SHARE, START_SHARE = 0.1, 0.07
+MIN_FREQUENCY = 1e-7  # of a word that is used, per running word
+CAPITAL_SHARE = 0.1  # share of a word's occurrences that are capitalised
+START_SHARE = 0.07  # share of a word's occurrences that follow no space
 WORDS_AT_A_TIME = 8192  # words tokenized at a time
 RUNNING_WORDS = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
 CONTEXT_WORD = "a"  # a word that others follow
@@ -56,7 +57,9 @@ def token_counts(
     """Returns (row_count,) how often each token occurs in 10^12 running words of English, from a cache or computed.
 
     Args:
-        row_count: of the model's table.
+        tokenizer: the model's own.
+        row_count: how many rows the model's table has.
+        progress: counts the words of the list.
         folder: where the cache lies. None: where all caches lie.
 
     Raises:
@@ -95,6 +98,7 @@ def is_spelling_piece(token: str, marks_spaces: bool) -> bool:
     """Returns whether a token is one byte or one character, and no one-letter word of the list that begins a word.
 
     Args:
+        token: the token as the vocabulary spells it.
         marks_spaces: whether the tokenizer marks a token that begins a word by a space. If not, it marks one that
             continues a word by ##.
     """
@@ -118,6 +122,7 @@ def _spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, fl
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Returns the ids of each text, without special tokens."""
     batch = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)
     id_lists: list[list[int]] = batch["input_ids"]
     return id_lists

@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words without a row; the i-th kept word has KEPT - i
-ASCII = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
-SPACES = " \t\n\r"
+ASCII_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+PLAIN_SPACES = " \t\n\r"  # white space that stays as it is
 REMEMBERED_WORDS = 1 << 18  # distinct words that a `Lookup` remembers
 MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
-TICKS = "'\u2019"
-ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
-CONTRACTIONS = frozenset(("n't", *ENDINGS))
-ODD_STEMS = {"can't": "can", "won't": "will", "shan't": "shall"}
+APOSTROPHES = "'\u2019"
+CONTRACTION_ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
+CONTRACTIONS = frozenset(("n't", *CONTRACTION_ENDINGS))
+IRREGULAR_STEMS = {"can't": "can", "won't": "will", "shan't": "shall"}
 SUBJECTS = """
 i you he she it we they that there here this who what where how let
 """
@@ -40,13 +40,14 @@ AUXILIARIES = """
 is are was were have has had do does did would should could might must need ca wo sha
 """
 CONTRACTED = frozenset(
-    [word + ending for word in SUBJECTS.split() for ending in ENDINGS] + [f"{word}n't" for word in AUXILIARIES.split()]
+    [word + ending for word in SUBJECTS.split() for ending in CONTRACTION_ENDINGS]
+    + [f"{word}n't" for word in AUXILIARIES.split()]
 )
 
 
 def is_kept(character: str) -> bool:
     """Returns whether a character is white space or punctuation, which is kept unchanged."""
-    return character in ASCII or character.isspace() or unicodedata.category(character).startswith("P")
+    return character in ASCII_PUNCTUATION or character.isspace() or unicodedata.category(character).startswith("P")
 
 
 @cache
@@ -81,7 +82,7 @@ def whole_pattern() -> re.Pattern[str]:
     address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
     mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"
     handle = f"(?<=[@#])(?:{letter}|_)+"
-    word = f"{letter}+(?:[{TICKS}]{letter}+)*"
+    word = f"{letter}+(?:[{APOSTROPHES}]{letter}+)*"
     return re.compile(f"({address}|{mail}|{handle}|{word})", re.IGNORECASE)
 
 
@@ -94,7 +95,7 @@ def plain_space(text: str) -> str:
     """Returns what is between two words, with rare kinds of white space as blanks."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(" " if c.isspace() and c not in SPACES else c for c in text)
+    return "".join(" " if c.isspace() and c not in PLAIN_SPACES else c for c in text)
 
 
 def is_number(word: str) -> bool:
@@ -114,8 +115,8 @@ def spellings(word: str) -> Iterable[str]:
 def stem(word: str) -> str | None:
     """Returns the word before a contraction's ending, in lower case: "do" for "don't"; None without such an ending."""
     lower = word.lower().replace("\u2019", "'")
-    if lower in ODD_STEMS:
-        return ODD_STEMS[lower]
+    if lower in IRREGULAR_STEMS:
+        return IRREGULAR_STEMS[lower]
     for contraction in CONTRACTIONS:
         if lower.endswith(contraction) and lower != contraction:
             return lower.removesuffix(contraction)

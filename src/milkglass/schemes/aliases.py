@@ -1,4 +1,4 @@
-"""Aliases: each ordinary token has r scrambled ids, and the client draws one at each occurrence.
+"""Gives each ordinary token r scrambled ids, its aliases, of which the client draws one at each occurrence.
 
 A scrambled id then occurs 1/r as often as its token. Counts and neighbours, by which a corpus is deciphered, are spread
 over r ids. With W^(a) the mixture of alias a, drawn with its own noise over the same clusters, o(s) the token of slot s

@@ -104,8 +104,8 @@ class AloePri(Covariant):
         """Returns B of Algorithm 1: orthogonal, plus `spread` times a Gaussian matrix."""
         return draws.orthogonal(size) + self.spread * draws.gaussian(size, size).double() / size**0.5
 
-    def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:
-        return KeyMatrices(self.mixing(width, draws), self._expansion(width, heads), draws)
+    def stream_keys(self, width: int, head_count: int, draws: KeyDraws) -> StreamKeys:
+        return KeyMatrices(self.mixing(width, draws), self._expansion(width, head_count), draws)
 
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         count = shape.head_size // 2

@@ -1,8 +1,8 @@
-"""Frequency bands: clusters of tokens that are about equally frequent. The paper clusters by similarity alone.
+"""Divides a vocabulary into frequency bands, so that the tokens of a cluster are about equally frequent.
 
-A cluster of one common word among nine rare ones hides little: an attacker who always guesses the most frequent token
-of a cluster reads much of a text. Within a band all tokens are about equally frequent in the text on which the bands
-were counted, so this guess falls toward 1/k.
+The paper of ObfusLM clusters by similarity alone. A cluster of one common word among nine rare ones hides little: an
+attacker who always guesses the most frequent token of a cluster reads much of a text. Within a band
+all tokens are about equally frequent in the text on which the bands were counted, so this guess falls toward 1/k.
 
 Cost: members of a cluster are less similar, so their mixture is further from each. It does not help against an attacker
 who uses neighbours (attacks/token_ids/decipherment/decipherment.py). docs/log.md has measurements.

@@ -1,4 +1,4 @@
-"""EmbedCluster and WeightSynth, Algorithms 1 and 2 of ObfusLM (appendix B).
+"""Computes EmbedCluster and WeightSynth, Algorithms 1 and 2 of ObfusLM (appendix B).
 
 EmbedCluster clusters similar rows and merges small clusters; WeightSynth makes the noisy weights with which a cluster's
 rows are mixed. Deviations 1 to 4 of obfuslm.py are made here.
@@ -24,11 +24,11 @@ from milkglass.schemes.mixture import Ids
 
 Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
-MANY_ROWS = 100_000  # rows of a table; with fewer, comparing again takes the time that a first look in bf16 saves
-LONG_ROW = 1024  # numbers of a row, from which on products take much longer than what is done with them
-MIN_WAVE_SEEDS, MAX_WAVE_SEEDS = 32, 192  # seeds compared at a time
-WAVE_BYTES = 128 << 20  # bytes of their cosines
-Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
+LARGE_TABLE_ROWS = 100_000  # rows from which on a first look in bf16 saves more time than comparing again takes
+LONG_ROW_WIDTH = 1024  # dimensions from which on products take much longer than the search in their results
+MIN_WAVE_SEEDS, MAX_WAVE_SEEDS = 32, 192  # seeds of a wave, which are compared together
+WAVE_BYTES = 128 << 20  # the most bytes of the cosines of a wave
+LaplaceDraws = Callable[[int], NDArray[np.float64]]  # takes a count, and returns so many draws of Laplace(1)
 SCORE_STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
 
@@ -38,8 +38,8 @@ def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32
     return torch.nn.functional.normalize(chosen.to(dtype), dim=1, eps=1e-30)
 
 
-def reach(n: int, beta: float) -> int:
-    """Returns how many of n similarities reach their beta-quantile (NumPy's, linear), apart from ties.
+def count_reaching_quantile(n: int, beta: float) -> int:
+    """Returns how many of n similarities are at least their beta-quantile (NumPy's, linear), apart from ties.
 
     The product is rounded, so that 0.9 * 10 is 9.
     """
@@ -47,7 +47,7 @@ def reach(n: int, beta: float) -> int:
 
 
 def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
-    """Returns which rows are zero and have no cosine, such as padding rows."""
+    """Returns (n,) whether each row is zero and has no cosine, such as a padding row."""
     is_zero = torch.empty(len(table), dtype=torch.bool, device="cpu")
     for block in blocks(table):
         is_zero[block] = (table[block] == 0).all(dim=1)
@@ -55,18 +55,28 @@ def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
 
 
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
-    """Clusters the rows `order` of `table` (n, d) by Algorithm 1, visited in that order, to which ties go.
+    """Clusters rows of a table by Algorithm 1.
 
-    Only the rows of D, the cosines, for free seeds are needed. They are computed roughly for some seeds at a time, so
-    few that an earlier seed seldom takes one of them. Values near a border are measured exactly (nearest/).
+    Of D, the matrix of cosines, only the rows of free seeds are needed. They are computed roughly for some seeds at a
+    time, so few that an earlier seed seldom takes one of them. Values near a border are measured exactly (nearest/).
+
+    Args:
+        table: (n, d).
+        order: (m,) the rows that are clustered, in the order in which they are visited; ties go to the earlier one.
+        k: the size of a cluster.
+        beta: a candidate's cosine must reach this quantile of its seed's cosines.
+        progress: counts the rows. None: nothing is reported.
+
+    Returns:
+        The rows of each cluster, the seed first.
     """
     rank = np.full(len(table), -1, np.int64)
     rank[order] = np.arange(len(order))
     is_free = rank >= 0  # by row of the table
     quantile_index = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
-    cosines = replace(Cosines.of(device.move(table), k=k if len(table) >= MANY_ROWS else 0), row_source=table)
-    for row in _rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
+    cosines = replace(Cosines.of(device.move(table), k=k if len(table) >= LARGE_TABLE_ROWS else 0), row_source=table)
+    for row in _seed_rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
         is_free[row.row] = False
         members = row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
         is_free[members] = False
@@ -76,14 +86,16 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     return clusters
 
 
-def _rows(
-    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], rank: Ids, counts: tuple[int, int], share: int
+def _seed_rows(
+    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], rank: Ids, counts: tuple[int, int], rows_per_seed: int
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
     Args:
-        counts: how many rows reach each of a row's likely values.
-        share: at a time, about one of so many free rows is a seed.
+        is_free: (n,) whether each row is in no cluster yet; the caller changes it between two rows.
+        rank: (n,) the turn of each row; -1 for a row that does not take part.
+        counts: how many rows must reach the higher and the lower bound of `LikelyRows`.
+        rows_per_seed: a wave has about one seed for so many free rows.
     """
     max_seeds = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(is_free))))
     next_place = 0
@@ -94,14 +106,14 @@ def _rows(
         remaining = order[next_place:]
         remaining = remaining[is_free[remaining]]
         # A multiple, so that products have few shapes: oneDNN keeps code for each
-        whole_blocks = min(max_seeds, len(remaining) // share) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS
+        whole_blocks = min(max_seeds, len(remaining) // rows_per_seed) // MIN_WAVE_SEEDS * MIN_WAVE_SEEDS
         seeds = remaining[: max(min(max_seeds, MIN_WAVE_SEEDS), whole_blocks)]
         next_place = int(rank[seeds[-1]]) + 1 if len(seeds) else len(order)
         return seeds
 
     # Rows of long vectors take all threads to make. Others are made by two workers, which also look for likely values
     all_threads = torch.get_num_threads()
-    workers = 1 if cosines.table.shape[1] >= LONG_ROW else min(2, all_threads)
+    workers = 1 if cosines.table.shape[1] >= LONG_ROW_WIDTH else min(2, all_threads)
     with limit_threads(all_threads // workers) as begin, ThreadPoolExecutor(workers, initializer=begin) as pool:
 
         def start_wave() -> list[Future[_SeedBatch]]:
@@ -195,7 +207,9 @@ def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> NDArray[np.flo
     return means
 
 
-def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
+def weight_synth(
+    table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: LaplaceDraws
+) -> list[NDArray[np.float32]]:
     """Returns (s, s) weights for each cluster of s tokens by Algorithm 2; each row sums to 1.
 
     The noise is drawn cluster by cluster, s * s numbers each, independently of the order of the work: clusters of one

@@ -1,4 +1,4 @@
-"""A covariant scheme: all weights of a decoder change under a secret, and its function stays.
+"""Defines covariant schemes: all weights of a decoder change under a secret, and its function stays.
 
 The scheme decides the coordinates of the residual stream, the coordinates inside each layer, and the noise of the
 tables. client/obfuscate/covariant.py writes the checkpoint for all of them.
@@ -53,22 +53,24 @@ class Covariant(Scheme):
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         """Returns (size, size) an invertible fp64 matrix for the stream's own dimensions, or for a head's values."""
 
-    def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:
+    def stream_keys(self, width: int, head_count: int, draws: KeyDraws) -> StreamKeys:
+        """Returns the matrices of the residual stream, for d = `width` dimensions and so many query heads."""
         return OrthogonalKeys(self.mixing(width, draws))
 
     @abc.abstractmethod
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
-        """Returns what is done to the queries and keys of one key head."""
+        """Returns how the pairs of dimensions of one key head's queries and keys are turned, scaled and moved."""
 
     def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
-        """Returns (count,) nonzero fp64 numbers."""
+        """Returns (count,) nonzero fp64 numbers by which the neurons of a layer are scaled."""
         return torch.ones(count, dtype=torch.float64)
 
     def layer_keys(self, shape: LayerShape, draws: KeyDraws) -> LayerKeys:
-        heads = range(shape.key_heads)
+        """Returns the secrets of one layer of this shape."""
+        heads = range(shape.key_head_count)
         pairs = [self.pairs(shape, draws) for _ in heads]
         mixing = [self.mixing(shape.head_size, draws) for _ in heads]
-        return LayerKeys(shape, pairs, mixing, self.neuron_scales(shape.neurons, draws), draws)
+        return LayerKeys(shape, pairs, mixing, self.neuron_scales(shape.neuron_count, draws), draws)
 
     def row_map(
         self, table: Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,

@@ -1,4 +1,4 @@
-"""Secret coordinates of the residual stream and of what is inside a layer (AloePri, section 5.2).
+"""Makes secret coordinates of the residual stream and of what is inside a layer (AloePri, section 5.2).
 
 What writes to the stream is multiplied by P, what reads it by Q (Algorithm 1, section 5.2.1). For d dimensions and an
 expansion of h, with U in O(d), Z in O(d + 2h):
@@ -121,22 +121,22 @@ class LayerShape:
     """Holds the sizes of a decoder's layer.
 
     Attributes:
-        heads: the number of query heads.
-        key_heads: the number of key heads, and of value heads; divides `heads`.
+        head_count: the number of query heads.
+        key_head_count: the number of key heads, and of value heads; divides `head_count`.
         head_size: e, even. Dimension i and i + e/2 are a pair.
-        neurons: f, the neurons of the feed-forward network.
-        rotary_base: pair i turns by base^(-2i/e) a token.
+        neuron_count: f, the number of neurons of the feed-forward network.
+        rotary_base: pair i turns by base^(-2i/e) radians a token.
     """
 
-    heads: int
-    key_heads: int
+    head_count: int
+    key_head_count: int
     head_size: int
-    neurons: int
+    neuron_count: int
     rotary_base: float
 
     @property
     def frequencies(self) -> Tensor:
-        """Returns (e/2,) radians a token."""
+        """Returns (e/2,) the radians by which each pair turns a token."""
         return self.rotary_base ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
 
 
@@ -179,8 +179,8 @@ class LayerKeys:
         matrices: by part, (key_heads, e, e) that multiply queries, keys and values from the right; for "output", U^-1.
         key_order: (key_heads,) the key head in each place.
         query_order: (key_heads, heads / key_heads) the head of the group in each place.
-        neurons: (f,) the neuron in each place.
-        scales: (f,) of what the gate multiplies.
+        neuron_order: (f,) the neuron in each place.
+        scales: (f,) the factor of each neuron of the "up" matrix, which the gate multiplies.
     """
 
     def __init__(
@@ -193,24 +193,28 @@ class LayerKeys:
             "values": torch.stack(mixing),
             "output": torch.stack([torch.linalg.inv(matrix) for matrix in mixing]),
         }
-        group = shape.heads // shape.key_heads
-        self.query_order = np.stack([draws.order(group) for _ in range(shape.key_heads)])
-        self.key_order, self.neurons, self.scales = draws.order(shape.key_heads), draws.order(shape.neurons), scales
+        group = shape.head_count // shape.key_head_count
+        self.query_order = np.stack([draws.order(group) for _ in range(shape.key_head_count)])
+        self.key_order, self.neuron_order, self.scales = (
+            draws.order(shape.key_head_count),
+            draws.order(shape.neuron_count),
+            scales,
+        )
 
     def rows(self, part: Part, matrix: Tensor) -> Tensor:
-        """Returns the new value of a weight or bias (g, ...), fp64, that reads the stream."""
+        """Returns the new value of a weight or bias (g, ...), fp64, of a part that reads the stream."""
         if part in ("gate", "up"):
             scaled = matrix if part == "gate" else matrix * self.scales.reshape(-1, *(1,) * (matrix.dim() - 1))
-            return scaled[torch.from_numpy(self.neurons)]
+            return scaled[torch.from_numpy(self.neuron_order)]
         keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.reshape(keys, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
         turned = torch.einsum("kab,kgac->kgbc", self.matrices[part], heads)
         return self._permute(turned, part == "queries").reshape(matrix.shape)
 
     def columns(self, part: Part, matrix: Tensor) -> Tensor:
-        """Returns the new value of a weight (d, g), fp64, that writes to the stream."""
+        """Returns the new value of a weight (d, g), fp64, of a part that writes to the stream."""
         if part == "down":
-            return (matrix / self.scales)[:, torch.from_numpy(self.neurons)]
+            return (matrix / self.scales)[:, torch.from_numpy(self.neuron_order)]
         keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.T.reshape(keys, -1, e, len(matrix))
         turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)

@@ -1,4 +1,4 @@
-"""A mixture of rows within clusters: the weight matrix W of a scheme, its random numbers and its promise.
+"""Mixes rows within clusters: the weight matrix W of a scheme, its random numbers and its promise.
 
 W @ table is the mixed table. It is computed in blocks of rows and reads only the rows that these mix, BLOCK_BYTES of
 them in fp32 at a time, so the table may be larger than memory.
@@ -35,7 +35,9 @@ class RowMap(Protocol):
         """Returns these rows of the new table in its dtype. A bias is a table of one column, without that dimension."""
         ...
 
-    def promise(self, k: int) -> ClusterReport: ...
+    def promise(self, k: int) -> ClusterReport:
+        """Returns what holds of the promise that each token hides among k."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,20 @@ class Mixture:
 
     Row i mixes `members[indptr[i]:indptr[i + 1]]` with the same slice of `weights`. A row outside every cluster is its
     own and only member.
+
+    Attributes:
+        indptr: (n + 1,) where each row's members begin.
+        members: (entries,) the rows of the table that are mixed.
+        weights: (entries,) the weight of each of them.
+        sizes: (n,) the size of each row's cluster, 0 outside every cluster.
+        shared: whether all rows of a cluster are equal.
     """
 
-    indptr: NDArray[np.int64]  # (n + 1,)
+    indptr: NDArray[np.int64]
     members: NDArray[np.int64]
     weights: NDArray[np.float32]
-    sizes: NDArray[np.int64]  # (n,) size of each row's cluster, 0 outside every cluster
-    shared: bool = False  # whether all rows of a cluster are one
+    sizes: NDArray[np.int64]
+    shared: bool = False
 
     @classmethod
     def of(cls, n: int, clusters: list[Ids], weights: list[NDArray[np.float32]]) -> Mixture:
@@ -160,7 +169,7 @@ def _sums(
 
 @dataclass(frozen=True)
 class ClusterReport:
-    """States what actually holds of the (k, epsilon) promise.
+    """Reports what actually holds of the (k, epsilon) promise.
 
     Attributes:
         k: among how many tokens each is meant to hide.
@@ -169,8 +178,8 @@ class ClusterReport:
         below_k: tokens in clusters smaller than k.
         singletons: tokens alone in their cluster, which are sent verbatim.
         verbatim: rows outside every cluster (special tokens, zero rows), which are only permuted.
-        condition: of W*, if the dimensions are mixed too (obfuslm_plus.py).
-        aliases: ids of each ordinary token.
+        condition: the condition number of W*, if the dimensions are mixed too (obfuslm_plus.py). None: they are not.
+        aliases: how many ids each ordinary token has.
         shared: whether all rows of a cluster are equal.
     """
 

@@ -25,7 +25,15 @@ from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import AliasedMixture, Slots
 from milkglass.schemes.bands import Bands
-from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth, zero_rows
+from milkglass.schemes.clustering import (
+    LaplaceDraws,
+    Leftover,
+    count_reaching_quantile,
+    embed_cluster,
+    merge_small,
+    weight_synth,
+    zero_rows,
+)
 from milkglass.schemes.mixture import Draws, Ids, Mixture, RowMap
 from milkglass.schemes.obfuslm_plus import DimensionMixing
 from milkglass.schemes.scheme import Scheme
@@ -102,7 +110,7 @@ class ObfusLM(Scheme):
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> ObfusLM:
         return replace(self, bands=Bands.from_counts(counts, factor))
 
-    def mixture(self, table: torch.Tensor, order: Ids, noise: Noise) -> Mixture:
+    def mixture(self, table: torch.Tensor, order: Ids, noise: LaplaceDraws) -> Mixture:
         """Returns the mixture of the rows of `table` (n, d) that `order` lists, clustered in that order."""
         clusters = self.cluster(table, order)
         return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
@@ -148,7 +156,7 @@ class ObfusLM(Scheme):
 
     def require_candidates(self, token_count: int) -> None:
         """Raises UsageError if so few tokens take part that no cluster can have k."""
-        max_candidates = reach(token_count, self.beta)
+        max_candidates = count_reaching_quantile(token_count, self.beta)
         if self.bands is None and max_candidates < self.k:
             # the greatest beta, in thousandths, that leaves k candidates
             suitable = np.floor(1000 * (token_count - self.k) / max(1, token_count - 1)) / 1000

@@ -34,7 +34,14 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited, require
 from milkglass.progress import Progress, no_progress
-from milkglass.schemes.clustering import Leftover, Noise, embed_cluster, merge_small, reach, weight_synth
+from milkglass.schemes.clustering import (
+    LaplaceDraws,
+    Leftover,
+    count_reaching_quantile,
+    embed_cluster,
+    merge_small,
+    weight_synth,
+)
 from milkglass.schemes.mixture import Ids, Mixture
 
 Form = Literal["paper", "symmetrise", "exact"]
@@ -70,7 +77,7 @@ class DimensionMixing:
         require(self)
 
     def transform(
-        self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids, progress: Progress = no_progress
+        self, columns: torch.Tensor, order: Ids, noise: LaplaceDraws, sigma: Ids, progress: Progress = no_progress
     ) -> DimensionTransform:
         """Returns W* and sigma*, as the matrices that multiply each kind of tensor.
 
@@ -84,10 +91,10 @@ class DimensionMixing:
             UsageError: too few dimensions are candidates for clusters of k, or the matrices cannot be inverted.
         """
         d = len(columns)
-        max_reach = reach(d, self.beta)
-        if max_reach < self.k:
+        max_candidates = count_reaching_quantile(d, self.beta)
+        if max_candidates < self.k:
             raise UsageError(
-                f"{d} dimensions at plus-beta = {self.beta} leave {max_reach} candidates for clusters of {self.k}",
+                f"{d} dimensions at plus-beta = {self.beta} leave {max_candidates} candidates for clusters of {self.k}",
                 "lower plus-beta or plus-k",
             )
         clusters = embed_cluster(columns, order, self.k, self.beta, progress)

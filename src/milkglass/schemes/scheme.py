@@ -1,4 +1,4 @@
-"""What a scheme is that rewrites token-indexed tables: its parameters, and how it maps rows.
+"""Defines a scheme, which rewrites token-indexed tables: its parameters, and how it maps rows.
 
 `client/obfuscate/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes the rows of its result and
 writes them. One file of this folder is one scheme; the catalogue finds it by the name that a key file keeps.
@@ -33,8 +33,9 @@ class Scheme(abc.ABC):
     Subclasses are frozen dataclasses whose fields are the parameters (parameters.py).
 
     Attributes:
-        name: as a key file keeps it.
-        broken: why nobody should rely on it. None if no reason is known.
+        name: the scheme's name, as a key file keeps it.
+        paper: the paper that describes the scheme.
+        broken: why nobody should rely on the scheme. None: no reason is known.
         sorts_hashes: whether ids are permuted by sorting keyed hashes of them; else by a stream of the key.
         needs_heads: whether heads and neurons are rewritten too, so that the parts of a layer must be known.
     """

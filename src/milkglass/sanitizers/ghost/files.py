@@ -127,32 +127,39 @@ class GhostJob:
     """Says what a run reads and writes.
 
     Attributes:
-        shape, out_shape: how the rows of the source and of the output are laid out.
+        source: the file.
+        row_format: the format of its rows.
+        out: the output, a new file.
+        out_format: the format of the output's rows.
     """
 
     source: Path
-    shape: RowFormat
+    row_format: RowFormat
     out: Path
-    out_shape: RowFormat
+    out_format: RowFormat
 
     @classmethod
-    def of(cls, source: Path, shape: RowFormat, out: Path) -> GhostJob:
+    def of(cls, source: Path, row_format: RowFormat, out: Path) -> GhostJob:
         """Plans a run; lines of text become JSON Lines. Raises UsageError if OUT's name says another format."""
-        kind = "json" if shape.kind == "lines" else shape.kind
+        kind = "json" if row_format.kind == "lines" else row_format.kind
         if KINDS.get(out.suffix.lower()) != kind:
             suffix = next(name for name, format_kind in KINDS.items() if format_kind == kind)
             raise UsageError(
                 f"{out.name} does not name {kind} rows, in which ids are written beside the text", f"end it in {suffix}"
             )
-        texts = [name for name in shape.header if name in shape.texts]
-        header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
+        texts = [name for name in row_format.header if name in row_format.texts]
+        ids_names = (_ids_name(name, len(texts)) for name in texts)
+        header = (*row_format.header, *ids_names) if row_format.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
-        out_shape = RowFormat(kind, shape.texts, header, delimiter=shape.delimiter, has_mark=shape.has_mark)
-        return cls(source, shape, out, out_shape)
+        out_format = RowFormat(
+            kind, row_format.texts, header, delimiter=row_format.delimiter, has_mark=row_format.has_mark
+        )
+        return cls(source, row_format, out, out_format)
 
     @property
     def folder(self) -> Path:
+        """Returns the folder in which finished parts are kept."""
         return self.out.with_name(f".{self.out.name}.parts")
 
     def require_free(self) -> None:
@@ -174,8 +181,16 @@ def sanitize_dataset(
 ) -> dict[str, Any]:
     """Writes OUT and its report, which is returned, or resumes an interrupted run of the same job.
 
-    Raises UsageError if OUT exists, CodecError for a row that cannot be processed, before anything is done, and
-    CorruptCheckpoint for a damaged part. A seed replaces the ghost's. None: a fresh secret one.
+    Args:
+        ghost: replaces the tokens of texts.
+        plan: what is read and written.
+        seed: replaces the ghost's. None: a fresh secret one is drawn.
+        progress: receives the bytes of each part that is done.
+
+    Raises:
+        UsageError: OUT exists.
+        CodecError: a row cannot be processed; nothing is done.
+        CorruptCheckpoint: a finished part is damaged.
     """
     plan.require_free()
     _check(ghost, plan)
@@ -193,7 +208,7 @@ def sanitize_dataset(
     report = report_document(ghost, tally, seed is not None)
     finished_parts.finish()
     with new_file(plan.out) as file:
-        file.write(plan.out_shape.head())
+        file.write(plan.out_format.head())
         for number in numbers:
             file.write(_read_part(finished_parts, number)[0])
         with new_file(report_path(plan.out)) as report_file:
@@ -204,9 +219,11 @@ def sanitize_dataset(
 
 def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     """Returns the name of a run, from its source, its model, its parameters and the seed if one was given."""
-    shape: list[object] = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
-    shape += [plan.shape.delimiter] if plan.shape.kind == "csv" and plan.shape.delimiter != "," else []
-    return ghost.job_digest([ROWS_A_PART, sha256(plan.source), shape], seed)
+    format_of_rows: list[object] = [plan.row_format.kind, sorted(plan.row_format.texts), plan.row_format.header]
+    format_of_rows += (
+        [plan.row_format.delimiter] if plan.row_format.kind == "csv" and plan.row_format.delimiter != "," else []
+    )
+    return ghost.job_digest([ROWS_A_PART, sha256(plan.source), format_of_rows], seed)
 
 
 def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
@@ -219,8 +236,9 @@ def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTa
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _parts(plan: GhostJob) -> Iterator[Block]:
+    """Yields the rows of the source, ROWS_A_PART at a time."""
     number = 0
-    for block in blocks_of(plan.source, plan.shape):
+    for block in blocks_of(plan.source, plan.row_format):
         for start in range(0, len(block.raw), ROWS_A_PART):
             yield Block(number, block.lines[start : start + ROWS_A_PART], block.raw[start : start + ROWS_A_PART])
             number += 1
@@ -247,9 +265,9 @@ def _parse_part(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], s
     """
     rows, text_slots, unchanged_fields = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(block.lines, block.raw, strict=True):
-        parsed, slots, unchanged = plan.shape.parse(Block(0, (line,), (raw,)))
+        parsed, slots, unchanged = plan.row_format.parse(Block(0, (line,), (raw,)))
         unchanged_fields |= unchanged
-        if plan.shape.kind == "lines":
+        if plan.row_format.kind == "lines":
             parsed = [{"text": parsed[0][0]}]
             slots = [(parsed[0], "text")]
         rows += parsed
@@ -257,12 +275,15 @@ def _parse_part(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], s
         for container, key in slots:
             name = _ids_name(str(key), text_counts[id(container)])
             if isinstance(container, dict) and name in container:
-                raise CodecError(f"{plan.shape.place(line)} has a field for ids already", f"rename its field {name}")
+                raise CodecError(
+                    f"{plan.row_format.place(line)} has a field for ids already", f"rename its field {name}"
+                )
             text_slots.append(_Slot(line, container, key, name))
     return rows, text_slots, unchanged_fields
 
 
 def _ids_name(key: str, text_count: int) -> str:
+    """Returns the name of the field for the ids of the text `key`, in a row with so many texts."""
     return "ids" if text_count == 1 else f"{key}_ids"
 
 
@@ -280,7 +301,7 @@ def long_texts(plan: GhostJob, folder: Path) -> tuple[list[Place], int]:
         slots = _parse_part(plan, part)[1]
         ids = tokenizer([slot.text for slot in slots], split_special_tokens=True)["input_ids"] if slots else []
         places += [
-            plan.shape.place(slot.line) for slot, text_ids in zip(slots, ids, strict=True) if len(text_ids) > limit
+            plan.row_format.place(slot.line) for slot, text_ids in zip(slots, ids, strict=True) if len(text_ids) > limit
         ]
     return places, limit
 
@@ -289,7 +310,7 @@ def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
         nonblank_slots = [slot for slot in _parse_part(plan, part)[1] if slot.text.strip()]
-        with naming_texts([str(plan.shape.place(slot.line)) for slot in nonblank_slots].__getitem__):
+        with naming_texts([str(plan.row_format.place(slot.line)) for slot in nonblank_slots].__getitem__):
             ghost.encode([slot.text for slot in nonblank_slots])
 
 
@@ -311,4 +332,4 @@ def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
             slot.container[slot.ids_name] = ids
         else:
             slot.container.append(" ".join(map(str, ids)))
-    return {"rows": plan.out_shape.write(rows), "tally": asdict(tally)}
+    return {"rows": plan.out_format.write(rows), "tally": asdict(tally)}

@@ -53,11 +53,15 @@ class Ghost:
     Nothing is guaranteed: anyone can try texts and see whether they give a similar shadow.
 
     Attributes:
-        digest: of the search.
+        folder: the model's folder.
+        name: what reports call the model.
+        digest: the digest of the search.
+        tokenizer: the model's own.
         candidates: each token's shadows.
         network: computes hidden states. None: they are not needed.
         limit: the most tokens of a text.
-        seed: whoever has it can see whether a text gives exactly this shadow.
+        seed: decides the random starts. Whoever has it can see whether a text gives exactly this shadow.
+        searching, selection: the parameters of the search and of the selection.
         cuts_texts: whether a text of more tokens loses its end. Otherwise it is refused.
     """
 
@@ -90,8 +94,17 @@ class Ghost:
     ) -> Ghost:  # fmt: skip
         """Opens GHOST for a model folder.
 
-        Raises BadTable or UnsupportedModel for a model that cannot be used, UsageError for a k that does not fit.
-        Searches are cached in `cache_folder`; None: Milkglass's cache.
+        Args:
+            folder: the model's folder.
+            searching: the parameters of the search.
+            selection: the parameters of the selection.
+            seed: decides the random starts.
+            name: what reports call the model. None: the folder's name.
+            cache_folder: where searches are cached. None: Milkglass's cache.
+
+        Raises:
+            BadTable, UnsupportedModel: the model cannot be used.
+            UsageError: k does not fit the vocabulary.
         """
         tokenizer, vectors = open_table(folder)
         table = table_of(tokenizer, vectors, name or folder.name)

@@ -1,4 +1,4 @@
-"""GHOST's search: finds each token's shadows, near in embedding and far in meaning (section 3.3, Algorithm 1).
+"""Finds each token's shadows, near in embedding and far in meaning, as GHOST does (section 3.3, Algorithm 1).
 
 N(t, k) are the k tokens of the largest cosine with t, without t. A neighbour t' of t is not its shadow if
 
@@ -39,7 +39,8 @@ from milkglass.system import core_count
 
 PIECE_MARKER = "##"  # WordPiece's mark of a token that continues a word
 NeighbourIds = NDArray[np.int32]
-REACH_STEP, MAX_REACH = 10, 100  # Algorithm 1, line 18; the published code's limit
+REACH_STEP = 10  # neighbours by which the search is widened (Algorithm 1, line 18)
+MAX_REACH = 100  # the most neighbours by which it is widened: the published code's limit
 TOKENS_AT_A_TIME = 64  # tokens filtered at a time
 FORMAT = "milkglass-shadows/1"
 ARRAY_DTYPES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
@@ -102,7 +103,7 @@ class SearchSettings:
         k: the number of neighbours, 1 to n - 1.
         overlap: tau_o, from 0 to 1.
         indirect, direct, lemma: whether this similarity excludes a neighbour.
-        language: that of the lemmas.
+        language: the language of the lemmas, such as "en".
     """
 
     k: int = limited(70, least=1, hint="70 is the paper's choice")

@@ -1,4 +1,4 @@
-"""GHOST's selection: chooses the shadows of a sentence (section 3.4, Algorithm 2).
+"""Selects the shadows of a sentence, as GHOST does (section 3.4, Algorithm 2).
 
 Each sentence starts from random shadows. Position by position it takes the shadow with which the hidden states are
 nearest to the original's. Sweeps are repeated until one changes the loss by less than `threshold`. The current token is
@@ -33,8 +33,8 @@ from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import CachedPrefixes, HeadlessModel
 from milkglass.sequences import Ids
 
-BF16_NOISE_FACTOR = 0.5  # of sqrt(loss noise) in the error of a loss
-BF16_SEEN_FACTOR = 4  # a candidate whose limit is within so many times the noise is measured in fp32 at once
+BF16_NOISE_FACTOR = 0.5  # factor of sqrt(loss noise) in the error of a loss
+BF16_SKIP_FACTOR = 4  # a candidate whose limit is at most so many times the noise is measured in fp32 at once
 SelectionMethod = Literal["states", "random", "nearest"]
 GROUP_SENTENCES = 32  # sentences of one length at a time
 
@@ -61,8 +61,8 @@ def is_worth_measuring(
     Args:
         bf16_losses: (candidates,) the losses in bf16.
         sentence_indices: (candidates,) the sentence of each, in ascending order.
-        widths: (candidates,) how many of its sentence's are the best.
-        noise: (candidates,) that of its sentence.
+        widths: (candidates,) how many candidates of its sentence are kept.
+        noise: (candidates,) the noise of its sentence.
     """
     is_worth = np.zeros(len(bf16_losses), np.bool_)
     for start in np.flatnonzero(np.diff(sentence_indices, prepend=-1)):
@@ -94,15 +94,17 @@ class Sentence:
     """Keeps the beam of one sentence. The caller measures candidates and writes their losses into them.
 
     Attributes:
+        original: (t,) the sentence's own ids.
+        beam: the best sequences so far, the best first.
         width: the most sequences of the beam.
-        history: the best loss at the start and after each sweep.
+        loss_history: the best loss at the start and after each sweep.
         is_settled: whether it has converged.
     """
 
     def __init__(self, original: Ids, start: Ids, width: int) -> None:
         self.original, self.width = original, width
         self.beam = [Candidate(start.copy(), loss=math.inf)]
-        self.history: list[float] = []
+        self.loss_history: list[float] = []
         self.is_settled = False
         self._steps, self._changed, self._visited = 0, 0, np.full(len(original), -1)
 
@@ -119,7 +121,7 @@ class Sentence:
         return [*candidates.values()]
 
     def take(self, place: int, pool: list[Candidate]) -> None:
-        """Makes the best of the pool the beam. Ties go to the earlier one."""
+        """Replaces the beam by the best candidates of the pool. Ties go to the earlier one."""
         ids_before = [candidate.ids.tobytes() for candidate in self.beam]
         best = sorted(pool, key=lambda candidate: candidate.loss)[: self.width]
         self.beam = [candidate for candidate in best if candidate.loss < math.inf]
@@ -142,8 +144,8 @@ class Sentence:
 
     def end_sweep(self, threshold: float) -> None:
         """Notes the best loss, and whether it fell by less than the threshold."""
-        self.history.append(self.beam[0].loss)
-        self.is_settled = len(self.history) > 1 and self.history[-2] - self.history[-1] < threshold
+        self.loss_history.append(self.beam[0].loss)
+        self.is_settled = len(self.loss_history) > 1 and self.loss_history[-2] - self.loss_history[-1] < threshold
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,9 @@ class SelectionSettings:
     """Holds the parameters of the selection. The paper gives only `beams`.
 
     Attributes:
-        way: by hidden states; or for the ablation (Table 7), the random start or the nearest shadow.
+        way: how shadows are chosen: by hidden "states", or for the ablation (Table 7) at "random" or the "nearest".
         beams: the most sequences that are kept for a sentence.
-        threshold: tau_d, absolute.
+        threshold: tau_d: a sweep that lowers the loss by less ends the selection.
         sweeps: the most sweeps.
     """
 
@@ -175,14 +177,14 @@ class SelectedShadow:
 
     Attributes:
         ids: (t,) the shadow.
-        loss: the distance of its hidden states. None: not computed.
-        history: the best loss at the start and after each sweep.
+        loss: the distance of its hidden states from the sentence's. None: not computed.
+        loss_history: the best loss at the start and after each sweep.
         is_settled: whether the selection converged within the allowed sweeps.
     """
 
     ids: Ids = field(repr=False)
     loss: float | None = None
-    history: tuple[float, ...] = ()
+    loss_history: tuple[float, ...] = ()
     is_settled: bool = True
 
 
@@ -215,7 +217,7 @@ def select(
             _Group(network, shadows, sentences).run(settings)
             for index, sentence in zip(group_indices, sentences, strict=True):
                 best = sentence.beam[0]
-                choices[index] = SelectedShadow(best.ids, best.loss, tuple(sentence.history), sentence.is_settled)
+                choices[index] = SelectedShadow(best.ids, best.loss, tuple(sentence.loss_history), sentence.is_settled)
     return [choice for choice in choices if choice is not None]
 
 
@@ -247,7 +249,7 @@ class _Group:
                 self.sentences[index].end_sweep(settings.threshold)
 
     def _sweep(self, active_indices: list[int]) -> None:
-        prefixes = _BeamPrefixes(self, active_indices) if self.network.causal else None
+        prefixes = _BeamPrefixes(self, active_indices) if self.network.is_causal else None
         is_fixed = self.shadows.is_fixed
         for place in range(self.length):
             replaceable = [n for n in active_indices if not is_fixed[self.sentences[n].original[place]]]
@@ -275,11 +277,11 @@ class _Group:
             return
         sentence_indices = np.array([n for n, _ in rows])
         limits = np.array([self.sentences[n].bound for n, _ in rows])
-        stem = None
+        prefix_of_rows = None
         if prefixes is not None:
-            stem = prefixes.prefix_before(place), [prefixes.places[n, c.parent] for n, c in rows]
-        ids = np.stack([c.ids for _, c in rows])[:, place if stem else 0 :]
-        measure = partial(self._measure_rows, ids, sentence_indices, stem)
+            prefix_of_rows = prefixes.prefix_before(place), [prefixes.places[n, c.parent] for n, c in rows]
+        ids = np.stack([c.ids for _, c in rows])[:, place if prefix_of_rows else 0 :]
+        measure = partial(self._measure_rows, ids, sentence_indices, prefix_of_rows)
         measured_rows, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
         if self.noise is not None and len(rows) > len({*sentence_indices.tolist()}):
             measured_rows = self._rows_worth_measuring(sentence_indices, limits, self.noise[sentence_indices], measure)
@@ -292,7 +294,7 @@ class _Group:
         measure: Callable[[Ids, NDArray[np.float64]], NDArray[np.float64]],
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
-        bf16_losses, is_near = np.full(len(sentence_indices), math.inf), limits <= BF16_SEEN_FACTOR * noise
+        bf16_losses, is_near = np.full(len(sentence_indices), math.inf), limits <= BF16_SKIP_FACTOR * noise
         rough_rows = np.flatnonzero(~is_near)
         with torch.autocast("cpu", torch.bfloat16):
             bf16_losses[rough_rows] = measure(rough_rows, (limits + bf16_error(limits, noise))[rough_rows])
@@ -303,7 +305,7 @@ class _Group:
         self,
         ids: Ids,
         sentence_indices: Ids,
-        stem: tuple[CachedPrefixes, list[int]] | None,
+        prefix_of_rows: tuple[CachedPrefixes, list[int]] | None,
         row_indices: Ids,
         limits: NDArray[np.float64],
     ) -> NDArray[np.float64]:
@@ -312,7 +314,8 @@ class _Group:
         Args:
             ids: the candidates' ids, without what is in the prefix.
             sentence_indices: (rows,) the sentence of each row.
-            stem: the prefixes of all beams, and which of them each row continues. None: `ids` are whole sentences.
+            prefix_of_rows: the prefixes of all beams, and which of them each row continues. None: `ids` are whole
+                sentences.
             row_indices: the rows to measure.
             limits: of these rows.
         """
@@ -320,7 +323,7 @@ class _Group:
         losses_of_steps = [np.empty(0)]
         for first in range(0, len(row_indices), step):
             rows = torch.from_numpy(row_indices[first : first + step])
-            prefix = None if stem is None else stem[0].select(torch.tensor(stem[1])[rows])
+            prefix = None if prefix_of_rows is None else prefix_of_rows[0].select(torch.tensor(prefix_of_rows[1])[rows])
             bounds = torch.from_numpy(limits[first : first + step])
             owners = torch.from_numpy(sentence_indices)[rows]
             losses = self.network.losses(torch.from_numpy(ids)[rows], self.original_states, owners, bounds, prefix)

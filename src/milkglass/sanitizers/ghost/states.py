@@ -1,4 +1,4 @@
-"""GHOST's loss: how far the hidden states of many sequences are from those of others, computed efficiently.
+"""Computes GHOST's loss: how far the hidden states of many sequences are from those of others.
 
     loss(t') = sum over layers of the mean, over tokens and width, of (h(t) - h(t'))^2        (section 3.4)
 
@@ -38,7 +38,7 @@ LOSS_SLACK = 1e-5  # the relative change of a loss by rounding in another batch
 
 
 class _AllDropped(Exception):
-    """Every sequence of a forward pass is beyond its bound."""
+    """Stops a forward pass in which every sequence is beyond its bound."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +82,13 @@ class HeadlessModel:
     Attributes:
         model: of transformers.
         layers: its layers in order, whose inputs are watched.
-        causal: whether a token's states depend only on the tokens before it.
+        is_causal: whether a token's states depend only on the tokens before it.
         screens_in_bf16: whether candidates are first computed in bf16.
     """
 
     model: Any
     layers: tuple[Any, ...]
-    causal: bool
+    is_causal: bool
     screens_in_bf16: bool = field(default_factory=has_fast_bf16)
 
     @classmethod
@@ -99,14 +99,14 @@ class HeadlessModel:
         return cls.wrap(device.move(body(base)), kind == "decoder")
 
     @classmethod
-    def wrap(cls, model: Any, causal: bool) -> HeadlessModel:
+    def wrap(cls, model: Any, is_causal: bool) -> HeadlessModel:
         """Wraps a loaded model. Raises UnsupportedModel if its layers are not found."""
         count = int(model.config.num_hidden_layers)
         lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
         multiply_by_onednn(model.eval(), has_fast_bf16())
-        return cls(model, tuple(lists[0]), causal, has_fast_bf16() and model.device.type == "cpu")
+        return cls(model, tuple(lists[0]), is_causal, has_fast_bf16() and model.device.type == "cpu")
 
     @property
     def max_forward_tokens(self) -> int:

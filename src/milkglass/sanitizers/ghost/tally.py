@@ -72,7 +72,7 @@ class GhostTally:
             self.selected += 1
             self.unsettled += not shadow.choice.is_settled
             self.loss += shadow.choice.loss
-            self.sweeps += len(shadow.choice.history) - 1
+            self.sweeps += len(shadow.choice.loss_history) - 1
         for name, value in zip(MEASURES, similarity_scores(text, shadow.text), strict=True):
             self.likeness[name] += value
 

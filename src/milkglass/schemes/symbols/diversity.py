@@ -1,4 +1,4 @@
-"""The limits of every symbol: bits of entropy over its tokens, and the largest share of one token.
+"""Limits every symbol: its bits of entropy over its tokens, and the largest share of one token.
 
 With p(t) the share of token t in the mass of its symbol,
 

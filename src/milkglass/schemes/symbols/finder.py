@@ -1,4 +1,4 @@
-"""The input of a map of symbols, and the interface of ways to find one. One file of this folder is one way."""
+"""Defines the input of a map of symbols, and the interface of methods that find one: each is one file."""
 
 from __future__ import annotations
 
@@ -89,5 +89,8 @@ class MapFinder(abc.ABC):
 
 
 def thousandths(done: int, step_count: int) -> int:
-    """Returns the thousandths of the work in the last step, after `done` of `step_count` steps. They sum to 1000."""
+    """Returns the thousandths of all work that the last step was, after `done` of `step_count` steps.
+
+    Over all steps they sum to 1000.
+    """
     return 1000 * done // step_count - 1000 * (done - 1) // step_count

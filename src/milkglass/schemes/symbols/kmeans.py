@@ -42,10 +42,11 @@ from milkglass.schemes.symbols.finder import (
 )
 
 DISTANCE_BLOCK_ROWS = 4096  # rows of distances held at a time
-PRICE_MOMENTUM, LOAD_FLOOR = 0.7, 0.05  # share of the last round's price that stays; what is added to each load
-PRIOR_TEXTS = 4.0  # texts that a token's own score must outweigh
-SEEN_TRUST = 0.3  # trust above which a token keeps its own score: two texts have it
-SHARPNESS = 12.0  # factor of cosines in the kernel that weighs neighbours
+PRICE_MOMENTUM = 0.7  # share of the last round's price that stays
+LOAD_FLOOR = 0.05  # added to each m load
+PRIOR_TEXTS = 4.0  # the number of texts with a token at which trust is one half
+SEEN_TRUST = 0.3  # above this trust a token keeps its own score: tokens in two or more texts do
+KERNEL_SHARPNESS = 12.0  # factor of cosines in the kernel that weighs neighbours
 NEIGHBOUR_SHARE = 0.7  # factor of the score that neighbours give
 COSINE_BLOCK_ROWS = 1024  # rows of cosines held at a time
 
@@ -82,7 +83,7 @@ class KMeans(MapFinder):
 
     def points(self, evidence: Evidence) -> Floats:
         """Returns (n, f) x_t of all tokens."""
-        unit_vectors = centre(evidence.vectors(self.vectors))
+        unit_vectors = centre_and_normalise(evidence.vectors(self.vectors))
         if not self.label_weight or evidence.labelled is None:
             return unit_vectors
         scores, trust = label_scores(evidence.labelled, len(unit_vectors))
@@ -114,30 +115,32 @@ class Clusters:
 
     def draw_centres(self, points: Floats, draws: Draws) -> None:
         """Draws centres among the points (c, f)."""
-        self.centres = points[sample(self.weights, len(self.price), draws)].copy()
+        self.centres = points[sample_without_replacement(self.weights, len(self.price), draws)].copy()
 
     def run_round(self, points: Floats, price_factor: float, draws: Draws) -> None:
         """Makes one round. A symbol without tokens is drawn again. `price_factor` is P of the module."""
         assert self.centres is not None
         symbol_count = len(self.price)
-        self.symbol_of_token = assign(points, self.centres, self.price)
+        self.symbol_of_token = cheapest_symbols(points, self.centres, self.price)
         total_weight = np.bincount(self.symbol_of_token, self.weights, symbol_count)
-        self.centres = sums(points * self.weights[:, None].astype(np.float32), self.symbol_of_token, symbol_count)
+        self.centres = sum_by_symbol(
+            points * self.weights[:, None].astype(np.float32), self.symbol_of_token, symbol_count
+        )
         self.centres /= np.maximum(total_weight, 1e-12)[:, None].astype(np.float32)
         if len(empty_symbols := np.flatnonzero(total_weight == 0)):
-            self.centres[empty_symbols] = points[sample(self.weights, len(empty_symbols), draws)]
+            self.centres[empty_symbols] = points[sample_without_replacement(self.weights, len(empty_symbols), draws)]
         mass = np.bincount(self.symbol_of_token, self.mass, symbol_count).astype(np.float64)
         self.price = next_price(self.price, mass, price_factor)
 
 
-def centre(vectors: Floats) -> Floats:
+def centre_and_normalise(vectors: Floats) -> Floats:
     """Returns (n, d) x_t: the vectors less their mean, then scaled to length 1."""
     difference = vectors.astype(np.float32) - vectors.astype(np.float32).mean(0)
     unit: Floats = difference / (np.linalg.norm(difference, axis=1, keepdims=True) + 1e-9)
     return unit
 
 
-def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
+def cheapest_symbols(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
     """Returns (c,) the cheapest symbol of each token; ties go to the lower number.
 
     |x|^2 is left out, since it is equal for all symbols.
@@ -156,14 +159,14 @@ def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: fl
     return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + LOAD_FLOOR)
 
 
-def sums(rows: Floats, symbol_of_row: Ids, symbol_count: int) -> Floats:
+def sum_by_symbol(rows: Floats, symbol_of_row: Ids, symbol_count: int) -> Floats:
     """Returns (m, f) the sum of the rows of each symbol."""
     summed = np.zeros((symbol_count, rows.shape[1]), np.float32)
     np.add.at(summed, symbol_of_row, rows)
     return summed
 
 
-def sample(weights: NDArray[np.float64], count: int, draws: Draws) -> Ids:
+def sample_without_replacement(weights: NDArray[np.float64], count: int, draws: Draws) -> Ids:
     """Returns `count` indices, drawn without replacement in proportion to their weights (exponential keys)."""
     arrivals = -np.log(draws.uniform(len(weights))) / weights
     return np.argsort(arrivals, kind="stable")[:count].astype(np.int64)
@@ -199,6 +202,6 @@ def with_neighbours(scores: NDArray[np.float64], trust: NDArray[np.float64], uni
     scored_vectors = unit_vectors[scored]
     for start in range(0, len(rare), COSINE_BLOCK_ROWS):
         block = rare[start : start + COSINE_BLOCK_ROWS]
-        weights = np.exp(SHARPNESS * (unit_vectors[block] @ scored_vectors.T - 1)) * trust[scored]
+        weights = np.exp(KERNEL_SHARPNESS * (unit_vectors[block] @ scored_vectors.T - 1)) * trust[scored]
         filled[block] = NEIGHBOUR_SHARE * (weights @ scores[scored]) / (weights.sum(1, keepdims=True) + 1e-9)
     return filled.astype(np.float32)

@@ -38,12 +38,15 @@ from milkglass.schemes.symbols.finder import (
     VectorSource,
     thousandths,
 )
-from milkglass.schemes.symbols.kmeans import Clusters, centre
+from milkglass.schemes.symbols.kmeans import Clusters, centre_and_normalise
 
-INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
+TOKEN_DIMENSIONS = 64  # of what the network reads for a token
+HIDDEN_DIMENSIONS = 96  # of each direction of the network
+DROPOUT_RATE = 0.3
 COMMITMENT_WEIGHT = 0.25
-ROWS_A_STEP, REFRESH = 64, 100  # rows of a step; steps between two moves of the centres
-SETTLE_ROUNDS = 25  # rounds of k-means when the symbols are first found
+BATCH_ROWS = 64  # rows of a training step
+STEPS_BETWEEN_ROUNDS = 100  # training steps between two rounds of k-means
+FIRST_ROUNDS = 25  # rounds of k-means when the symbols are first found
 
 
 @dataclass(frozen=True)
@@ -77,91 +80,102 @@ class LearntMap(MapFinder):
             raise UsageError(
                 "a map cannot be learnt from rows without labels", "give labelled rows, or add --set way=kmeans"
             )
-        source = draws_for("symbols/learnt")
+        draws = draws_for("symbols/learnt")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(source.uniform(1)[0] * 2**31))
-            network = SmallReader(centre(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
+            torch.manual_seed(int(draws.uniform(1)[0] * 2**31))
+            network = SmallReader(centre_and_normalise(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
             clusters = Clusters(tokens, mass, symbol_count)
-            return Training(self, network, evidence.labelled, clusters, source).run(progress)
+            return Training(self, network, evidence.labelled, clusters, draws).run(progress)
 
 
 class SmallReader(torch.nn.Module):
     """Maps texts to logits, or to one score: a bidirectional GRU, its states' mean and maximum, a linear layer.
 
     Attributes:
-        clustered: (n,) which tokens enter as points.
+        is_clustered: (n,) whether each token enters as a point.
         vectors: (n, d) c x_t.
     """
 
-    clustered: Tensor
+    is_clustered: Tensor
     vectors: Tensor
 
     def __init__(self, vectors: Floats, tokens: Ids, task: TaskTexts, settings: LearntMap) -> None:
         super().__init__()
-        clustered = torch.zeros(len(vectors), dtype=torch.bool)
-        clustered[torch.from_numpy(tokens)] = True
-        self.register_buffer("clustered", clustered)
+        is_clustered = torch.zeros(len(vectors), dtype=torch.bool)
+        is_clustered[torch.from_numpy(tokens)] = True
+        self.register_buffer("is_clustered", is_clustered)
         self.register_buffer("vectors", torch.from_numpy(settings.spread * vectors))
         dimensions = settings.dimensions
         self.project = torch.nn.Linear(vectors.shape[1], dimensions)
         self.offset = torch.nn.Embedding(len(vectors), dimensions)
-        self.own_vector = torch.nn.Embedding(len(vectors), INNER)
+        self.own_vector = torch.nn.Embedding(len(vectors), TOKEN_DIMENSIONS)
         torch.nn.init.normal_(self.offset.weight, std=0.01)
         torch.nn.init.normal_(self.own_vector.weight, std=0.1)
-        self.widen, self.drop = torch.nn.Linear(dimensions, INNER), torch.nn.Dropout(DROPPED)
-        self.gru = torch.nn.GRU(INNER, HIDDEN, batch_first=True, bidirectional=True)
-        self.head = torch.nn.Linear(4 * HIDDEN, max(1, task.class_count))
+        self.widen, self.dropout = torch.nn.Linear(dimensions, TOKEN_DIMENSIONS), torch.nn.Dropout(DROPOUT_RATE)
+        self.gru = torch.nn.GRU(TOKEN_DIMENSIONS, HIDDEN_DIMENSIONS, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(4 * HIDDEN_DIMENSIONS, max(1, task.class_count))
 
     def points(self, tokens: Tensor) -> Tensor:
         """Returns (..., dimensions) z_t of these tokens."""
         return self.project(self.vectors[tokens]) + self.offset(tokens)
 
     def forward(self, ids: Tensor, lengths: Tensor, clusters: Clusters) -> tuple[Tensor, Tensor]:
-        """Returns (b, classes) for ids (b, t), and the mean |z - centre|^2, which is 0 without symbols.
+        """Returns (b, classes) the logits of texts, and the mean |z - centre|^2, which is 0 without symbols.
 
-        `lengths` (b,) says how many of the ids count.
+        Args:
+            ids: (b, t) the texts, padded at their ends.
+            lengths: (b,) how many ids each text has.
+            clusters: the symbols so far.
         """
-        points, clustered = self.points(ids), self.clustered[ids]
+        points, clustered = self.points(ids), self.is_clustered[ids]
         is_token = torch.arange(ids.shape[1]) < lengths[:, None]
         penalty = torch.zeros(())
         if clusters.centres is not None and (selected := clustered & is_token).any():
             centres = torch.from_numpy(clusters.centres)[
-                torch.from_numpy(clusters.symbol_of_all_tokens(len(self.clustered)))[ids]
+                torch.from_numpy(clusters.symbol_of_all_tokens(len(self.is_clustered)))[ids]
             ]
             penalty = (points - centres)[selected].square().sum(-1).mean()
             points = points + (centres - points).detach()
-        rows = self.drop(torch.where(clustered[..., None], self.widen(points), self.own_vector(ids)))
+        rows = self.dropout(torch.where(clustered[..., None], self.widen(points), self.own_vector(ids)))
         packed = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
         states = torch.nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)[0]
         mean = (states * is_token[..., None]).sum(1) / lengths[:, None]
         maxima = states.masked_fill(~is_token[..., None], -torch.inf).amax(1)
-        return self.head(self.drop(torch.cat([mean, maxima], dim=1))), penalty
+        return self.head(self.dropout(torch.cat([mean, maxima], dim=1))), penalty
 
 
 @dataclass(frozen=True)
 class Training:
-    """Trains one network on one client's rows, and finds the symbols meanwhile."""
+    """Trains one network on one client's rows, and finds the symbols meanwhile.
+
+    Attributes:
+        settings: the parameters of the map.
+        network: the network, which is changed in place.
+        task: the client's rows.
+        clusters: the symbols so far.
+        draws: draws the order of the rows, and the first centres.
+    """
 
     settings: LearntMap
     network: SmallReader
     task: TaskTexts
     clusters: Clusters
-    drawn: Draws
+    draws: Draws
 
     def run(self, progress: Progress) -> FoundSymbols:
-        """Trains a third of the epochs without symbols, then the others with them."""
+        """Trains a third of the epochs without symbols, then the others with them. Returns the symbols."""
         rows = np.flatnonzero(self.task.texts.lengths)
-        epoch_count = max(3, -(-self.settings.steps * ROWS_A_STEP // max(1, len(rows))))
+        epoch_count = max(3, -(-self.settings.steps * BATCH_ROWS // max(1, len(rows))))
         first_symbol_epoch, tokens = epoch_count // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.offset.weight, self.network.own_vector.weight]
         others = [
             parameter for parameter in self.network.parameters() if all(parameter is not table for table in tables)
         ]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
-        steps_per_epoch, step = -(-len(rows) // ROWS_A_STEP), 0
+        steps_per_epoch, step = -(-len(rows) // BATCH_ROWS), 0
         for epoch in range(epoch_count):
             if epoch == first_symbol_epoch:
-                self._move(tokens, SETTLE_ROUNDS)
+                self._move(tokens, FIRST_ROUNDS)
             for batch_rows in self._batches(rows):
                 epochs_with_symbols = step / steps_per_epoch - first_symbol_epoch
                 progress_share = max(0.0, epochs_with_symbols / (epoch_count - first_symbol_epoch))
@@ -173,26 +187,26 @@ class Training:
                 torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
                 optimiser.step()
                 step += 1
-                if first_symbol_epoch <= epoch < epoch_count - 1 and step % REFRESH == 0:
+                if first_symbol_epoch <= epoch < epoch_count - 1 and step % STEPS_BETWEEN_ROUNDS == 0:
                     self._move(tokens, 1)
                 progress(thousandths(step, epoch_count * steps_per_epoch))
         with torch.no_grad():
             return FoundSymbols(self.clusters.symbol_of_token, self.network.points(tokens).numpy())
 
     def _move(self, tokens: Tensor, round_count: int) -> None:
-        """Assigns the points of the tokens again and moves the centres, `round_count` times; draws centres at first."""
+        """Runs rounds of k-means on the points of the tokens. The first call draws the centres."""
         with torch.no_grad():
             points: Floats = self.network.points(tokens).numpy()
         if self.clusters.centres is None:
-            self.clusters.draw_centres(points, self.drawn)
+            self.clusters.draw_centres(points, self.draws)
         for _ in range(round_count):
-            self.clusters.run_round(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
+            self.clusters.run_round(points, self.settings.mass_price * float(points.var(0).sum()), self.draws)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
-        """Yields indices of rows, ROWS_A_STEP at a time and of similar length, in random order."""
-        order = rows[np.argsort(self.task.texts.lengths[rows] + self.drawn.uniform(len(rows)), kind="stable")]
-        batches = np.array_split(order, -(-len(order) // ROWS_A_STEP))
-        for index in np.argsort(self.drawn.uniform(len(batches))):
+        """Yields indices of rows, BATCH_ROWS at a time and of similar length, in random order."""
+        order = rows[np.argsort(self.task.texts.lengths[rows] + self.draws.uniform(len(rows)), kind="stable")]
+        batches = np.array_split(order, -(-len(order) // BATCH_ROWS))
+        for index in np.argsort(self.draws.uniform(len(batches))):
             yield batches[index]
 
     def _loss(self, rows: Ids) -> Tensor:
