@@ -247,7 +247,7 @@ def test_whole_answers_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
         asyncio.run(run())
 
-    monkeypatch.setattr("milkglass.engines.upstream.MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr("milkglass.engines.upstream.MAX_ANSWER_BYTES", 1 << 20)
     cases: list[tuple[Script, str]] = [
         (flooding(HEAD, b" " * 65536), "1048576 bytes"),
         (dripping(HEAD, b" "), "went silent"),

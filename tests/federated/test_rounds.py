@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkglass.errors import InvalidUpdate, TooFewSites, UsageError
-from milkglass.federated.rounds import Update, check_update, mean_update, misfit, step_weights
+from milkglass.federated.rounds import Update, check_update, first_misfit, mean_update, step_weights
 
 WEIGHTS = {"w": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.ones(2)}
 
@@ -65,9 +65,9 @@ def test_a_site_that_counts_wrongly_is_refused(text_count: int) -> None:
 
 
 def test_what_came_from_elsewhere_fits_or_is_told() -> None:
-    assert misfit(WEIGHTS, WEIGHTS) is None
-    assert misfit({"b": torch.ones(2)}, WEIGHTS) == "no w"
-    assert misfit(WEIGHTS | {"b": torch.ones(1)}, WEIGHTS) == "b of shape (1,), not (2,)"
+    assert first_misfit(WEIGHTS, WEIGHTS) is None
+    assert first_misfit({"b": torch.ones(2)}, WEIGHTS) == "no w"
+    assert first_misfit(WEIGHTS | {"b": torch.ones(1)}, WEIGHTS) == "b of shape (1,), not (2,)"
 
 
 def test_finite_updates_that_add_up_to_more_than_fits() -> None:

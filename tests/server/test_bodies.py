@@ -134,7 +134,7 @@ def test_whole_bodies_stay_and_nobody_is_evicted_in_vain(scene: Callable[..., Sc
 @pytest.mark.parametrize(("claimed", "sent"), [(500, 1), (0, 500)], ids=["stated", "chunked"])
 def test_a_longer_body_may_take_longer(scene: Callable[..., Scene], claimed: int, sent: int) -> None:
     async def play() -> None:
-        it = scene(body_grace_seconds=10.0, body_pace=100.0)
+        it = scene(body_grace_seconds=10.0, expected_body_rate=100.0)
         one = it.body(claimed)
         await it.arrives(one, sent)
         it.now = 14.0

@@ -156,7 +156,7 @@ def test_bodies_that_drip_keep_nobody_out(tmp_path: Path) -> None:
 
 def test_a_body_that_drips_has_a_last_moment(tmp_path: Path) -> None:
     """However fast it is: `PATIENT` lets it go on for two minutes."""
-    limits = replace(PATIENT, body_grace_seconds=0.5, body_pace=1e6)
+    limits = replace(PATIENT, body_grace_seconds=0.5, expected_body_rate=1e6)
     with Server(tmp_path / "home", in_thread=True, connections=limits) as server, connected(server) as (one,):
         one.sendall(_post(1_000_000))
         until(lambda: one.send(b" " * 100) and select.select([one], [], [], 0.02)[0])

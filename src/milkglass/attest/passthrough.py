@@ -54,12 +54,12 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
     """Returns an application whose errors have OpenAI's form, also those of its guard and of unknown paths."""
 
     async def on_known(request: Request, error: Any) -> Response:
-        known = error_for_caller(error)
-        if known is None:
+        known_error = error_for_caller(error)
+        if known_error is None:
             raise error
-        status = 502 if isinstance(known, Unreachable) else known.status
-        headers = {"Retry-After": str(known.extra.get("retry_after", 2))} if status == 503 else None
-        return _refusal(f"{known.message}. {known.hint}", type(known).__name__, status, headers)
+        status = 502 if isinstance(known_error, Unreachable) else known_error.status
+        headers = {"Retry-After": str(known_error.extra.get("retry_after", 2))} if status == 503 else None
+        return _refusal(f"{known_error.message}. {known_error.hint}", type(known_error).__name__, status, headers)
 
     async def on_http(request: Request, error: Any) -> Response:
         if isinstance(error, RefusedRequest):

@@ -102,7 +102,11 @@ def drawn_and_best_logprobs(content: Sequence[Mapping[str, Any]], name: str, max
         return parse_logprob(entry.get(name), entry.get("logprob"))
 
     return [
-        best_first(entry_logprob(entry), [entry_logprob(x) for x in records_of(entry, "top_logprobs")], max_count)
+        best_first(
+            entry_logprob(entry),
+            [entry_logprob(alternative) for alternative in records_of(entry, "top_logprobs")],
+            max_count,
+        )
         for entry in content
     ]
 

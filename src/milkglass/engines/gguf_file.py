@@ -122,11 +122,11 @@ def _llama_values(config: Config) -> Values:
 
 def _convert_llama(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
     heads = int(config["num_attention_heads"])
-    counts = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
-    count = next((n for part, n in counts.items() if f".{part}." in name), None)
-    if count is None:
+    head_counts = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
+    head_count = next((head_count for part, head_count in head_counts.items() if f".{part}." in name), None)
+    if head_count is None:
         return tensor
-    halves = tensor.reshape(count, 2, -1, *tensor.shape[1:])
+    halves = tensor.reshape(head_count, 2, -1, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
@@ -196,7 +196,9 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
         writer.add_tokenizer_model("llama")
         writer.add_token_list([opaque_name(token) for token in range(size)])
         writer.add_token_scores([0.0] * size)
-        writer.add_token_types([TokenType.CONTROL if n in end_tokens else TokenType.NORMAL for n in range(size)])
+        writer.add_token_types(
+            [TokenType.CONTROL if token_id in end_tokens else TokenType.NORMAL for token_id in range(size)]
+        )
         writer.add_add_bos_token(False)
         writer.add_add_eos_token(False)
         writer.add_add_space_prefix(False)

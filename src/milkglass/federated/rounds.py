@@ -47,18 +47,18 @@ def check_update(update: Update, weights: Tensors) -> None:
     """Raises InvalidUpdate, with the site and the first tensor by name, if an update does not fit the weights."""
     if type(update.text_count) is not int or update.text_count < 1:
         raise InvalidUpdate(f"site {update.site} says that it saw {update.text_count!r} texts", "it must be at least 1")
-    if fault := misfit(update.tensors, weights):
+    if fault := first_misfit(update.tensors, weights):
         hint = "nothing of this round was used: mend the site or leave it out, and run it again"
         raise InvalidUpdate(f"site {update.site} sent {fault}", hint)
 
 
-def misfit(tensors: Tensors, expected: Tensors) -> str | None:
+def first_misfit(tensors: Tensors, expected: Tensors) -> str | None:
     """Returns, in words, the first tensor by name that differs from what is expected; None if all fit.
 
     A tensor differs in name, shape or dtype, or has numbers that are not finite.
     """
-    if unknown := sorted({*tensors} - {*expected}):
-        printable = "".join(c for c in unknown[0] if c.isprintable())[:60]
+    if unknown_names := sorted({*tensors} - {*expected}):
+        printable = "".join(c for c in unknown_names[0] if c.isprintable())[:60]
         return f"a tensor of a name that is not trained ({printable})"
     for name in sorted(expected):
         tensor = tensors.get(name)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from milkglass.errors import CorruptCheckpoint, RefusedTask, UsageError
-from milkglass.federated.rounds import Tensors, Update, misfit
+from milkglass.federated.rounds import Tensors, Update, first_misfit
 from milkglass.federated.rows import SiteRows, load_rows, secret_of
 from milkglass.federated.seeds import noise_stream, row_order
 from milkglass.gradient_defences.catalogue import name_and_parameters
@@ -120,7 +120,7 @@ class Site:
         """
         rows, secret = load_rows(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
-        if fault := misfit(weights, step.parameters):
+        if fault := first_misfit(weights, step.parameters):
             raise RefusedTask(f"the server sent {fault}", "the server must train the model that this site has")
         load_weights(step, weights)
         order = row_order(secret, round, len(rows))
@@ -157,7 +157,7 @@ def load_weights(step: SharedStep, weights: Tensors) -> None:
     """Copies weights into the model, in place.
 
     They must be of the shapes of `weights_of`, since `copy_` would stretch a tensor of another shape. What came from
-    elsewhere is checked before (`misfit`).
+    elsewhere is checked before (`first_misfit`).
     """
     with torch.no_grad():
         for name, parameter in step.parameters.items():

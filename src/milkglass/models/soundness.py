@@ -117,11 +117,11 @@ def require_finite(table: torch.Tensor) -> None:
         )
 
 
-def _require_rows(stated: object, row_count: int) -> None:
+def _require_rows(stated_rows: object, row_count: int) -> None:
     """Raises CorruptCheckpoint if a config's vocabulary has another size than the table."""
-    if stated != row_count:
+    if stated_rows != row_count:
         raise CorruptCheckpoint(
-            f"{CONFIG} says {_number_words(stated)} for vocab_size, and the embedding table has {row_count} rows",
+            f"{CONFIG} says {_number_words(stated_rows)} for vocab_size, and the embedding table has {row_count} rows",
             f"set vocab_size to {row_count} in {CONFIG}, or resize the model's embeddings",
         )
 

@@ -132,7 +132,7 @@ def with_shapes(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Chec
     return replace(base, tensors=tensors)
 
 
-def fits(old: TensorRef, new: TensorRef) -> bool:
+def can_replace_tensor(old: TensorRef, new: TensorRef) -> bool:
     """Returns whether a tensor may replace another: equal types, rows of the same shape, and no fewer of them."""
     has_like_rows = bool(new.shape) and old.shape[1:] == new.shape[1:] and len(old.shape) == len(new.shape)
     return old.dtype == new.dtype and has_like_rows and new.shape[0] >= old.shape[0]
@@ -234,7 +234,9 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
     for name, ref in changed.items():
         base_ref = base.tensors.get(name)
         does_fit = (
-            base_ref is not None and fits(base_ref, ref) and (base_ref.shape == ref.shape or ref.shape[0] == vocab_size)
+            base_ref is not None
+            and can_replace_tensor(base_ref, ref)
+            and (base_ref.shape == ref.shape or ref.shape[0] == vocab_size)
         )
         if not does_fit or ref.dtype not in TORCH_DTYPES:
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")

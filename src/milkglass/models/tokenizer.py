@@ -358,8 +358,8 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     for special_token in special_names.values():
         if not isinstance(special_token, str | AddedToken):
             raise TypeError("a special token is neither a text nor an added token")
-    extra = list(all_settings.get("extra_special_tokens") or [])
-    _add_tokens(backend, added, special_names, extra)
+    extra_tokens = list(all_settings.get("extra_special_tokens") or [])
+    _add_tokens(backend, added, special_names, extra_tokens)
     if file.post_processor is None:
         backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
     special = {name: str(special_token) for name, special_token in special_names.items()}
@@ -368,7 +368,7 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     tokenizer = Tokenizer(
         backend,
         special,
-        [str(token) for token in extra],
+        [str(token) for token in extra_tokens],
         chat_template=_read_templates(folder, settings),
         model_max_length=UNLIMITED_LENGTH if limit is None else limit,
         has_token_types=kind.has_token_types if names is None else "token_type_ids" in names,
@@ -439,8 +439,8 @@ def _with_added_tokens(entry: Any) -> Any:
 def _special_entry(name: str, entry: Any, tokens: Mapping[str, Any]) -> Any:
     """Returns an entry of the file SPECIAL_TOKENS."""
     if name == "extra_special_tokens" and isinstance(entry, list):
-        extra = list(tokens.get(name) or [])
-        return extra + [token for token in map(_with_flags, entry) if token not in extra]
+        extra_tokens = list(tokens.get(name) or [])
+        return extra_tokens + [token for token in map(_with_flags, entry) if token not in extra_tokens]
     return entry if name == "extra_special_tokens" else _with_flags(entry)
 
 
@@ -453,14 +453,14 @@ def _add_tokens(
     backend: tokenizers.Tokenizer,
     added: Mapping[int, AddedToken],
     special_names: Mapping[str, Any],
-    extra: Sequence[Any],
+    extra_tokens: Sequence[Any],
 ) -> None:
     """Adds the tokens of the files in the order of their ids, then further special ones."""
     tokens: list[Any] = [token for _, token in sorted(added.items())]
     present_texts = {token.content for token in backend.get_added_tokens_decoder().values()} | {
         str(token) for token in tokens
     }
-    for special_name in (*special_names.values(), *extra):
+    for special_name in (*special_names.values(), *extra_tokens):
         # by text and flags, as transformers compares them
         if str(special_name) not in present_texts and special_name not in tokens:
             tokens.append(special_name)

@@ -108,7 +108,7 @@ async def _read_body(request: Request, body_type: type[B]) -> B:
 
 
 async def _respond(
-    request: Request, encode: Callable[[], ApiExchange], stream: bool | None, has_done_event: bool = True
+    request: Request, encode: Callable[[], ApiExchange], is_streamed: bool | None, has_done_event: bool = True
 ) -> Response:
     """Answers a request.
 
@@ -116,31 +116,31 @@ async def _respond(
         request: the request, whose body was read.
         encode: checks and encodes the request, in a thread, so that a long prompt or a slow template delays no other
             answer.
-        stream: whether the answer comes as server-sent events.
+        is_streamed: whether the answer comes as server-sent events.
         has_done_event: whether a stream ends with "[DONE]", and its events have no type of their own.
     """
     exchange = await asyncio.to_thread(encode)
-    if not stream:
+    if not is_streamed:
         document = await result_unless_gone(exchange.response(), wait_for_disconnect(request))
         return CLIENT_GONE if document is None else JSONResponse(document)
     events = exchange.events()
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(events.aclose)
         # status and headers are sent once the engine has answered: a refusal must not look like a success
-        first = await result_unless_gone(anext(events), wait_for_disconnect(request))
-        if first is None:
+        first_event = await result_unless_gone(anext(events), wait_for_disconnect(request))
+        if first_event is None:
             return CLIENT_GONE
-        return EventStream(_stream(first, events, has_done_event), cleanup.pop_all())
+        return EventStream(_stream(first_event, events, has_done_event), cleanup.pop_all())
 
 
 async def _stream(
-    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None], has_done_event: bool
+    first_event: dict[str, Any], events: AsyncGenerator[dict[str, Any], None], has_done_event: bool
 ) -> AsyncGenerator[str, None]:
     """Yields the events of an answer as text. An error is an event with `error`, which official clients raise."""
     sequence_number = 1
     try:
         async with aclosing(events):
-            yield _event(first, has_done_event)
+            yield _event(first_event, has_done_event)
             async for document in events:
                 sequence_number += 1
                 yield _event(document, has_done_event)

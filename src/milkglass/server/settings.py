@@ -52,7 +52,7 @@ class Limits:
         window_seconds: time in which a body, or an answer that waits to be read, must progress.
         min_body_rate: least rate of a request's body over a window.
         body_grace_seconds: time for a body of any length that is kept in memory.
-        body_pace: bytes a second: a body of n bytes may take body_grace + n / body_pace seconds.
+        expected_body_rate: a body of n bytes in memory may take body_grace_seconds + n / expected_body_rate seconds.
         min_send_rate: least rate at which a waiting answer is read, over a window.
         linger_seconds: time for the rest of a body whose request was answered already.
         tick_seconds: time between two checks of these times.
@@ -67,7 +67,7 @@ class Limits:
     window_seconds: float = 20.0
     min_body_rate: float = 1024.0
     body_grace_seconds: float = 30.0
-    body_pace: float = 65_536.0
+    expected_body_rate: float = 65_536.0
     min_send_rate: float = 1024.0
     linger_seconds: float = 20.0
     tick_seconds: float = 1.0
@@ -81,7 +81,7 @@ class Limits:
 
     def body_seconds(self, size: int) -> float:
         """Returns how long a body of `size` bytes that is kept in memory may take to arrive."""
-        return self.body_grace_seconds + size / self.body_pace
+        return self.body_grace_seconds + size / self.expected_body_rate
 
     def within(self, open_files: int) -> Limits:
         """Returns limits with no more connections than a limit of `open_files` open files allows, at two for each.
@@ -197,8 +197,8 @@ def is_nearly_full(folder: Path) -> bool:
 
 def free_bytes(home: Path, quota: int | None) -> int:
     """Returns how many bytes may still be written in a home, by its disk and by its quota."""
-    free = shutil.disk_usage(home).free
-    return free if quota is None else max(0, min(free, quota - bytes_on_disk(home)))
+    disk_bytes = shutil.disk_usage(home).free
+    return disk_bytes if quota is None else max(0, min(disk_bytes, quota - bytes_on_disk(home)))
 
 
 def bytes_on_disk(*paths: Path) -> int:
@@ -253,12 +253,12 @@ class HomeFolder:
             raise UsageError(f"{self.root} is open to others and not ours to close", "name another folder") from None
 
     def require_space(self, size: int) -> None:
-        """Raises DiskFull if `size` further bytes would not leave the spare ones."""
-        if self.free < size:
+        """Raises DiskFull if fewer than the `spare` bytes would be left after `size` further bytes."""
+        if self.usable_bytes < size:
             raise disk_full_error()
 
     @property
-    def free(self) -> int:
+    def usable_bytes(self) -> int:
         """Returns how many bytes may still be written, without the spare ones."""
         return max(0, free_bytes(self.root, self.quota) - self.spare)
 
@@ -292,10 +292,10 @@ class HomeFolder:
             if path.stat().st_mode & OTHERS_PERMISSIONS:
                 log.warning("the token could be read by others; it is closed now, but a new one would be safer")
                 path.chmod(0o600)
-            stored = path.read_text("ascii").strip()
-            if len(stored) < 16:
+            stored_token = path.read_text("ascii").strip()
+            if len(stored_token) < 16:
                 raise UsageError("the stored token is empty or too short", f"remove {path}; a new one is made")
-            return stored
+            return stored_token
         token = secrets.token_urlsafe(32)
         files.write(path, token + "\n")
         return token

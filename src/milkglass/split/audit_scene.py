@@ -43,14 +43,14 @@ def encoder_scene(
         CodecError: a text cannot be read.
     """
     texts = read_texts(files.text, files.max_rows)
-    private, alike_texts = private_and_other_texts(_sendable_texts(client.reader, texts), files)
+    private_texts, alike_texts = private_and_other_texts(_sendable_texts(client.reader, texts), files)
     attackers = {} if files.public is None else {OTHER: _sendable_texts(client.reader, read_texts(files.public, None))}
     attackers[ALIKE] = alike_texts
-    scene = scene_of(base, client, server, private, attackers)
+    scene = scene_of(base, client, server, private_texts, attackers)
     require_texts(scene, attackers)
     scheme = {"name": description.method, **description.parameters}
     scene = replace(scene, scheme=scheme, model=description.model)
-    return SplitScene(scene, len(texts) - len(private) - len(alike_texts))
+    return SplitScene(scene, len(texts) - len(private_texts) - len(alike_texts))
 
 
 def read_texts(source: Source, max_texts: int | None) -> list[str]:

@@ -131,4 +131,4 @@ class Family:
 
 
 def _matching(checkpoint: Checkpoint, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(t for t in sorted(checkpoint.tensors) if has_name_ending(t, *names))
+    return tuple(name for name in sorted(checkpoint.tensors) if has_name_ending(name, *names))

@@ -69,11 +69,11 @@ class LayerLayout:
                 part_of[name] = (int(match[1]), names.parts[match[2]])
         layer_count = int(config["num_hidden_layers"])
         required = {(layer, part) for layer in range(layer_count) for part in names.parts.values()}
-        if missing := sorted(
+        if missing_parts := sorted(
             required - {layer_part for name, layer_part in part_of.items() if name.endswith("weight")}
         ):
             raise UnsupportedModel(
-                f"layer {missing[0][0]} has no weights of its {missing[0][1]}", "fetch the model again"
+                f"layer {missing_parts[0][0]} has no weights of its {missing_parts[0][1]}", "fetch the model again"
             )
         head_count = int(config["num_attention_heads"])
         head_size = config.get("head_dim") or int(config["hidden_size"]) // head_count
@@ -159,8 +159,8 @@ class ResidualStream:
                 raise UnsupportedModel(
                     f"{name} may meet the residual stream, and nothing says how", "use ObfusLM without plus"
                 )
-        if missing := sorted(known_names - set(names)):
-            raise UnsupportedModel(f"{missing[0]} is missing", "fetch the model again")
+        if missing_parts := sorted(known_names - set(names)):
+            raise UnsupportedModel(f"{missing_parts[0]} is missing", "fetch the model again")
         width = checkpoint.tensors[final].shape[0]
         return cls(width, readers, writers, biases, norms, final, stream.gain_offset.get(model_type, 0.0))
 

@@ -50,9 +50,8 @@ class JsonEndFinder:
             pattern = INSIDE_STRING_PATTERN if self.allows_line_feeds else INSIDE_ONE_LINE_STRING_PATTERN
             match = (pattern if self._in_string else OUTSIDE_STRING_PATTERN).search(text, self.position)
             if match is None:
-                has_open_escape = self._in_string and text.endswith(
-                    "\\"
-                )  # the character that it escapes is still to come
+                # A backslash at the end: the character that it escapes is still to come
+                has_open_escape = self._in_string and text.endswith("\\")
                 self.position = max(self.position, len(text) - has_open_escape)
                 return None
             self.position = match.end()
@@ -95,12 +94,12 @@ class StopStringFilter:
         stop_starts = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
         if stop_starts:
             self.is_stopped = True
-            shown, self._held = self._held[: min(stop_starts)], ""
-            return shown
+            released_text, self._held = self._held[: min(stop_starts)], ""
+            return released_text
         held_length = max(partial_mark_length(self._held, stop) for stop in self.stops)
         cut_at = len(self._held) - held_length
-        shown, self._held = self._held[:cut_at], self._held[cut_at:]
-        return shown
+        released_text, self._held = self._held[:cut_at], self._held[cut_at:]
+        return released_text
 
     def flush(self) -> str:
         """Returns what was held back, at the end of the text."""
@@ -234,40 +233,42 @@ class AnswerSplitter:
                 return None
         if self.tool_format is None:
             return self._take_text(len(self._held))
-        head = self._call_prefix_pattern.search(self._held, partial=not is_final)
+        call_prefix = self._call_prefix_pattern.search(self._held, partial=not is_final)
         other_object = (
             OBJECT_BEGIN_PATTERN.search(self._held, partial=not is_final) if self.tool_format.is_bare else None
         )
         if other_object is not None and other_object.partial:
             other_object = None
-        if other_object is not None and (head is None or other_object.start() < head.start()):
+        if other_object is not None and (call_prefix is None or other_object.start() < call_prefix.start()):
             if other_object.start() == 0:
                 self._other_end_finder = JsonEndFinder(allows_line_feeds=False)
                 return EMPTY_PART
             return self._take_text(other_object.start())
-        if head is None:
+        if call_prefix is None:
             return self._take_text(len(self._held))
-        if head.start() > 0:
-            return self._take_text(head.start())
-        if head.partial:
+        if call_prefix.start() > 0:
+            return self._take_text(call_prefix.start())
+        if call_prefix.partial:
             return None
-        prefix = self._held[: head.end()]
-        name = head.groupdict().get("name")
-        is_marked = head["mark"] is not None
-        self._json = _JsonValue(JsonEndFinder(head.end()), head.end(), is_marked, name, prefix.count(FENCE))
+        prefix = self._held[: call_prefix.end()]
+        name = call_prefix.groupdict().get("name")
+        is_marked = call_prefix["mark"] is not None
+        self._json = _JsonValue(
+            JsonEndFinder(call_prefix.end()), call_prefix.end(), is_marked, name, prefix.count(FENCE)
+        )
         return EMPTY_PART
 
     def _take_text(self, size: int) -> Part:
         """Takes `size` characters of held text as content. If calls may come, white space waits until text follows."""
-        shown, self._held = self._held[:size], self._held[size:]
+        released_text, self._held = self._held[:size], self._held[size:]
         if self.tool_format is not None and not self._has_content:
-            shown, self._held_space = self._held_space + shown, ""
-            if shown.isspace():
-                self._held_space = shown
+            released_text, self._held_space = self._held_space + released_text, ""
+            if released_text.isspace():
+                self._held_space = released_text
                 return EMPTY_PART
-        if shown and not shown.isspace():
+        if released_text and not released_text.isspace():
             self._has_content = self._has_begun = True
-        return Part("content", shown)
+        return Part("content", released_text)
 
     def _read_other_json(self, end_finder: JsonEndFinder, is_final: bool) -> Part | None:
         end = end_finder.end(self._held)

@@ -140,10 +140,10 @@ def web_app(title: str, lifespan: Any = None) -> FastAPI:
         return JSONResponse(error_json(status, message, f"http_{status}", HINTS.get(status, "")), status, error.headers)
 
     async def on_known(request: Request, error: Exception) -> JSONResponse:
-        known = error_for_caller(error)
-        if known is None:
+        known_error = error_for_caller(error)
+        if known_error is None:
             raise error
-        return error_response(known)
+        return error_response(known_error)
 
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

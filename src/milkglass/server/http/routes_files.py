@@ -104,10 +104,10 @@ def _content_length(request: Request) -> int:
 
     A Transfer-Encoding takes precedence over a Content-Length.
     """
-    stated = request.headers.get("content-length", "")
-    if "transfer-encoding" in request.headers or not (stated.isascii() and stated.isdigit()):
+    content_length = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers or not (content_length.isascii() and content_length.isdigit()):
         raise LengthRequired("a chunk of an upload needs a stated length", "send Content-Length, no Transfer-Encoding")
-    return int(stated[:20])
+    return int(content_length[:20])
 
 
 @router.post("/v1/uploads/{upload_id}/complete")

@@ -117,7 +117,7 @@ class PromptRun:
 
     def usage(self) -> dict[str, int]:
         """Returns the counts of tokens read and written, as OpenAI names them."""
-        return _usage(self.prompts, [sequence.answer for sequence in self.sequences])
+        return _usage(self.prompts, [sequence.answer_ids for sequence in self.sequences])
 
     def answer(self, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """Returns the body of an answer, or of an event of a stream."""

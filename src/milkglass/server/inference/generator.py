@@ -48,12 +48,12 @@ class Engine(abc.ABC, Generic[W]):
         self._max_waiting = max_waiting
         self._waiting: deque[W] = deque()
         self._changed = threading.Condition()
-        self._closed = False
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abc.abstractmethod
     def step(self) -> None:
-        """Takes waiting work and does the next piece of it."""
+        """Does the next part of the work: takes waiting items, continues the unfinished ones, or both."""
 
     @abc.abstractmethod
     def is_active(self) -> bool:
@@ -70,7 +70,7 @@ class Engine(abc.ABC, Generic[W]):
     def submit(self, work: list[W]) -> None:
         """Hands in work, all of it or none. Raises Busy if too many rows are waiting."""
         with self._changed:
-            if self._closed or len(self._waiting) + len(work) > self._max_waiting:
+            if self._is_closed or len(self._waiting) + len(work) > self._max_waiting:
                 raise Busy(f"more than {self._max_waiting} rows are waiting for this model", "try again in a moment")
             self._waiting.extend(work)
             self._changed.notify()
@@ -78,7 +78,7 @@ class Engine(abc.ABC, Generic[W]):
     def close(self) -> None:
         """Stops the thread. Unfinished work fails."""
         with self._changed:
-            self._closed = True
+            self._is_closed = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
@@ -97,9 +97,9 @@ class Engine(abc.ABC, Generic[W]):
 
     def _wait(self) -> bool:
         with self._changed:
-            while not (self._closed or self._waiting or self.is_active()):
+            while not (self._is_closed or self._waiting or self.is_active()):
                 self._changed.wait()
-            return not self._closed
+            return not self._is_closed
 
     @staticmethod
     def fail_all(work: list[W], error: MilkglassError) -> None:
@@ -159,8 +159,11 @@ class Sequence:
 
     Attributes:
         prompt: scrambled ids, or vectors in place of them.
-        on_token: receives an id, and "stop" (a stop id) or "length" if the sequence ends with it.
-        is_cancelled: frees its row before the next token.
+        sampling: how the ids of the answer are drawn, and where it ends.
+        on_token: receives an id, and "stop" (a stop id) or "length" if the sequence ends with it, else None.
+        on_error: receives the error with which the sequence ends early.
+        is_cancelled: whether the answer is no longer needed. Its row is freed before the next token.
+        answer_ids: the ids that were drawn so far, a stop id among them.
         logprobs: log-probabilities of the newest id and of the likeliest, if requested; set before `on_token`.
         rng: the sequence's own generator, so that the batch changes no draw.
     """
@@ -170,7 +173,7 @@ class Sequence:
     on_token: Callable[[int, str | None], None]
     on_error: Callable[[MilkglassError], None]
     is_cancelled: bool = False
-    answer: list[int] = field(default_factory=list)
+    answer_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, float]] = field(default_factory=list)
     rng: torch.Generator = field(init=False)
 
@@ -199,9 +202,9 @@ class Sequence:
         except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
             self.fail(as_known_error(error))
             return None
-        self.answer.append(token)
+        self.answer_ids.append(token)
         is_stop = token in self.sampling.stop_ids
-        reason = "stop" if is_stop else "length" if len(self.answer) >= self.sampling.max_tokens else None
+        reason = "stop" if is_stop else "length" if len(self.answer_ids) >= self.sampling.max_tokens else None
         self.on_token(token, reason)
         return None if reason else token
 
@@ -209,7 +212,7 @@ class Sequence:
         if not self.sampling.changes_logits:
             return logits
         prompt = [] if isinstance(self.prompt, torch.Tensor) else self.prompt  # vectors have no ids
-        return adjusted_logits(logits, self.sampling, prompt, self.answer)
+        return adjusted_logits(logits, self.sampling, prompt, self.answer_ids)
 
 
 OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
@@ -221,6 +224,7 @@ class Scheduler:
     It knows no runner's memory and draws no id itself.
 
     Attributes:
+        running: the running sequences.
         newest_ids: the last id of each running sequence, which the model has not read yet.
         rows: the runner's rows. None: nothing runs.
     """
@@ -274,8 +278,8 @@ class Scheduler:
         assert self.rows is not None
         split_off = Scheduler(self._max_batch)
         split_off.running, split_off.newest_ids = (
-            [self.running[i] for i in indices],
-            [self.newest_ids[i] for i in indices],
+            [self.running[index] for index in indices],
+            [self.newest_ids[index] for index in indices],
         )
         split_off.rows = self.rows.take(indices)
         self._keep([index not in indices for index in range(len(self.running))])
@@ -327,7 +331,7 @@ class Generator(Engine[Sequence]):
         self._reading: list[Sequence] = []
 
     def step(self) -> None:
-        """Drops cancelled sequences and admits waiting ones. Without any, draws one more token for every row."""
+        """Drops cancelled sequences and admits waiting ones. If none can join, draws one more token for every row."""
         scheduler = self._scheduler
         scheduler.drop_cancelled()
         self._reading = self._newcomers()
@@ -358,6 +362,6 @@ def _cache_row(runner: CachingRunner, sequence: Sequence, rows: RunningRows, ind
     if isinstance(sequence.prompt, torch.Tensor):
         return
     try:
-        runner.cache_row(rows, index, [*sequence.prompt, *sequence.answer])
+        runner.cache_row(rows, index, [*sequence.prompt, *sequence.answer_ids])
     except (torch.OutOfMemoryError, MemoryError):  # the others that run must not end for it
         log.warning("no memory for a finished answer's keys and values: they are not kept")

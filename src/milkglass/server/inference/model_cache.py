@@ -76,7 +76,7 @@ class ModelCache:
         """Makes an empty cache. `folder_of` returns the folder of a model's id."""
         self._settings, self._folder_of = settings, folder_of
         self._lock = threading.Lock()
-        self._closed = False
+        self._is_closed = False
         self._entries: OrderedDict[CacheKey, LoadedModel] = OrderedDict()  # the least recently requested first
 
     def acquire(self, model: ModelRecord, task: Task) -> LoadedModel:
@@ -131,7 +131,7 @@ class ModelCache:
     def close(self) -> None:
         """Closes all models, also those that are in use."""
         with self._lock:
-            self._closed = True  # what is still being loaded closes itself
+            self._is_closed = True  # what is still being loaded closes itself
             loaded = [entry for entry in self._entries.values() if entry.engine.done()]
             self._entries.clear()
         for entry in loaded:
@@ -150,9 +150,9 @@ class ModelCache:
             entry.engine.set_exception(error)
             return
         with self._lock:
-            closed = self._closed
+            is_closed = self._is_closed
             entry.engine.set_result(engine)
-        if closed:
+        if is_closed:
             entry.close()
         log.info("model loaded for %s", entry.task)
 
@@ -213,12 +213,12 @@ def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerS
 
 
 def _require_all_tensors(report: dict[str, Any], task: Task) -> None:
-    missing = sorted(report.get("missing_keys", ()))
+    missing_names = sorted(report.get("missing_keys", ()))
     if task == "embed":  # the mean of hidden states needs no pooler
-        missing = [name for name in missing if not name.startswith("pooler.")]
-    if missing:
+        missing_names = [name for name in missing_names if not name.startswith("pooler.")]
+    if missing_names:
         purpose, hint = str(task), "upload the whole model again"
         if task == "classify":
             purpose = "classify: fine-tune it first"
             hint = "`milkglass finetune` makes a model that classifies, and prints its name"
-        raise UnsupportedModel(f"{missing_words('tensor', missing)}: this model cannot {purpose}", hint)
+        raise UnsupportedModel(f"{missing_words('tensor', missing_names)}: this model cannot {purpose}", hint)

@@ -148,7 +148,7 @@ class Jobs:
 
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]
         temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY_NAMES]
-        require_disk(estimate, hyperparameters, self._home.free + bytes_on_disk(*temporary))
+        require_disk(estimate, hyperparameters, self._home.usable_bytes + bytes_on_disk(*temporary))
         require_memory(estimate, hyperparameters, total_memory)
 
     def resume(self, job_id: str) -> JobRecord:
@@ -258,8 +258,8 @@ class Jobs:
 
     def _fail_job(self, job_id: str, error: Exception) -> None:
         """Fails a job. If even that cannot be written (a full disk), waits and tries the whole job again."""
-        known = error_for_caller(error)
-        status = Status(state="failed", error=known.message if known else "the server made a mistake")
+        known_error = error_for_caller(error)
+        status = Status(state="failed", error=known_error.message if known_error else "the server made a mistake")
         try:
             self._store.jobs.update(job_id, lambda job: _close(job, status))
         except Exception as write_error:  # noqa: BLE001  (the thread must live)
@@ -363,10 +363,12 @@ class Jobs:
             try:
                 self._registry.adopt(name, folder / "result", job_id, job.model)
             except (MilkglassError, OSError) as error:
-                known = error_for_caller(error)
-                reason = known.message if known else f"the result could not be kept ({type(error).__name__})"
+                known_error = error_for_caller(error)
+                reason = (
+                    known_error.message if known_error else f"the result could not be kept ({type(error).__name__})"
+                )
                 status = Status(state="failed", error=reason)
-                if isinstance(known, DiskFull):
+                if isinstance(known_error, DiskFull):
                     status = _disk_full_status(step_to_resume(folder))
         if status.state != "succeeded":
             shutil.rmtree(folder / "result", ignore_errors=True)

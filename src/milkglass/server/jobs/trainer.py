@@ -119,7 +119,9 @@ def split_batch(batch: Mapping[str, torch.Tensor], token_limit: int) -> list[dic
         longest = max(1, int(lengths[order[0]]))
         count = max(1, token_limit // longest)
         rows, order = torch.tensor(order[:count]), order[count:]
-        parts.append({name: t[rows][:, :longest] if t.ndim > 1 else t[rows] for name, t in batch.items()})
+        parts.append(
+            {name: tensor[rows][:, :longest] if tensor.ndim > 1 else tensor[rows] for name, tensor in batch.items()}
+        )
     return parts
 
 
@@ -202,8 +204,8 @@ class CheckpointTrainer(Trainer):
         schedule = Path(checkpoint) / SCHEDULER_NAME
         if schedule.is_file():  # without the optimiser its moments begin at zero, at the rate of that step
             self.lr_scheduler.load_state_dict(torch.load(schedule, weights_only=True))  # type: ignore[union-attr]
-            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):  # type: ignore[union-attr]
-                group["lr"] = rate
+            for group, learning_rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):  # type: ignore[union-attr]
+                group["lr"] = learning_rate
 
     def _load_best_model(self) -> None:
         path = Path(str(self.state.best_model_checkpoint)) / TRAINED_FILE

@@ -57,9 +57,9 @@ class Recording:
         """Records prompts that were sent, and the ids that were answered."""
 
         def record(recorder: Recorder) -> None:
-            sent = Sequences.of(prompts)
-            recorder.add_tokens(sent, "infer")
-            recorder.add_outputs(Sequences.of(answers), sent)
+            sent_ids = Sequences.of(prompts)
+            recorder.add_tokens(sent_ids, "infer")
+            recorder.add_outputs(Sequences.of(answers), sent_ids)
 
         self._record(model, record)
 

@@ -28,7 +28,7 @@ from milkglass.models.file_names import (
 )
 from milkglass.models.safetensors_header import TensorRef, read_header
 from milkglass.models.soundness import facts_of
-from milkglass.models.staging import assemble, fits, link_or_copy
+from milkglass.models.staging import assemble, can_replace_tensor, link_or_copy
 from milkglass.server.random_ids import new_id
 from milkglass.server.settings import HomeFolder
 from milkglass.server.storage.store import ModelRecord, Store
@@ -50,7 +50,9 @@ class BaseModels:
         for folder in self._candidates():
             try:
                 base = Checkpoint.open(folder)
-                is_complete = all(name in base.tensors and fits(base.tensors[name], changed[name]) for name in changed)
+                is_complete = all(
+                    name in base.tensors and can_replace_tensor(base.tensors[name], changed[name]) for name in changed
+                )
                 if is_complete and self._store.cached_digest(files_stamp(base), base.digest) == digest:
                     return base
             except ModelError:
@@ -317,6 +319,10 @@ def _delta_record(registration: Registration, digests: Mapping[str, str]) -> tup
 
 def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:
     weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(file_name, str) for file_name in weight_map.values())
+    ):
         raise CorruptCheckpoint("the index has no weight_map of names", "send model.safetensors.index.json as it is")
     return weight_map

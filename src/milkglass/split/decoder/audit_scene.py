@@ -47,14 +47,14 @@ class EnclaveTexts:
 
     Attributes:
         vectors: (total, d) a row for each token.
-        sent: the sanitized ids, found by these rows.
-        original: the texts' own ids.
+        sent_ids: the sanitized ids, found by these rows.
+        original_ids: the texts' own ids.
         left_out_count: how many texts were too long to be sent.
     """
 
     vectors: torch.Tensor = field(repr=False)
-    sent: Sequences
-    original: Sequences
+    sent_ids: Sequences
+    original_ids: Sequences
     left_out_count: int
 
 
@@ -80,13 +80,15 @@ class TableAttacker:
         The seed decides the attacker's secret.
         """
         stream = Stream.of_seed("split attacker", seed)
-        sent = TokenSanitizer(self.package, self.counts).sanitize(corpus.ids.astype(np.int64), self.settings, stream)
-        return Sequences(sent.astype(corpus.ids.dtype), corpus.lengths), np.arange(len(sent), dtype=np.int64)
+        sent_ids = TokenSanitizer(self.package, self.counts).sanitize(
+            corpus.ids.astype(np.int64), self.settings, stream
+        )
+        return Sequences(sent_ids.astype(corpus.ids.dtype), corpus.lengths), np.arange(len(sent_ids), dtype=np.int64)
 
     def observe(self, corpus: Sequences, seed: int) -> Activations:
         """Returns the vectors that a client would send for a corpus in ids."""
-        sent, _ = self.rehearse(corpus, seed)
-        return Activations(self.table[torch.from_numpy(sent.ids.astype(np.int64))].float(), corpus.lengths, 0)
+        sent_ids, _ = self.rehearse(corpus, seed)
+        return Activations(self.table[torch.from_numpy(sent_ids.ids.astype(np.int64))].float(), corpus.lengths, 0)
 
 
 def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, files: AuditFiles) -> SplitScene:
@@ -107,15 +109,15 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     table = base.read(family_of(base.config).locate(base).table)
     if table_digest(table) != enclave.table_info["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
-    private, alike_texts = private_and_other_texts(read_texts(files.text, files.max_rows), files)
+    private_texts, alike_texts = private_and_other_texts(read_texts(files.text, files.max_rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
-    enclave_texts = _send_through(enclave, settings, codec, table, private)
+    enclave_texts = _send_through(enclave, settings, codec, table, private_texts)
     texts = {ALIKE: alike_texts} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
     package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     attacker = TableAttacker(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
     for name, attacker_texts in texts.items():
-        remaining = [attacker_texts[i] for i in decontaminate(attacker_texts, private)]
+        remaining = [attacker_texts[i] for i in decontaminate(attacker_texts, private_texts)]
         if remaining:
             corpora[name] = Sequences.of(codec.encode(remaining, truncate=True).ids)
     what_it_runs = "the table and the enclave's sanitizer"
@@ -125,14 +127,14 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
         )
         for name, corpus in corpora.items()
     ]
-    sent = enclave_texts.sent
-    observations = (Activations(enclave_texts.vectors.float(), sent.lengths, 0), Tokens(sent))
+    sent_ids = enclave_texts.sent_ids
+    observations = (Activations(enclave_texts.vectors.float(), sent_ids.lengths, 0), Tokens(sent_ids))
     evidence = {"attested": enclave.is_attested, "proof": enclave.proof}
     is_sanitized = settings.epsilon is not None
     scheme = {"name": "split decoder, rnm by tokens" if is_sanitized else "split decoder, not sanitized", **evidence}
     scheme |= asdict(settings) if is_sanitized else {}
     words = words_of_enclave(enclave.proof, enclave.is_attested)
-    truth = truth_of(codec, sent, enclave_texts.original, corpora.values())
+    truth = truth_of(codec, sent_ids, enclave_texts.original_ids, corpora.values())
     scene = public_scene(base, codec, observations, truth, None, adversaries, scheme=scheme, words=words)
     require_texts(scene, texts)
     return SplitScene(scene, enclave_texts.left_out_count)
@@ -146,7 +148,7 @@ def _send_through(
     Raises EnclaveError if the enclave fails or has another tokenizer, and UsageError if all texts are too long.
     """
     row_of_digest = {hashlib.sha256(row.tobytes()).digest(): number for number, row in enumerate(_row_bytes(table))}
-    vectors, sent, original, left_out_count = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
+    vectors, sent_ids, original_ids, left_out_count = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
     for text in texts:
         try:
             prompt = enclave.sanitize_text(text, "", codec.max_tokens, settings)
@@ -156,15 +158,15 @@ def _send_through(
         sent_rows = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.table_info["dtype"]])
         sent_rows = sent_rows.reshape(-1, table.shape[1])
         vectors.append(sent_rows)
-        sent.append(
+        sent_ids.append(
             np.array([row_of_digest[hashlib.sha256(row.tobytes()).digest()] for row in _row_bytes(sent_rows)], np.int64)
         )
-        original.append(codec.encode([text]).ids[0])
-        if len(sent[-1]) != len(original[-1]):
+        original_ids.append(codec.encode([text]).ids[0])
+        if len(sent_ids[-1]) != len(original_ids[-1]):
             raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")
-    if not sent:
+    if not sent_ids:
         raise UsageError(f"all {len(texts)} texts are longer than the model's {codec.max_tokens} tokens", "cut them")
-    return EnclaveTexts(torch.cat(vectors), Sequences.of(sent), Sequences.of(original), left_out_count)
+    return EnclaveTexts(torch.cat(vectors), Sequences.of(sent_ids), Sequences.of(original_ids), left_out_count)
 
 
 def _row_bytes(table: torch.Tensor) -> NDArray[np.uint8]:

@@ -115,7 +115,7 @@ class SplitGenerator(Engine[SplitSequence]):
         with self._changed:
             while not all(sequence.is_due for sequence in running_sequences(self._batch)):
                 seconds_left = deadline - time.monotonic()
-                if seconds_left <= 0 or self._closed:
+                if seconds_left <= 0 or self._is_closed:
                     break
                 self._changed.wait(seconds_left)
         late_rows = [row for row, sequence in enumerate(running_sequences(self._batch)) if not sequence.is_due]
