@@ -1,4 +1,4 @@
-"""Accounts for the privacy of Gaussian noise, by dp-accounting.
+"""Computes the privacy budget of Gaussian noise, by dp-accounting.
 
 The mechanism is the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8).
 
@@ -61,11 +61,13 @@ def epsilon_of(sigma: float, delta: float, sensitivity: float, draw_count: int =
 
 
 def _require_positive(value: float, name: str) -> None:
+    """Raises UsageError unless the value is finite and above 0."""
     if not (math.isfinite(value) and value > 0):
         raise UsageError(f"{name} is {value}, a finite number above 0 is needed", "8 is DP-Forward's epsilon")
 
 
 def _require_delta(delta: float) -> None:
+    """Raises UsageError unless delta is between 0 and 1."""
     if not 0 < delta < 1:
         raise UsageError(f"delta is {delta}, more than 0 and less than 1 is needed", "1e-5 is common")
 

@@ -177,6 +177,7 @@ class Parameter:
         return f"{noun} {self.limit}" if self.limit is not None and kind in (int, float) else noun
 
     def _refusal(self, start: str) -> UsageError:
+        """Returns the error for a value that is not accepted, whose message begins with `start`."""
         default = "" if self.default is MISSING else f"{_value_in_words(self.default)} is the default"
         return UsageError(f"{start} {self.accepted_words} is needed", self.hint or default)
 

@@ -1,4 +1,4 @@
-"""Many id sequences of different lengths as two flat arrays: no padding, no Python loop over tokens."""
+"""Holds many id sequences of different lengths as two flat arrays: no padding, no Python loop over tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All attacks by name. To add one, write a file and add a line here; the shared tests then run on it.
+"""Lists all attacks by name. To add one, write a file and add a line here; the shared tests then run on it.
 
 ATTACKS are those of an audit of a key or of halves. GRADIENT_ATTACKS read what a site shares in federated training, and
 GHOST's shadows. Recipes use both (ALL_ATTACKS).

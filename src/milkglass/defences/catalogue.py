@@ -1,4 +1,4 @@
-"""All defences as a recipe writes them: {} is no defence, else the entry names its kind and parameters.
+"""Reads all defences as a recipe writes them: {} is no defence, else the entry names its kind and parameters.
 
     k = 10, epsilon = 0.1                                      a scheme that rewrites tables; `scheme` if not ObfusLM
     k = 10, epsilon = 0.1, bands = 2.0                         the same in frequency bands, counted on the corpus

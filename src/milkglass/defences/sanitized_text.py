@@ -169,6 +169,7 @@ class SanitizerDefence(Defence):
         return self._client(base, self._table(base), counts, secret), TokenServer(server_folder)
 
     def _table(self, base: Checkpoint) -> WordVectors:
+        """Returns the words or tokens that are known, with their vectors."""
         if self.by == "tokens":
             return tokens_of_model(base.folder, "the model")
         return words_of_model(base.folder, "the model") if self.words is None else read_glove(self.words)

@@ -1,4 +1,4 @@
-"""All defences of gradients by name, as a recipe writes them: { shield = "gaussian", level = 0.05 }.
+"""Lists all defences of gradients by name, as a recipe writes them: { shield = "gaussian", level = 0.05 }.
 
 To add one, write a file and add a line here; the shared tests then run on it.
 """

@@ -1,4 +1,4 @@
-"""The interface of defences of gradients. One changes the step, how its gradient is taken, or the gradient itself.
+"""Defines a defence of gradients, which changes the step, how its gradient is taken, or the gradient itself.
 
     before(step)                         the step that is taken: other parameters trained, dropout on
     take(step, ids, mask, targets)       the gradient of the step; overridden only if texts must be kept apart

@@ -1,4 +1,4 @@
-"""DP-SGD (Abadi et al. 2016, algorithm 1): clips each text's gradient separately, and adds noise to their sum.
+"""Clips each text's gradient separately, and adds noise to their sum: DP-SGD (Abadi et al. 2016, algorithm 1).
 
     g = (sum over i of g_i min(1, C / |g_i|) + N(0, (noise C)^2 I)) / b
 

@@ -1,4 +1,4 @@
-"""CAPE: one normalised vector a text with Laplace noise, from an encoder trained against an adversary.
+"""Sends one normalised vector a text with Laplace noise, from an encoder trained against an adversary: CAPE.
 
 Plant et al. 2021, arXiv:2108.12318, section 3:
 

@@ -1,4 +1,4 @@
-"""All defences of hidden states by name.
+"""Lists all defences of hidden states by name.
 
 To add one, write a file and add a line here; the shared tests then run on it.
 """

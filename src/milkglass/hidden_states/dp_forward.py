@@ -1,4 +1,4 @@
-"""DP-Forward: clips a text's hidden states as one matrix, and adds Gaussian noise (Du et al. 2023, sections 3 and 4).
+"""Clips a text's hidden states as one matrix, and adds Gaussian noise: DP-Forward (Du et al. 2023, sections 3, 4).
 
     X' = X min(1, C / |X|_F)         X (t, d): the hidden states of one text, padding not in it
     sent = X' + sigma Z              Z (t, d) standard normal; sigma by the analytic Gaussian mechanism

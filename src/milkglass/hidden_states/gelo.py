@@ -1,4 +1,4 @@
-"""GELO: mixes the rows by a fresh matrix, so that a server multiplies by public weights and sees no row.
+"""Mixes the rows by a fresh matrix, so that a server multiplies by public weights and sees no row: GELO.
 
 Belikov and Fedotov 2026:
 

@@ -1,4 +1,4 @@
-"""A classifier cut in two: embeddings and the first layers in one half, the other layers and the head in the other.
+"""Cuts a classifier in two: embeddings and first layers in one half, the other layers and the head in the other.
 
 Both halves are the model's own class. The lower one has fewer layers and no head. The upper one replaces its embeddings
 by a module that passes hidden states through. So masks, heads and other details are the family's own, and only
@@ -86,10 +86,12 @@ class Lower(torch.nn.Module):
 
     @property
     def pad(self) -> int:
+        """Returns the id with which texts are padded."""
         return int(self.body.config.pad_token_id or 0)
 
     @property
     def width(self) -> int:
+        """Returns d, the number of dimensions of a state."""
         return int(self.body.config.hidden_size)
 
 

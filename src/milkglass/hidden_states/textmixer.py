@@ -1,4 +1,4 @@
-"""TextMixer: mixes a text with others before it is sent, and the server answers for all of them.
+"""Mixes a text with others before it is sent, and the server answers for all of them: TextMixer.
 
 Zhou et al. 2023, Findings of EMNLP, section 4:
 

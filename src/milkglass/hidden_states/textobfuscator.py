@@ -1,4 +1,4 @@
-"""TextObfuscator: pulls states to the centres of clusters of tokens, then disturbs them.
+"""Pulls states to the centres of clusters of tokens, then disturbs them: TextObfuscator.
 
 Zhou et al. 2023, Findings of ACL, section 3:
 

@@ -1,4 +1,4 @@
-"""IFEval's four accuracies (Zhou et al. 2023, section 2.2): strict and loose, by prompt and by instruction.
+"""Computes IFEval's four accuracies (Zhou et al. 2023, section 2.2): strict and loose, by prompt and by instruction.
 
 Strict: the answer as it stands keeps the rule. Loose: one of eight forms of it does, for models that begin with "Sure,
 here it is:" or write in bold: without the first line, the last one, or both, each with and without every *. An empty

@@ -1,4 +1,4 @@
-"""Products and cosines of some rows with all rows of a table in fp32, and exact cosines of a few.
+"""Computes products and cosines of some rows with all rows of a table in fp32, and exact cosines of a few.
 
 oneDNN, which torch includes, makes the products, since it is faster than `torch.mm` on CPUs of AMD. If the CPU has
 instructions for bf16 (AMX, AVX-512 BF16), a first look is made in bf16. Its error is measured
@@ -58,6 +58,7 @@ class Slack:
         return value + self._max_error(value)
 
     def _max_error(self, value: Value) -> Value:
+        """Returns by how much the rough value may differ from `value`."""
         if not self.share:
             return self.fixed
         # `share` refers to the rough value, which differs from `value` in turn
@@ -124,6 +125,7 @@ def multiply_by_onednn(model: torch.nn.Module, uses_bf16: bool) -> None:
 
 
 def _linear(linear: Linear, weights: Any, bf16_weights: Any, x: torch.Tensor) -> torch.Tensor:
+    """Computes a linear layer, in bf16 under autocast if there are weights for that."""
     if bf16_weights is not None and torch.is_autocast_enabled("cpu"):
         return linear(x.bfloat16(), *bf16_weights)
     return linear(x.float(), *weights)

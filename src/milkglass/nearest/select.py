@@ -1,4 +1,4 @@
-"""Similarities of rows in NumPy, and the best of each row of them without sorting the row.
+"""Computes similarities of rows in NumPy, and the largest of each row of them without sorting the row.
 
 Columns are dealt into buckets. The j-th largest of the buckets' maxima is at most the j-th largest of the row, so only
 the values that reach it, little more than j, have to be looked at.

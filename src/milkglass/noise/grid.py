@@ -1,4 +1,4 @@
-"""The grid on which data and noise are added, and the additive mechanisms: Gaussian and Laplace.
+"""Adds noise on a grid: the additive mechanisms, Gaussian and Laplace, and what of their noise is public.
 
     released = g (trunc(x / g) + round(Z / g)),     g a power of two, Z a real Gaussian or Laplacian
 

@@ -1,4 +1,4 @@
-"""Randomised response over m values: sends a value unchanged, or one of the others with equal probabilities.
+"""Exchanges values by randomised response: sends a value unchanged, or one of the m - 1 others, all equally likely.
 
     P(y | x) = 1 / (1 + (m - 1) w)  for y = x,     w / (1 + (m - 1) w)  for every other y,     w >= exp(-epsilon)
 
@@ -82,4 +82,5 @@ class RandomisedResponse:
 
     @property
     def _total_weight(self) -> int:
+        """Returns the sum of the weights of all values that may be sent for one value."""
         return OWN_WEIGHT + max(0, len(self.values) - 1) * self.other_weight

@@ -1,4 +1,4 @@
-"""The secret of a client half, the streams that are drawn from it, and secret matrices.
+"""Makes streams of draws from the secret of a client half, and secret matrices.
 
 noise/grid.py draws noise on data from `NoiseStream.stream`.
 """

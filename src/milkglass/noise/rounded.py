@@ -109,12 +109,14 @@ def _magnitude(probability: Any, ratio: float, guess: int, tail: Callable[[Any],
 
 
 def _gaussian_tail(z: Any) -> Any:
+    """Returns P(Z > z) for a standard normal Z."""
     import mpmath
 
     return mpmath.erfc(z / mpmath.sqrt(2)) / 2
 
 
 def _laplace_tail(z: Any) -> Any:
+    """Returns P(Z > z) for a Laplacian Z with scale 1, z from 0."""
     import mpmath
 
     return mpmath.exp(-z) / 2

@@ -1,4 +1,4 @@
-"""Mechanisms that release a choice: report-noisy-max and the exponential mechanism, over integers.
+"""Releases a choice, by report-noisy-max or by the exponential mechanism, over integers.
 
 Report-noisy-max: scores in [0, 1] are cut to a grid, where two scores of a candidate still differ by at most 1, and an
 exact rounded Laplacian is added to each (rounded.py). Given all other sums, a candidate wins if its own noise reaches

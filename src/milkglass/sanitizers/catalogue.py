@@ -1,4 +1,4 @@
-"""All sanitizers by name, with their papers' parameters. To add one, write a file and add a line here.
+"""Lists all sanitizers by name, with their papers' parameters. To add one, write a file and add a line here.
 
 The shared tests then run on it. GHOST, which needs a whole model, is in ghost/.
 """

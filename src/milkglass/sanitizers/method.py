@@ -1,4 +1,4 @@
-"""A sanitizer without its table, as commands and recipes name it with parameters."""
+"""Defines a sanitizer without its table, as commands and recipes name it with parameters."""
 
 from __future__ import annotations
 

@@ -165,6 +165,7 @@ class Rnm(Sanitizer):
 
     @property
     def _scores(self) -> NDArray[np.float64]:
+        """Returns (m, width) the scores of each word's list, in [0, 1], -inf beyond its end."""
         return self.lists.scores if self.guarantee_kind == "strict" else self.nearest_lists[1]
 
 

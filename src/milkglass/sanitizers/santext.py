@@ -1,4 +1,4 @@
-"""SANTEXT: draws a substitute from the whole vocabulary, the likelier the nearer (Yue et al., Findings of ACL 2021).
+"""Draws a substitute from the whole vocabulary, the likelier the nearer: SANTEXT (Yue et al., ACL Findings 2021).
 
     p(y | x) = exp(-eps/2 |x - y|) / sum over y' of exp(-eps/2 |x - y'|)         Euclidean, y = x included
 

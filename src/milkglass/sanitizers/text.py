@@ -214,6 +214,7 @@ class TextSanitizer:
 
     @property
     def _stopwords(self) -> frozenset[str]:
+        """Returns the stopwords as texts are split: contractions too if these are one word each."""
         return STOPWORDS | CONTRACTED if self.splitting == "whole" else STOPWORDS
 
     # --- the tally ----------------------------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ class Lookup(dict[str, int]):
         return code
 
     def _find(self, word: str) -> int:
+        """Returns the row or the code of a word that is not remembered."""
         for spelling in spellings(word):
             if spelling in self.kept:
                 return KEPT - self.kept[spelling]

@@ -1,4 +1,4 @@
-"""AloePri: secret coordinates of d + 2h dimensions, noise on both tables, secrets in every layer (Lin et al. 2026).
+"""Defines AloePri: secret coordinates of d + 2h dimensions, noise on both tables, secret layers (Lin et al. 2026).
 
     E~ = Pi (E + alpha_e sigma_E N) P          H~ = Pi (H + alpha_h sigma_H N') Q^T       N, N' standard normal
 

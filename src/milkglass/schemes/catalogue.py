@@ -1,4 +1,4 @@
-"""All schemes by the name that a key file has. To add one, write a file and add a line here."""
+"""Lists all schemes by the name that a key file has. To add one, write a file and add a line here."""
 
 from __future__ import annotations
 

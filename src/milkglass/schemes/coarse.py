@@ -1,4 +1,4 @@
-"""A coarse vocabulary: many tokens share one symbol, so that at most log2(m) bits a token cross. Not from a paper.
+"""Defines a coarse vocabulary: many tokens share one symbol, so that at most log2(m) bits a token cross.
 
 The n tokens are mapped to m symbols, m far below n, and the server's model has a row for each symbol. No key has to be
 secret for that: anyone with the map, the permutation and any amount of text still receives one of m numbers for each
@@ -102,10 +102,12 @@ class Coarse(Scheme):
 
     @property
     def finder(self) -> MapFinder:
+        """Returns what finds the map, by `way`."""
         return self.learnt if self.way == "learnt" else self.kmeans
 
     @property
     def limits(self) -> DiversityLimits:
+        """Returns the limits of every symbol."""
         return DiversityLimits(self.least_bits, self.most_share)
 
     @property

@@ -1,4 +1,4 @@
-"""ObfusLM: clusters the embeddings, then replaces each by a noisy mixture of its cluster (Lin et al. 2025).
+"""Clusters the embeddings, then replaces each by a noisy mixture of its cluster: ObfusLM (Lin et al. 2025).
 
 EmbedCluster is Algorithm 1, WeightSynth Algorithm 2, both in appendix B (clustering.py).
 `reference/obfuslm.py` transcribes them literally and is the oracle: the same clusters for the same order, the same

@@ -1,4 +1,4 @@
-"""ObfusLM+: mixes the embedding's d dimensions too, in every matrix that meets the residual stream (section 4.4).
+"""Mixes the embedding's d dimensions too, in every matrix that meets the residual stream: ObfusLM+ (section 4.4).
 
 Equation 2. With E~ the table that ObfusLM mixed, W* = WeightSynth(EmbedCluster(E~^T)) mixes its columns, sigma*
 permutes them, P is sigma* as a matrix, and T = W* P:

@@ -1,4 +1,4 @@
-"""Orthogonal conjugation: the stream and each head's values in secret orthogonal coordinates, without noise.
+"""Puts the stream and each head's values into secret orthogonal coordinates, without noise: orthogonal conjugation.
 
 ConjFormer's idea is that an orthogonal change of coordinates commutes with RMSNorm once its gains are folded away, so
 the model's function is kept exactly. Queries and keys are turned pair by pair; heads, neurons and the vocabulary are

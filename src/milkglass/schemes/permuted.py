@@ -1,4 +1,4 @@
-"""Permutation only: the vocabulary, the stream's dimensions, heads, each head's values and neurons are permuted.
+"""Permutes the vocabulary, the stream's dimensions, heads, each head's values and neurons, and does nothing else.
 
 This is the mildest covariant scheme: no entry of a tensor changes except by folded gains. The dimensions of queries and
 keys keep their places, since rotary positions turn each pair at its own speed.

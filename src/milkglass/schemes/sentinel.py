@@ -1,4 +1,4 @@
-"""SentinelLMs: permutes the vocabulary with a key, and moves each embedding by glide-reflections (Mishra et al. 2024).
+"""Permutes the vocabulary, and moves each embedding by glide-reflections: SentinelLMs (Mishra et al. 2024).
 
 **Broken**: EDNN recovers every token (Lin et al. 2024), because each line and translation is a multiple of the vector
 of ones. It is a control: an attack that reads nothing elsewhere is seen to read something here.

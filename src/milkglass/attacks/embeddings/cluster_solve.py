@@ -1,4 +1,4 @@
-"""Cluster solve: finds which tokens were mixed with which weights, from the scrambled table alone (our own attack).
+"""Finds which tokens were mixed with which weights, from the scrambled table alone (our own attack).
 
 **Idea.** Row sigma(i) of the scrambled table is sum_j W[i, j] E[j]. E is public. W has a block for each cluster of 10
 to 20 tokens and is zero elsewhere. The rows of a cluster span exactly the space that its members span: 10 to 20 of
@@ -390,21 +390,26 @@ class ClusterSolve(Solver):
         return _candidates(search)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        seen, public = transcript.model, required(knowledge.public_model)
+        scrambled, public = transcript.model, required(knowledge.public_model)
         if knowledge.has_shared_ids:
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
-        public_shape, seen_shape = (public.vocab_size, public.width), (seen.vocab_size, seen.width)
+        public_shape, scrambled_shape = (public.vocab_size, public.width), (scrambled.vocab_size, scrambled.width)
         max_size = knowledge.alias_count * public.vocab_size
-        fits = seen.width == public.width and public.vocab_size <= seen.vocab_size <= max_size
-        return None if fits else f"the public table is {public_shape}, the one seen {seen_shape}"
+        fits = scrambled.width == public.width and public.vocab_size <= scrambled.vocab_size <= max_size
+        return None if fits else f"the public table is {public_shape}, the one seen {scrambled_shape}"
 
 
-def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
+def _features(scrambled: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
     """Returns (n, d) of both models, or (n, 2 d) with an untied head beside the table, at the table's scale."""
-    table, original = seen.table, public.table
-    if head and seen.head is not None and public.head is not None and seen.head.shape[1] == public.head.shape[1]:
+    table, original = scrambled.table, public.table
+    if (
+        head
+        and scrambled.head is not None
+        and public.head is not None
+        and scrambled.head.shape[1] == public.head.shape[1]
+    ):
         scale = original.norm() / public.head.norm().clamp_min(1e-30)
-        return torch.cat([table, seen.head * scale], 1), torch.cat([original, public.head * scale], 1)
+        return torch.cat([table, scrambled.head * scale], 1), torch.cat([original, public.head * scale], 1)
     return table, original
 
 

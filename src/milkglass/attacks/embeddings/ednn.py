@@ -1,4 +1,4 @@
-"""EDNN: nearest neighbour by differences inside an embedding (Lin et al. 2024, Algorithm 1).
+"""Reads each id by the differences inside its embedding: EDNN (Lin et al. 2024, Algorithm 1).
 
 SentinelLMs' glide-reflection adds the same number to every element of a row, since its line and its translation are
 both multiples of the vector of ones. This does not change e - lshift(e), the cyclic differences. The distance is

@@ -45,17 +45,17 @@ MAX_ROUNDS = 30  # rounds in which the better half of the pairs is chosen
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
     """Returns (r, landmarks) the sorted products of some rows of a table (n, d) with its longest rows."""
     longest_rows = table.norm(dim=1).topk(landmarks).indices
-    marks = table[longest_rows].T.contiguous()
-    return torch.cat([(table[block] @ marks).sort(dim=1).values for block in rows.split(2048)])
+    landmark_rows = table[longest_rows].T.contiguous()
+    return torch.cat([(table[block] @ landmark_rows).sort(dim=1).values for block in rows.split(2048)])
 
 
-def mutual_nearest(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the indices of the rows of both sides whose fingerprints are each other's nearest."""
-    nearest_public = nearest(seen, public, 1, "euclidean")[:, 0]
+def mutual_nearest(scrambled: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (p,) the indices of the scrambled and of the public rows whose fingerprints are each other's nearest."""
+    nearest_public = nearest(scrambled, public, 1, "euclidean")[:, 0]
     distinct, inverse = nearest_public.unique(return_inverse=True)
-    nearest_seen = nearest(public[distinct], seen, 1, "euclidean")[:, 0][inverse]
-    rows = torch.arange(len(seen))
-    return rows[nearest_seen == rows], nearest_public[nearest_seen == rows]
+    nearest_scrambled = nearest(public[distinct], scrambled, 1, "euclidean")[:, 0][inverse]
+    rows = torch.arange(len(scrambled))
+    return rows[nearest_scrambled == rows], nearest_public[nearest_scrambled == rows]
 
 
 def best_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
@@ -115,11 +115,13 @@ class Gram(NearestRows):
         return f"the rows' lengths differ from the public ones by {difference:.0%}: they were not only rotated"
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
-        seen, public = transcript.table, required(knowledge.public_model).table
-        count = min(len(seen), max(self.anchors, 4 * seen.shape[1]))
-        sample = torch.from_numpy(np.sort(rng.choice(len(seen), count, replace=False)))
-        marks = min(self.landmarks, len(seen), len(public))
-        seen_fingerprints = fingerprints(seen, sample, marks)
-        rows, tokens = mutual_nearest(seen_fingerprints, fingerprints(public, torch.arange(len(public)), marks))
-        turn = trimmed_rotation(public[tokens], seen[sample[rows]])
-        return RowFeatures((seen.double() @ turn.T).float(), public, "cosine")
+        scrambled, public = transcript.table, required(knowledge.public_model).table
+        count = min(len(scrambled), max(self.anchors, 4 * scrambled.shape[1]))
+        sample = torch.from_numpy(np.sort(rng.choice(len(scrambled), count, replace=False)))
+        landmark_count = min(self.landmarks, len(scrambled), len(public))
+        scrambled_fingerprints = fingerprints(scrambled, sample, landmark_count)
+        rows, tokens = mutual_nearest(
+            scrambled_fingerprints, fingerprints(public, torch.arange(len(public)), landmark_count)
+        )
+        turn = trimmed_rotation(public[tokens], scrambled[sample[rows]])
+        return RowFeatures((scrambled.double() @ turn.T).float(), public, "cosine")

@@ -1,4 +1,4 @@
-"""KNN: reads each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
+"""Reads each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
 This is the baseline of attacks on embeddings. A scheme that mixes an embedding with others, or adds noise to
 it, mostly leaves it near its old place. The attack uses no frequencies and no neighbours in the text.
@@ -33,12 +33,12 @@ class RowFeatures:
     """Holds the features that are compared.
 
     Attributes:
-        seen: (n', f) the features of the scrambled rows.
+        scrambled: (n', f) the features of the scrambled rows.
         public: (n, f) the features of the public rows.
         metric: compares them.
     """
 
-    seen: Tensor
+    scrambled: Tensor
     public: Tensor
     metric: Metric
 
@@ -65,20 +65,27 @@ class NearestRows(Attack):
         """Compares the most frequent ids first, so that a short budget reads those."""
         rows = self.features(transcript, knowledge, rng)
         order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
-        nearest_rows = nearest(rows.seen[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget).numpy()
+        nearest_rows = nearest(
+            rows.scrambled[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget
+        ).numpy()
         table = np.full((transcript.size, nearest_rows.shape[1]), NO_BELIEF, np.int64)
         table[order[: len(nearest_rows)]] = nearest_rows
         return Guess(table=table)
 
 
-def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
-    """Returns (n, k) the nearest public rows (m, d) of each row (n, d), best first; fewer rows if the budget ends.
+def nearest(rows: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
+    """Returns (n, k) the indices of the public rows nearest to each row, best first, on the CPU.
 
-    Computed on the device, and returned on the CPU.
+    Args:
+        rows: (n, d).
+        public: (m, d).
+        k: how many public rows are listed.
+        metric: what "nearest" means.
+        budget: if it ends, the last rows are left out. None: there is no limit.
     """
     index = ExactIndex.of(device.move(public), metric, k)
     nearest_rows = []
-    for block in seen.split(ROWS_AT_A_TIME):
+    for block in rows.split(ROWS_AT_A_TIME):
         if budget is not None:
             if budget.left() <= 0:
                 break
@@ -89,8 +96,10 @@ def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
 
 def why_other_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
     """Returns why the rows of both sides cannot be compared, or None if they have one width."""
-    seen, public = transcript.model.width, required(knowledge.public_model).width
-    return None if seen == public else f"the scrambled embeddings have {seen} dimensions, the public ones {public}"
+    scrambled, public = transcript.model.width, required(knowledge.public_model).width
+    if scrambled == public:
+        return None
+    return f"the scrambled embeddings have {scrambled} dimensions, the public ones {public}"
 
 
 @dataclass(frozen=True)

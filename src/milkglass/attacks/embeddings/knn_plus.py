@@ -1,4 +1,4 @@
-"""KNN+: the better of KNN and EDNN (Lin et al. 2025, section 6.1).
+"""Reads each id by the better of KNN and EDNN: KNN+ (Lin et al. 2025, section 6.1).
 
 The paper prints the better of the two results, which an attacker cannot pick without the truth. This attack scrambles
 the public model under a key of its own (Kerckhoffs: the scheme and its parameters are public), tries both there, and

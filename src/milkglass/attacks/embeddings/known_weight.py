@@ -1,4 +1,4 @@
-"""Known weights: undoes a secret transformation of whole layers, since the server knows the public layers.
+"""Undoes a secret transformation of whole layers, since the server knows the public layers.
 
 **Idea.** ObfusLM+ and similar schemes multiply every matrix that reads the residual stream by one secret T (d, d): it
 mixes and permutes the embedding's dimensions. So Phi* = Phi T and, for the table, E* = E' T, where E' is the table that

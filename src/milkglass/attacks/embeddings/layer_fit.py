@@ -73,9 +73,9 @@ class NormalEquations:
     row_count: int
 
     @classmethod
-    def of(cls, public: Tensor, seen: Tensor) -> NormalEquations:
-        """Returns the equations for Phi = `public` and Phi* = `seen`."""
-        a, b = public.double(), seen.double()
+    def of(cls, public: Tensor, uploaded: Tensor) -> NormalEquations:
+        """Returns the equations for Phi = `public` and Phi* = `uploaded`."""
+        a, b = public.double(), uploaded.double()
         return cls(a.T @ a, a.T @ b, float((b * b).sum()), len(a))
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
@@ -113,13 +113,13 @@ class Stack:
     names: tuple[str, ...]
     transposed: tuple[bool, ...]
 
-    def relative_change(self, public: Model, seen: Model) -> float:
-        """Returns the norm of the difference between the matrices seen and the public ones, relative to their norm."""
+    def relative_change(self, public: Model, uploaded: Model) -> float:
+        """Returns the norm of the difference between uploaded and public matrices, relative to the uploaded ones."""
         difference = power = 0.0
         for name in self.names:
-            public_matrix, seen_matrix = public.tensors[name].float(), seen.tensors[name].float()
-            difference += float(((seen_matrix - public_matrix) ** 2).sum())
-            power += float((seen_matrix * seen_matrix).sum())
+            public_matrix, uploaded_matrix = public.tensors[name].float(), uploaded.tensors[name].float()
+            difference += float(((uploaded_matrix - public_matrix) ** 2).sum())
+            power += float((uploaded_matrix * uploaded_matrix).sum())
         return (difference / power) ** 0.5 if power else 0.0
 
 
@@ -140,18 +140,18 @@ class FittedStack:
     fit: Estimate
 
 
-def stacks(public: Model, seen: Model) -> Iterator[Stack]:
+def stacks(public: Model, uploaded: Model) -> Iterator[Stack]:
     """Yields every stack that both models have with enough rows for a fit."""
     size, d = public.table.shape
     grouped: dict[str, list[str]] = {}
     for name in public.tensors:
-        if name.endswith("weight") and name in seen.tensors:
+        if name.endswith("weight") and name in uploaded.tensors:
             grouped.setdefault(_stem(name), []).append(name)
     for stem, names in grouped.items():
         selected = [
             names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), SAMPLE_LAYERS)).astype(int))
         ]
-        shapes = {tuple(model.tensors[name].shape) for name in selected for model in (public, seen)}
+        shapes = {tuple(model.tensors[name].shape) for name in selected for model in (public, uploaded)}
         shape = shapes.pop()
         if shapes or len(shape) != 2 or size in shape:
             continue
@@ -164,11 +164,11 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
             yield Stack(stem, tuple(selected), transposed)
 
 
-def fitted_stacks(public: Model, seen: Model) -> Iterator[FittedStack]:
+def fitted_stacks(public: Model, uploaded: Model) -> Iterator[FittedStack]:
     """Yields every stack that was changed, in each view, with the gain that fits best."""
-    for stack in stacks(public, seen):
-        if stack.relative_change(public, seen) > MIN_CHANGE:
-            pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
+    for stack in stacks(public, uploaded):
+        if stack.relative_change(public, uploaded) > MIN_CHANGE:
+            pairs = {name: (public.tensors[name], uploaded.tensors[name]) for name in stack.names}
             for transposed in stack.transposed:
                 views = {name: (a.T, b.T) if transposed else (a, b) for name, (a, b) in pairs.items()}
                 yield _best_fit(stack.stem, {name: NormalEquations.of(a, b) for name, (a, b) in views.items()}, public)
@@ -206,11 +206,11 @@ def _best_fit(stem: str, normals: Mapping[str, NormalEquations], public: Model) 
 
 
 # --- what they say together ------------------------------------------------------------------------------------------
-def find_transformations(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
+def find_transformations(public: Model, uploaded: Model, tolerance: float) -> tuple[Estimate, ...] | str:
     """Returns the transformations of the layers, the one that fits best first, or why there is none."""
-    if not any(stacks(public, seen)):
+    if not any(stacks(public, uploaded)):
         return "no kind of matrix of the layers is in both models with enough rows"
-    fitted = list(fitted_stacks(public, seen))
+    fitted = list(fitted_stacks(public, uploaded))
     if not fitted:
         return "the layers are the public ones: nothing but the tables was transformed"
     best = min(stack.fit.unexplained_share for stack in fitted)

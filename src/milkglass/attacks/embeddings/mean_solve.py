@@ -1,4 +1,4 @@
-"""Mean solve: if all rows of a cluster are equal, finds the tokens whose mean that row is (our own attack).
+"""Finds the tokens of a cluster whose rows are all their mean (our own attack).
 
 **Idea.** With shared rows, every scrambled row of a cluster of s tokens is m = (e_1 + ... + e_s) / s. So rows that are
 equal to the last bit are a cluster, and their number is s. m lies in d dimensions and is made of s public rows, 10 to
@@ -73,26 +73,26 @@ class MeanSolve(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Returns groups, whose weights are all 1/s if they were solved. Makes no random draws."""
-        seen, public = transcript.table, required(knowledge.public_model).table
+        scrambled, public = transcript.table, required(knowledge.public_model).table
         tokens = sparse.unit_rows(public)
         is_unused = np.ones(len(public), np.bool_)
         groups: list[Group] = []
         tokens_of_rows = sparse.equal_rows(public)
         unsolved_clusters: list[Ids] = []
-        for content, equal_rows in sparse.equal_rows(seen).items():
+        for content, equal_rows in sparse.equal_rows(scrambled).items():
             if verbatim := tokens_of_rows.get(content):
                 is_unused[verbatim] = False
                 groups.append(Group(np.array(equal_rows, np.int64), np.array(verbatim, np.int64)))
             else:
                 unsolved_clusters.append(np.array(equal_rows, np.int64))
-        noise = _relative_error(seen)
+        noise = _relative_error(scrambled)
         for candidate_count in CANDIDATE_COUNTS:
             unsolved: list[Ids] = []
             for index, rows in enumerate(unsolved_clusters):
                 members = None
                 if budget.left() > 0:
                     members = self._members(
-                        sparse.unit_rows(seen[rows[0]]), tokens, is_unused, len(rows), noise, candidate_count
+                        sparse.unit_rows(scrambled[rows[0]]), tokens, is_unused, len(rows), noise, candidate_count
                     )
                     budget.spend(
                         20 * work.CALL_SECONDS + work.elements(len(tokens)) + work.products(4.0 * tokens.numel())
@@ -106,7 +106,7 @@ class MeanSolve(Solver):
             unsolved_clusters = unsolved
         log_likelihoods = [np.zeros((len(group.rows), len(group.members))) for group in groups]
         for rows in unsolved_clusters:
-            group, log_likelihood = _unsolved_group(sparse.unit_rows(seen[rows[0]]), rows, tokens, is_unused)
+            group, log_likelihood = _unsolved_group(sparse.unit_rows(scrambled[rows[0]]), rows, tokens, is_unused)
             groups.append(group)
             log_likelihoods.append(log_likelihood)
         return Candidates(tuple(groups), tuple(log_likelihoods))

@@ -57,14 +57,14 @@ class SortableRows:
 
     Attributes:
         name: the name of the reader and of the gain folded into the public one, or "table".
-        seen, public: (n', d) and (n, d) the observed and the public table.
-        seen_reader, public_reader: (g, d) the matrix by whose transpose each table is multiplied. None: it is not.
+        scrambled, public: (n', d) and (n, d) the scrambled and the public table.
+        scrambled_reader, public_reader: (g, d) the matrix by whose transpose each table is multiplied. None: it is not.
     """
 
     name: str
-    seen: Tensor
+    scrambled: Tensor
     public: Tensor
-    seen_reader: Tensor | None = None
+    scrambled_reader: Tensor | None = None
     public_reader: Tensor | None = None
 
     @property
@@ -73,21 +73,23 @@ class SortableRows:
 
         Norms are compared by quantiles, so the two sides may have different numbers of rows.
         """
-        levels = torch.linspace(0, 1, min(len(self.public), len(self.seen), QUANTILES))
+        levels = torch.linspace(0, 1, min(len(self.public), len(self.scrambled), QUANTILES))
         public_norms = _row_norms(self.public, self.public_reader).quantile(levels)
-        seen_norms = _row_norms(self.seen, self.seen_reader).quantile(levels)
-        return float(((seen_norms - public_norms).abs() / public_norms.clamp_min(1e-30)).median())
+        scrambled_norms = _row_norms(self.scrambled, self.scrambled_reader).quantile(levels)
+        return float(((scrambled_norms - public_norms).abs() / public_norms.clamp_min(1e-30)).median())
 
     def distance(self, points: int) -> float:
         """Returns how far a sample of fingerprints is from the nearest public ones, relative to the median distance."""
-        sample = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE_ROWS, len(self.seen))).long()]
-        distances = torch.cdist(*replace(self, seen=sample).fingerprints(points))
+        sample = self.scrambled[
+            torch.linspace(0, len(self.scrambled) - 1, min(SAMPLE_ROWS, len(self.scrambled))).long()
+        ]
+        distances = torch.cdist(*replace(self, scrambled=sample).fingerprints(points))
         return float((distances.amin(1) / distances.median(1).values.clamp_min(1e-30)).median())
 
     def fingerprints(self, points: int) -> tuple[Tensor, Tensor]:
-        """Returns (n, points) the fingerprints of the rows seen and of the public rows."""
+        """Returns (n', points) and (n, points) the fingerprints of the scrambled and of the public rows."""
         return (
-            fingerprints(self.seen, self.seen_reader, points),
+            fingerprints(self.scrambled, self.scrambled_reader, points),
             fingerprints(self.public, self.public_reader, points),
         )
 
@@ -111,29 +113,31 @@ def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
     return torch.cat(sorted_blocks)
 
 
-def sortable_products(seen: Model, public: Model) -> Iterator[SortableRows]:
+def sortable_products(scrambled: Model, public: Model) -> Iterator[SortableRows]:
     """Yields the table, and its products with the first matrices that can read it.
 
     Each matrix is taken as it is, and with each changed gain of its layer folded in.
     """
-    public_table, seen_table = public.table, seen.table
-    yield SortableRows("table", seen_table, public_table)
+    public_table, scrambled_table = public.table, scrambled.table
+    yield SortableRows("table", scrambled_table, public_table)
     size, d = public_table.shape
     reader_count = 0
     for name in public.tensors:
-        if reader_count == MAX_READERS or not name.endswith("weight") or name not in seen.tensors:
+        if reader_count == MAX_READERS or not name.endswith("weight") or name not in scrambled.tensors:
             continue
-        reader, seen_reader = public.tensors[name], seen.tensors[name]
+        reader, scrambled_reader = public.tensors[name], scrambled.tensors[name]
         reads_stream = reader.dim() == 2 and reader.shape[1] == d and len(reader) >= d and size not in reader.shape
-        if reads_stream and seen_reader.shape == reader.shape and not torch.equal(reader, seen_reader):
+        if reads_stream and scrambled_reader.shape == reader.shape and not torch.equal(reader, scrambled_reader):
             reader_count += 1
-            yield SortableRows(name, seen_table, public_table, seen_reader.float(), reader.float())
+            yield SortableRows(name, scrambled_table, public_table, scrambled_reader.float(), reader.float())
             for gain in gains_beside(public, name):
-                public_gain, seen_gain = public.tensors[gain], seen.tensors.get(gain)
+                public_gain, scrambled_gain = public.tensors[gain], scrambled.tensors.get(gain)
                 # what is folded into the reader leaves its norm
-                if seen_gain is None or not torch.equal(public_gain, seen_gain):
+                if scrambled_gain is None or not torch.equal(public_gain, scrambled_gain):
                     folded = reader.float() * public_gain.float()
-                    yield SortableRows(f"{name} x {gain}", seen_table, public_table, seen_reader.float(), folded)
+                    yield SortableRows(
+                        f"{name} x {gain}", scrambled_table, public_table, scrambled_reader.float(), folded
+                    )
 
 
 def fitting_products(
@@ -184,5 +188,5 @@ class SortedRows(NearestRows):
         )
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
-        seen, public = best_product(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)
-        return RowFeatures(seen, public, "euclidean")
+        scrambled, public = best_product(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)
+        return RowFeatures(scrambled, public, "euclidean")

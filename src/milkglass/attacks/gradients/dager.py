@@ -1,4 +1,4 @@
-"""DAGER: exact inversion, since the gradient of a layer that reads few vectors spans nothing else.
+"""Inverts gradients exactly: the gradient of a layer that reads few vectors spans nothing else (DAGER).
 
 1. The gradient of the first layer's query projection is dQ^T X. Its row space contains what entered at every position,
    and its rank is the number of these vectors (`spans`, `dager_layers`).

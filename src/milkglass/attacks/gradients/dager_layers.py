@@ -85,10 +85,10 @@ class AttentionInput:
     @torch.no_grad()
     def read(self, embeds: Tensor) -> Tensor:
         """Returns (b, t, d) what enters the layer's attention for embeddings (b, t, d). The model runs no further."""
-        seen: list[Tensor] = []
+        captured: list[Tensor] = []
 
         def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            seen.append(args[0].detach())
+            captured.append(args[0].detach())
             raise _Enough
 
         handle = self.module.register_forward_pre_hook(stop)
@@ -96,7 +96,7 @@ class AttentionInput:
             _run(self.step, embeds)
         finally:
             handle.remove()
-        return seen[0].reshape(*embeds.shape[:2], -1)
+        return captured[0].reshape(*embeds.shape[:2], -1)
 
 
 class _Enough(Exception):  # noqa: N818 - not an error: the forward has gone as far as needed

@@ -24,14 +24,14 @@ class SharedBatch:
     """Holds what an attacker knows of one training step.
 
     Attributes:
-        seen: the shared gradient.
+        shared: the gradient that the client shared.
         step: the model and its loss.
         labels, lengths: (texts,) the classes and the numbers of tokens, special ones too. None if they are not known.
         corpus: public text. None if the attacker has none.
         noise: what was added to the gradient. None if nothing was, or it is not known.
     """
 
-    seen: Gradients
+    shared: Gradients
     step: SharedStep
     labels: Ids | None
     lengths: Ids | None
@@ -41,17 +41,17 @@ class SharedBatch:
     @property
     def size(self) -> int:
         """Returns how many texts the batch has."""
-        return self.seen.batch_size
+        return self.shared.batch_size
 
     def gradient(self, name: str) -> torch.Tensor | None:
         """Returns a parameter's gradient by its full name, on the model's device, or None if it was not shared."""
-        gradient = self.seen.tensors.get(name)
+        gradient = self.shared.tensors.get(name)
         return None if gradient is None else gradient.to(self.step.device)
 
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
         """Returns every shared gradient by its parameter's name, on the model's device."""
-        return {name: tensor.to(self.step.device) for name, tensor in self.seen.tensors.items()}
+        return {name: tensor.to(self.step.device) for name, tensor in self.shared.tensors.items()}
 
     def mask(self) -> torch.Tensor:
         """Returns (b, t) 1 for tokens and 0 for padding, by the lengths, which must be known."""
@@ -103,13 +103,13 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
 
     Raises UsageError if there is not one label and one length for each text.
     """
-    seen = transcript.all(Gradients)
-    total = sum(gradients.batch_size for gradients in seen)
+    shared = transcript.all(Gradients)
+    total = sum(gradients.batch_size for gradients in shared)
     for name, known_values in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
         if known_values is not None and len(known_values) != total:
             raise UsageError(f"{len(known_values)} {name} for {total} texts", "give one for each text, or none")
     shared_batches, start = [], 0
-    for gradients in seen:
+    for gradients in shared:
         texts_of_batch = slice(start, start + gradients.batch_size)
         labels, lengths = (None if k is None else k[texts_of_batch] for k in (knowledge.labels, knowledge.lengths))
         shared_batches.append(

@@ -45,6 +45,7 @@ class Span:
 
     @property
     def rank(self) -> int:
+        """Returns r, the number of dimensions of the span."""
         return self.basis.shape[1]
 
     def distances(self, vectors: Tensor) -> Tensor:

@@ -143,6 +143,7 @@ class _OrderSearch:
 
     @property
     def is_over(self) -> bool:
+        """Returns whether no further gradient may be computed."""
         return self.gradients_left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
@@ -159,8 +160,10 @@ class _OrderSearch:
         cosines = []
         for name, shared in self.shared.items():
             if name in gradient:
-                own, seen = gradient[name][self.is_nonzero[name]], shared[self.is_nonzero[name]]
-                cosines.append(float(own @ seen / (own.norm() * seen.norm()).clamp_min(1e-30)))
+                own_entries, shared_entries = gradient[name][self.is_nonzero[name]], shared[self.is_nonzero[name]]
+                cosines.append(
+                    float(own_entries @ shared_entries / (own_entries.norm() * shared_entries.norm()).clamp_min(1e-30))
+                )
         distance = 1 - float(np.mean(cosines))
         if distance < self.best_distance:
             self.best, self.best_distance = text, distance

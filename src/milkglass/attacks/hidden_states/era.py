@@ -1,4 +1,4 @@
-"""ERA: reads generated text by giving the last hidden state to the public head (Lin et al. 2025, section 5.2).
+"""Reads generated text by giving the last hidden state to the public head: ERA (Lin et al. 2025, section 5.2).
 
 The state h from which the fine-tuned scrambled model predicts the next scrambled id is near the state from which the
 public model would predict the public id. So for each generated id

@@ -1,4 +1,4 @@
-"""ERA+: embedding replacement, joined over all generated text, inside the known candidates.
+"""Joins ERA over all generated text, inside the known candidates: ERA+.
 
 ERA reads each generated id separately and among all public ids. But one scrambled id always stands for the same token,
 and the clusters limit which. So ERA+ adds up over all places where the scrambled id a was generated how much likelier

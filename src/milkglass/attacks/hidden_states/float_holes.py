@@ -1,4 +1,4 @@
-"""Float holes: floating-point noise cannot produce every number, and the missing ones identify the input.
+"""Reads noisy states by the numbers that floating-point noise cannot produce, which identify the input.
 
 A state is sent as y = fl(x f + fl(s z)), with x the state of a token at its place and f the factor by which the text
 was clipped. For a wrong token or factor, about one coordinate in ten of y is a number that the noise cannot produce
@@ -105,12 +105,12 @@ class _Reader:
         self.position_offset = max(family_of(public.config).pinned(public.config), default=-1) + 1
         self.states: dict[int, Floats] = {}
 
-    def read(self, seen: Activations, budget: Budget) -> Ids:
+    def read(self, activations: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, empty for texts that time did not reach or that no factor fits."""
-        rows = device.array(seen.hidden.float())
+        rows = device.array(activations.hidden.float())
         guess = np.full((len(rows), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
-        text_ends, failed_count = np.cumsum(seen.lengths), 0
-        for number, (start, stop) in enumerate(zip(text_ends - seen.lengths, text_ends, strict=True)):
+        text_ends, failed_count = np.cumsum(activations.lengths), 0
+        for number, (start, stop) in enumerate(zip(text_ends - activations.lengths, text_ends, strict=True)):
             if budget.left() <= 0 or (failed_count == self.attack.patience and not self.attack.always):
                 break
             factor = self.clip_factor(rows[start:stop], budget)
@@ -120,7 +120,7 @@ class _Reader:
                 for place in range(int(stop - start)):
                     guess[start + place] = self.least_excluded_tokens(rows[start + place], place, factor)[0]
                     budget.spend(work.elements(self.size * (rows.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
-            budget.progress((number + 1) / len(seen.lengths))
+            budget.progress((number + 1) / len(activations.lengths))
         return guess
 
     def states_at(self, place: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Hidden-words: finds the words of a text from the states that a client sends (Song and Raghunathan 2020, section 4.2).
+"""Finds the words of a text from the states that a client sends (Song and Raghunathan 2020, section 4.2).
 
 This is MLC (`mlc.py`) for a server that receives hidden states only: one vector a text, or the mean of one a token. The
 attacker runs public text through the same client half with its own draws (Kerckhoffs) and trains one linear layer from
@@ -24,11 +24,13 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
 
-def mean_states(seen: Activations) -> torch.Tensor:
+def mean_states(activations: Activations) -> torch.Tensor:
     """Returns (texts, d) the mean of each text's states, on the device."""
-    owner = torch.repeat_interleave(torch.arange(len(seen.lengths)), torch.from_numpy(seen.lengths))
-    sums = torch.zeros(len(seen.lengths), seen.hidden.shape[1]).index_add_(0, owner, seen.hidden.float())
-    return device.move(sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None])
+    owner = torch.repeat_interleave(torch.arange(len(activations.lengths)), torch.from_numpy(activations.lengths))
+    sums = torch.zeros(len(activations.lengths), activations.hidden.shape[1]).index_add_(
+        0, owner, activations.hidden.float()
+    )
+    return device.move(sums / torch.from_numpy(activations.lengths).clamp_min(1)[:, None])
 
 
 @dataclass(frozen=True)

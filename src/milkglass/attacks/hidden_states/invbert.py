@@ -1,4 +1,4 @@
-"""InvBert: trains a model that turns hidden states into tokens (Kugler et al. 2021; settings of Zhou et al. 2023).
+"""Trains a model that turns hidden states into tokens (Kugler et al. 2021; settings of Zhou et al. 2023).
 
 The attacker scrambles the public model under a key of its own (Kerckhoffs) and runs public text through its first
 layers, which gives pairs of hidden states and tokens. A second transformer learns to map states to tokens and is then

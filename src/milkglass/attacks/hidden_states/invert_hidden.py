@@ -1,4 +1,4 @@
-"""Invert-hidden: trains a model that turns the states that a client sends into tokens (Kugler et al. 2021).
+"""Trains a model that turns the states that a client sends into tokens (Kugler et al. 2021).
 
 The attacker runs public text through the same client half with its own draws (Kerckhoffs: `Knowledge.observe`) and
 learns to map the disturbed states to the tokens behind them. Each of `copies` passes over the public text draws new
@@ -143,9 +143,9 @@ class InvertHidden(Attack):
                 budget.spend(work.layers(1 + observation.layer, observation.hidden))
         return device.move(torch.cat(states)), Sequences.of(texts)
 
-    def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
+    def read(self, inverter: StateInverter, activations: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""
-        shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
+        shape = Sequences(np.zeros(len(activations.hidden), np.int64), activations.lengths)
         groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS_AT_A_TIME))
-        k, hidden = min(self.k, inverter.output_layer.out_features), device.move(seen.hidden.float())
+        k, hidden = min(self.k, inverter.output_layer.out_features), device.move(activations.hidden.float())
         return invert_states(inverter, hidden, shape, groups, k, budget)

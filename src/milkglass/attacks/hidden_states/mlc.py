@@ -1,4 +1,4 @@
-"""MLC: finds the words of a text from one vector for the whole text (Song and Raghunathan 2020, section 4.2).
+"""Finds the words of a text from one vector for the whole text: MLC (Song and Raghunathan 2020, section 4.2).
 
 Multi-label classification. The attacker runs public text through the scrambled model under a key of its own and takes
 one embedding a text, the mean of the last hidden states. One linear layer learns for each public id whether it is in
@@ -71,19 +71,19 @@ class LinearWords(Attack):
 
     @torch.inference_mode()
     def predicted_words(
-        self, layer: torch.nn.Linear, seen: torch.Tensor, reached: NDArray[np.bool_], vocabulary: Ids
+        self, layer: torch.nn.Linear, vectors: torch.Tensor, reached: NDArray[np.bool_], vocabulary: Ids
     ) -> tuple[Ids, ...]:
         """Returns the words of each text, none for a text that was not reached.
 
         Args:
             layer: from `train`.
-            seen: (texts, d) the texts' vectors, standardised as those that the layer was trained on.
+            vectors: (texts, d) the texts' vectors, standardised as those that the layer was trained on.
             reached: (texts,) whether each text has a vector.
             vocabulary: (w,) the public ids that the layer names.
         """
         bags: list[Ids] = []
-        for rows in torch.arange(len(seen)).split(TEXTS_AT_A_TIME):
-            is_named = device.array(torch.sigmoid(layer(seen[rows])) >= self.threshold) & reached[rows.numpy(), None]
+        for rows in torch.arange(len(vectors)).split(TEXTS_AT_A_TIME):
+            is_named = device.array(torch.sigmoid(layer(vectors[rows])) >= self.threshold) & reached[rows.numpy(), None]
             bags += [vocabulary[row] for row in is_named]
         return tuple(bags)
 

@@ -1,4 +1,4 @@
-"""Near-hidden: reads each hidden vector as the public token with the nearest representation.
+"""Reads each hidden vector as the public token with the nearest representation.
 
 This is the embedding inversion of Qu et al. 2021, section 4.2, applied to the states that split inference sends.
 
@@ -84,30 +84,34 @@ class NearHidden(Attack):
         guesses = [self.read(activations, knowledge, budget) for activations in transcript.all(Activations)]
         return Guess(running=np.concatenate(guesses))
 
-    def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
+    def read(self, activations: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """Returns (rows, k) public ids for the states of one observation, NO_BELIEF where the budget ended."""
         public_model = required(knowledge.public_model)
-        if seen.layer == 0 and family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
-            return self._nearest(seen.hidden, public_model.table, budget)
-        if seen.layer == 0:
-            return self._by_position(seen, public_model, budget)
-        table = lone_token_states(public_model, common_ends(knowledge.corpus), seen.layer)
-        budget.spend(work.layers(seen.layer, table))
-        return self._nearest(seen.hidden, table, budget)
+        if (
+            activations.layer == 0 and family_of(public_model.config).kind == "decoder"
+        ):  # rows of the table, as they are
+            return self._nearest(activations.hidden, public_model.table, budget)
+        if activations.layer == 0:
+            return self._by_position(activations, public_model, budget)
+        table = lone_token_states(public_model, common_ends(knowledge.corpus), activations.layer)
+        budget.spend(work.layers(activations.layer, table))
+        return self._nearest(activations.hidden, table, budget)
 
-    def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
+    def _by_position(self, activations: Activations, public: Model, budget: Budget) -> Ids:
         """Returns (total, k) the tokens whose embeddings at the same position are nearest."""
         size = len(public.table)
         runner, position_offset = body(public, 0), max(family_of(public.config).pinned(public.config), default=-1) + 1
-        within = np.arange(len(seen.hidden)) - np.repeat(np.cumsum(seen.lengths) - seen.lengths, seen.lengths)
-        guess = np.full((len(seen.hidden), min(self.k, size)), NO_BELIEF, np.int64)
+        within = np.arange(len(activations.hidden)) - np.repeat(
+            np.cumsum(activations.lengths) - activations.lengths, activations.lengths
+        )
+        guess = np.full((len(activations.hidden), min(self.k, size)), NO_BELIEF, np.int64)
         for position in np.unique(within).tolist():
             if budget.left() <= 0:
                 break
             rows = np.flatnonzero(within == position)
             table = embed_vocabulary(runner, size, position + position_offset)
             budget.spend(work.elements(3 * table.numel()))
-            guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)], table, budget)
+            guess[rows] = self._nearest(activations.hidden[torch.from_numpy(rows)], table, budget)
         return guess
 
     def _nearest(self, rows: torch.Tensor, table: torch.Tensor, budget: Budget) -> Ids:

@@ -1,4 +1,4 @@
-"""Neuron alignment: matches neurons by their correlations, which no function-preserving scheme hides (our own attack).
+"""Matches neurons by their correlations, which no function-preserving scheme hides (our own attack).
 
 A scheme that keeps a public model's function under a secret change of its weights can mix the residual stream, split
 heads, add noise to the table, and permute the vocabulary. But a nonlinearity acts on each neuron separately. So such a
@@ -78,11 +78,11 @@ def correlations(neurons: Tensor) -> Tensor:
     return unit.T @ unit / (len(unit) - 1)
 
 
-def align(seen: Tensor, public: Tensor, rounds: int) -> Ids:
-    """Returns (f,) for each neuron of `seen` the matching one of `public`, from the correlations (f, f) of both."""
-    order = _match(seen.sort(dim=1).values, public.sort(dim=1).values)
+def align(scrambled: Tensor, public: Tensor, rounds: int) -> Ids:
+    """Returns (f,) the public neuron that matches each scrambled one, from the correlations (f, f) of both."""
+    order = _match(scrambled.sort(dim=1).values, public.sort(dim=1).values)
     for _ in range(rounds):
-        better = _match(seen, public[:, torch.from_numpy(order)])
+        better = _match(scrambled, public[:, torch.from_numpy(order)])
         if np.array_equal(better, order):
             break
         order = better
@@ -145,13 +145,13 @@ class NeuronAlignment(NearestRows):
         if knowledge.has_shared_ids:
             return "an id stands for several tokens, so that no neuron sees a token alone"
         models = transcript.model, required(knowledge.public_model)
-        seen, public = (_neuron_weights(model, self.layer) for model in models)
-        if seen is None or public is None:
+        scrambled, public = (_neuron_weights(model, self.layer) for model in models)
+        if scrambled is None or public is None:
             return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
-        counts = [sum(weights.shape) - model.width for weights, model in zip((seen, public), models, strict=True)]
+        counts = [sum(weights.shape) - model.width for weights, model in zip((scrambled, public), models, strict=True)]
         if counts[0] != counts[1]:
             return f"layer {self.layer} of the scrambled model has {counts[0]} neurons, the public one {counts[1]}"
-        return "the layers are the public ones: rows can be compared" if torch.equal(seen, public) else None
+        return "the layers are the public ones: rows can be compared" if torch.equal(scrambled, public) else None
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
@@ -161,15 +161,15 @@ class NeuronAlignment(NearestRows):
         draws = device.tensor(rng.standard_normal((len(sample_ids), public.width), dtype=np.float32))
         noise = device.move(public.table.std()) * draws
         probe = _sample(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
-        seen_quantiles = correlation_quantiles(neurons[_sample(len(neurons), len(probe), rng)])
+        scrambled_quantiles = correlation_quantiles(neurons[_sample(len(neurons), len(probe), rng)])
 
         def unlikeness(size: float) -> float:
             quantiles = correlation_quantiles(read(sample_ids[probe], size * noise[probe]))
-            return float((quantiles - seen_quantiles).square().mean())
+            return float((quantiles - scrambled_quantiles).square().mean())
 
         noisy = read(sample_ids, min(self.noise, key=unlikeness) * noise)
-        seen_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
-        order = torch.from_numpy(align(seen_correlations, correlations(noisy), self.rounds))
+        scrambled_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
+        order = torch.from_numpy(align(scrambled_correlations, correlations(noisy), self.rounds))
         public_neurons = read(torch.arange(public.vocab_size, device=device.current()))
         projection = whitening(public_neurons[sample_ids][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
@@ -192,4 +192,5 @@ def _neuron_weights(model: Model, layer: int) -> Tensor | None:
 
 
 def _standardise(neurons: Tensor) -> Tensor:
+    """Returns neurons (n, f), each with mean 0 and standard deviation 1 over the ids."""
     return (neurons - neurons.mean(0)) / neurons.std(0).clamp_min(1e-12)

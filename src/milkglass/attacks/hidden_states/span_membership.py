@@ -1,4 +1,4 @@
-"""Span membership: finds the public embeddings that lie in the span of rows that were mixed by a secret matrix.
+"""Finds the public embeddings that lie in the span of rows that were mixed by a secret matrix.
 
 U = A [H; S] hides which row is whose. But for any A it has the span of H and the shields S (GELO,
 hidden_states/gelo.py). Whether a public vector lies in that span can be tested without secrets:
@@ -75,10 +75,10 @@ class SpanMembership(Attack):
         require(self)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        seen = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
-        if not seen:
+        mixed_states = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
+        if not mixed_states:
             return "no rows are mixed: other attacks read each state"
-        of_layer_0 = [activations for activations in seen if activations.layer == 0]
+        of_layer_0 = [activations for activations in mixed_states if activations.layer == 0]
         if not of_layer_0:
             return "the states follow from whole texts, and no list of texts is tried"
         width = required(knowledge.public_model).width
@@ -185,16 +185,17 @@ class SpanReader:
         return read_tokens
 
     def _span(self, rows: torch.Tensor) -> Span | None:
+        """Returns the span of rows (m, d), or None if it is everything or nothing."""
         span = span_of_sent_rows(rows.to(self.step.device), self.attack.noise)
         return None if span.is_full or not span.rank else span
 
 
-def _row_counts(seen: Activations) -> Ids:
+def _row_counts(activations: Activations) -> Ids:
     """Returns (texts,) how many rows stand for each text."""
-    return seen.lengths if seen.mixed is None else seen.mixed
+    return activations.lengths if activations.mixed is None else activations.mixed
 
 
-def _rows_of_texts(seen: Activations) -> list[tuple[torch.Tensor, int]]:
+def _rows_of_texts(activations: Activations) -> list[tuple[torch.Tensor, int]]:
     """Returns the rows of each text, and how many tokens it has."""
-    rows_of_texts = seen.hidden.split(_row_counts(seen).tolist())
-    return list(zip(rows_of_texts, seen.lengths.tolist(), strict=True))
+    rows_of_texts = activations.hidden.split(_row_counts(activations).tolist())
+    return list(zip(rows_of_texts, activations.lengths.tolist(), strict=True))

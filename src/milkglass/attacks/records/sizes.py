@@ -46,12 +46,12 @@ class Sizes(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         from sklearn.ensemble import ExtraTreesClassifier
 
-        recordings, (seen, *_) = required(knowledge.recordings), transcript.all(Records)
+        recordings, (records, *_) = required(knowledge.recordings), transcript.all(Records)
         edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, SIZE_BINS)))
         forest = ExtraTreesClassifier(FOREST_TREES, random_state=int(rng.integers(2**31)))
         forest.fit(features(recordings.records, edges), recordings.topics)
-        lengths = None if recordings.lengths is None else token_lengths(seen, recordings)
-        return Guess(topics=forest.predict(features(seen, edges)).astype(np.int64), token_lengths=lengths)
+        lengths = None if recordings.lengths is None else token_lengths(records, recordings)
+        return Guess(topics=forest.predict(features(records, edges)).astype(np.int64), token_lengths=lengths)
 
 
 def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -72,7 +72,7 @@ def _answer_features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDAr
     return np.concatenate([summary, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
 
 
-def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
+def token_lengths(records: Records, recordings: Recordings) -> Sequences:
     """Returns for each answer the bytes of each token, if each record holds one token.
 
     The recordings tell how many records stand before the first token and after the last, and the difference between
@@ -98,4 +98,6 @@ def token_lengths(seen: Records, recordings: Recordings) -> Sequences:
     _, records_before, gap = best
     counts_after = [len(record_sizes) - records_before - len(tokens) for record_sizes, tokens in pairs]
     records_after = max(0, int(np.median(counts_after))) if counts_after else 0
-    return Sequences.of(np.maximum(sizes[records_before : len(sizes) - records_after] - gap, 0) for sizes in seen.sizes)
+    return Sequences.of(
+        np.maximum(sizes[records_before : len(sizes) - records_after] - gap, 0) for sizes in records.sizes
+    )

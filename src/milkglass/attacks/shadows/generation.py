@@ -1,4 +1,4 @@
-"""LLM generation: a causal language model learns to write originals after their shadows (the paper's fifth attack).
+"""Trains a causal language model to write originals after their shadows: LLM generation, the paper's fifth attack.
 
 The attacker puts a reference corpus through the defence and trains on texts of the form
 

@@ -58,9 +58,9 @@ def replacement_counts(original: Sequences, rehearsed_texts: list[tuple[Sequence
         The pairs as s * n + x, sorted, and their counts.
     """
     keys = [np.empty(0, np.int64)]
-    for seen, origin in rehearsed_texts:
+    for sent_text, origin in rehearsed_texts:
         was_sent = origin != NO_BELIEF
-        keys.append(seen.ids[origin[was_sent]] * size + original.ids[was_sent])
+        keys.append(sent_text.ids[origin[was_sent]] * size + original.ids[was_sent])
     pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
     return pairs, counts.astype(np.int64)
 

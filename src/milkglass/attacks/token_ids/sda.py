@@ -1,4 +1,4 @@
-"""SDA: substitution deciphering with a model that scores sentences (Lin et al. 2025, sections 5.2, C.4, Table 4).
+"""Deciphers sentences by a beam search with a model that scores them: SDA (Lin et al. 2025, sections 5.2, C.4).
 
 The K_A nearest public tokens of each scrambled id are its candidates. A beam search goes through a sentence from left
 to right. A classifier scores each extension; it was trained to distinguish real text from text in which every token was

@@ -1,4 +1,4 @@
-"""TFA: matches ids by frequency (Zanella-Beguelin et al. 2020; ObfusLM, section 5.2 and Table 5).
+"""Matches ids by frequency: TFA (Zanella-Beguelin et al. 2020; ObfusLM, section 5.2 and Table 5).
 
 The scrambled ids in what was sent and the public ids in a text of the attacker are ranked by frequency, and the ranks
 are matched. It is the classical attack on a substitution, one symbol at a time. It needs no model. It fails on all but

@@ -1,4 +1,4 @@
-"""GHOST over a data set. Finished parts are kept, so that an interrupted run can be resumed.
+"""Applies GHOST to a data set. Finished parts are kept, so that an interrupted run can be resumed.
 
 It differs from `sanitizers/files.py` in two ways. A row takes a second, not a microsecond, so finished work must
 outlive the process: `FinishedParts` keeps it in `.OUT.parts`, which is removed at the end. And the result is ids: they
@@ -91,6 +91,7 @@ class FinishedParts:
             raise self.damage_error(number) from None
 
     def damage_error(self, number: int) -> CorruptCheckpoint:
+        """Returns the error for a part that cannot be read."""
         return CorruptCheckpoint(f"part {number} of {self.folder.name} is damaged", "remove it: it is made again")
 
     def remove(self) -> None:
@@ -113,6 +114,7 @@ def finished_parts_in(folder: Path) -> FinishedParts | None:
 
 
 def _state(folder: Path) -> dict[str, Any]:
+    """Returns what a folder of parts says of its run; {} if it says nothing, or in another format."""
     state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
     return state if state.get("format") == FORMAT else {}
 

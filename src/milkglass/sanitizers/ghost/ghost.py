@@ -1,4 +1,4 @@
-"""GHOST (Feng et al., ASIA CCS '26): maps texts to the ids, and the text, of their shadows.
+"""Maps texts to the ids, and the text, of their shadows: GHOST (Feng et al., ASIA CCS '26).
 
 The ids are the result, special tokens included, and go into the model unchanged. The text is how they read; a tokenizer
 may split it otherwise (docs/papers/ghost.md). The start of a sentence is drawn by a generator of the seed and the
@@ -175,6 +175,7 @@ class Ghost:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _stream(self, ids: Ids) -> Stream:
+        """Returns the stream of the random start of a sentence (t,)."""
         return Stream.of_seed("ghost", self.seed, ids.astype("<i8").tobytes())
 
 

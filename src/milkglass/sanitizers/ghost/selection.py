@@ -249,6 +249,7 @@ class _Group:
                 self.sentences[index].end_sweep(settings.threshold)
 
     def _sweep(self, active_indices: list[int]) -> None:
+        """Visits each place of the sentences that are still being selected, once."""
         prefixes = _BeamPrefixes(self, active_indices) if self.network.is_causal else None
         is_fixed = self.shadows.is_fixed
         for place in range(self.length):
@@ -258,6 +259,7 @@ class _Group:
                 self._visit(place, due_indices, prefixes)
 
     def _visit(self, place: int, due_indices: list[int], prefixes: _BeamPrefixes | None) -> None:
+        """Tries every shadow at one place of these sentences, and updates their beams."""
         shadows = {n: self.shadows.of(int(self.sentences[n].original[place])) for n in due_indices}
         pools = {n: self.sentences[n].candidates(place, shadows[n]) for n in due_indices}
         self._measure([(n, c) for n in due_indices for c in pools[n] if math.isnan(c.loss)], place, prefixes)
@@ -340,6 +342,7 @@ class _BeamPrefixes:
         self.prefix = CachedPrefixes.empty(len(self.places))
 
     def _number(self) -> None:
+        """Numbers the sequences of all beams."""
         pairs = [(n, i) for n in self.active for i in range(len(self.group.sentences[n].beam))]
         self.places = {pair: place for place, pair in enumerate(pairs)}
 

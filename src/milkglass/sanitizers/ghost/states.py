@@ -58,6 +58,7 @@ class CachedPrefixes:
 
     @classmethod
     def empty(cls, count: int) -> CachedPrefixes:
+        """Returns `count` prefixes without tokens."""
         return cls((), (), torch.zeros(count, dtype=torch.float64))
 
     def select(self, rows: torch.Tensor) -> CachedPrefixes:

@@ -1,4 +1,4 @@
-"""Learns symbols with the task: a small network of the client's reads its own rows through the symbols.
+"""Learns symbols with the task: a small network at the client reads the client's rows through the symbols.
 
 The client trains a recurrent network on its labelled rows. A clustered token t enters it as a point of few dimensions,
 

@@ -1,4 +1,4 @@
-"""A map from tokens to symbols: the symbol of each token, and how the row of a symbol is made.
+"""Defines a map from tokens to symbols: the symbol of each token, and how the row of a symbol is made.
 
     row s of the new table = sum of w_t E_t / sum of w_t over the tokens t of symbol s
 
@@ -69,6 +69,7 @@ class SymbolMap:
 
     @cached_property
     def symbol_of_token(self) -> Ids:
+        """Returns (n,) the number of each token's symbol."""
         return np.frombuffer(_unpack(self.tokens), "<i4").astype(np.int64)
 
     @cached_property

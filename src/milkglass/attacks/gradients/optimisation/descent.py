@@ -1,4 +1,4 @@
-"""The base of the attacks by optimisation: what they refuse, and one descent.
+"""Defines the base of the attacks by optimisation: what they refuse, and one descent.
 
 Adam moves embeddings against the gradient of the distance between their gradients and the shared ones. The best
 embeddings are kept.

@@ -94,7 +94,7 @@ class InnerProducts:
 
 def layer_products(
     layers: Sequence[Layer], runs: Sequence[LayerRun], deltas: tuple[torch.Tensor, ...],
-    seen: Mapping[str, torch.Tensor], guess_count: int,
+    shared: Mapping[str, torch.Tensor], guess_count: int,
 ) -> dict[str, InnerProducts]:  # fmt: skip
     """Returns the inner products of each parameter of the layers.
 
@@ -109,13 +109,13 @@ def layer_products(
     for layer in layers:
         x, d = (torch.cat(parts, 1) for parts in zip(*rows[layer], strict=True))
         if layer.weight_name:
-            seen_weight = seen[layer.weight_name].T if layer.is_transposed else seen[layer.weight_name]
+            shared_weight = shared[layer.weight_name].T if layer.is_transposed else shared[layer.weight_name]
             squared_norms = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))
-            products_by_name[layer.weight_name] = InnerProducts(((d @ seen_weight) * x).sum((1, 2)), squared_norms)
+            products_by_name[layer.weight_name] = InnerProducts(((d @ shared_weight) * x).sum((1, 2)), squared_norms)
         if layer.bias_name:
             gradient = d.sum(1)
             products_by_name[layer.bias_name] = InnerProducts(
-                gradient @ seen[layer.bias_name], gradient.square().sum(1)
+                gradient @ shared[layer.bias_name], gradient.square().sum(1)
             )
     return products_by_name
 
@@ -132,19 +132,22 @@ class Distance:
     kind: DistanceKind
     l1: float = 0.0
 
-    def __call__(self, dummy: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, dummy: Sequence[torch.Tensor], shared: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns () the distance of pairs of tensors of the same shape; 0 if they are equal."""
-        distances = [self._of_gradients(a, b) for a, b in zip(dummy, seen, strict=True)]
+        distances = [self._of_gradients(a, b) for a, b in zip(dummy, shared, strict=True)]
         total = torch.stack(distances).sum()
         return total / len(distances) if self.kind == "cosine" else total
 
-    def _of_gradients(self, dummy: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def _of_gradients(self, dummy: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+        """Returns () what one parameter contributes to the distance, from its whole gradients."""
         if self.kind == "cosine":
-            distance = 1.0 - (dummy * seen).sum() / (dummy.norm().clamp_min(MIN_NORM) * seen.norm().clamp_min(MIN_NORM))
+            distance = 1.0 - (dummy * shared).sum() / (
+                dummy.norm().clamp_min(MIN_NORM) * shared.norm().clamp_min(MIN_NORM)
+            )
         else:
-            gap = dummy - seen
+            gap = dummy - shared
             distance = gap.square().sum() if self.kind == "squares" else gap.norm()
-        return distance + self.l1 * (dummy - seen).abs().sum() if self.l1 else distance
+        return distance + self.l1 * (dummy - shared).abs().sum() if self.l1 else distance
 
     def from_products(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
         """Returns (h,) the distances without L1. `squares`: the squared norm of each shared gradient."""
@@ -153,6 +156,7 @@ class Distance:
         return total / len(distances) if self.kind == "cosine" else total
 
     def _of_products(self, products: InnerProducts, square: float) -> torch.Tensor:
+        """Returns (h,) what one parameter contributes. `square` is the squared norm of its shared gradient."""
         if self.kind == "cosine":
             return 1.0 - products.inner / (
                 products.squared_norms.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM)
@@ -161,6 +165,6 @@ class Distance:
         return gap if self.kind == "squares" else gap.clamp_min(MIN_NORM**2).sqrt()
 
 
-def gradient_product(dummy: torch.Tensor, seen: torch.Tensor) -> InnerProducts:
+def gradient_product(dummy: torch.Tensor, shared: torch.Tensor) -> InnerProducts:
     """Returns the inner products of one guess from its whole gradient."""
-    return InnerProducts((dummy * seen).sum()[None], dummy.square().sum()[None])
+    return InnerProducts((dummy * shared).sum()[None], dummy.square().sum()[None])

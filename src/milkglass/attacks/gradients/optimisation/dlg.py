@@ -1,4 +1,4 @@
-"""DLG (Zhu, Liu and Han 2019) and TAG (Deng et al. 2021): find embeddings whose gradients equal the shared ones.
+"""Finds embeddings whose gradients equal the shared ones: DLG (Zhu, Liu and Han 2019) and TAG (Deng et al. 2021).
 
 A text's gradient is a function of its embeddings, and the attacker has the model. Embeddings start as noise. Adam
 reduces the sum of squared differences between their gradients and the shared ones (equation 4). Then each place is read

@@ -1,4 +1,4 @@
-"""GRAB (Feng et al. 2024): matches gradients and dropout together, then searches among the tokens that came up.
+"""Matches gradients and dropout together, then searches among the tokens that were nearest: GRAB (Feng et al. 2024).
 
 1. Start as in LAMP, then Adam on the sum of the differences' norms (not squared) + 0.01 L1. If the client's step uses
    dropout, its masks are unknown too and are found with the embeddings (`Masks`).
@@ -160,4 +160,5 @@ def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool
 
 
 def _tokens_at_free_places(problem: Problem, ids: Ids) -> list[int]:
+    """Returns the ids (b, t) at the places that are to be found, over all texts."""
     return [int(ids[row, place]) for row in range(len(ids)) for place in problem.free_places(row)]

@@ -1,4 +1,4 @@
-"""LAMP (Balunovic et al. 2022): alternates matching gradients and reordering tokens, with a model of the language.
+"""Matches gradients and reorders tokens by a language model, in turn: LAMP (Balunovic et al. 2022).
 
 1. Of `starts` draws from N(0, 1) take the one with the smallest distance, then the best of as many random orders of its
    places. Scale every place to the mean norm of the table's embeddings.

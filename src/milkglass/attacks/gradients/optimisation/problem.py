@@ -182,6 +182,7 @@ class Problem:
     # --- texts and embeddings -----------------------------------------------------------------------------------------
     @property
     def lengths(self) -> list[int]:
+        """Returns the number of tokens of each text."""
         return [int(length) for length in self.mask.sum(1)]
 
     def free_places(self, row: int) -> Ids:
@@ -283,12 +284,14 @@ class Problem:
         return self.distance(dummy, [self.shared_gradients[name] for name in self.names])
 
     def _targets(self, x: torch.Tensor, guess_count: int = 1) -> torch.Tensor:
+        """Returns the classes (h * b,), or the soft labels (h * b, t, v) of embeddings (h * b, t, d)."""
         if self.labels is not None:
             return self.labels.repeat(guess_count)
         cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit_embeddings.T
         return torch.softmax(SOFT_LABEL_SHARPNESS * cosines, 2)
 
     def _with_masks(self) -> Any:
+        """Returns a context in which dropout uses the masks, if they are unknowns too."""
         return nullcontext() if self.masks is None else self.masks
 
 

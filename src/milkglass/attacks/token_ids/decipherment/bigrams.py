@@ -80,30 +80,35 @@ class FrequencyFit:
     """Compares counts of scrambled ids with those that the public text predicts.
 
     Attributes:
-        seen: (n',) counts by scrambled id.
+        scrambled_counts: (n',) how often each scrambled id occurs.
         expected: (n,) predicted count of each public id in the private text, under one of its scrambled ids.
         ratio: size of the private text over that of the public one and over `alias_count`, without tokens that are
             already known.
     """
 
-    def __init__(self, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, alias_count: int) -> None:
+    def __init__(
+        self, scrambled_counts: Floats, public: PublicBigrams, rows: Ids, members: Ids, alias_count: int
+    ) -> None:
         """Predicts the counts of scrambled ids.
 
         Args:
-            seen: (n',) counts by scrambled id.
+            scrambled_counts: (n',) how often each scrambled id occurs.
             public: what the attacker's text shows.
             rows: the scrambled ids that are still free.
             members: the public ids that are still free.
             alias_count: over how many ids a token's count is spread, and with it the public text's part of the
                 variance.
         """
-        total = float(seen[rows].sum())
+        total = float(scrambled_counts[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
-        self.seen, self.expected = seen, public.share * (total / max(mass, 1e-300) / alias_count)
+        self.scrambled_counts, self.expected = (
+            scrambled_counts,
+            public.share * (total / max(mass, 1e-300) / alias_count),
+        )
         self.ratio = total / max(size, 1.0) / alias_count
 
     def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:
         """Returns the log-likelihood of each pair. The shapes of `rows` and `members` must broadcast together."""
-        seen, expected = self.seen[rows], self.expected[members]
-        variance = tau**2 + (1 + self.ratio) / (np.maximum(seen, expected) + 0.5)
-        return -((np.log(seen + 0.5) - np.log(expected + 0.5)) ** 2) / (2 * variance) - np.log(variance) / 2
+        scrambled_counts, expected = self.scrambled_counts[rows], self.expected[members]
+        variance = tau**2 + (1 + self.ratio) / (np.maximum(scrambled_counts, expected) + 0.5)
+        return -((np.log(scrambled_counts + 0.5) - np.log(expected + 0.5)) ** 2) / (2 * variance) - np.log(variance) / 2

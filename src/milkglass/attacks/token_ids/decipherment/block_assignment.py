@@ -18,7 +18,7 @@ from milkglass.threat.knowledge import Candidates
 
 PAIRS_AT_A_TIME = 2_000_000  # pairs of members joined at a time
 SINKHORN_ROUNDS = 12  # enough for an approximate balance
-MAX_WEIGHT_COUNT = 50.0  # a token seen more often than this weighs no more in the regression
+MAX_WEIGHT_COUNT = 50.0  # a token that occurs more often than this weighs no more in the regression
 MIN_RELATIVE_SHARE = 0.05  # predicted shares are never below this part of a class' mean share
 KMEANS_ROUNDS = 10  # rounds of the k-means that makes classes of groups
 
@@ -96,12 +96,12 @@ class BigramJoin:
         hit_slot, hit_cell, hit_counts: for each public bigram that fits, its two slots, its two cells and its count.
     """
 
-    def __init__(self, blocks: BlockAssignment, seen: Bigrams, public: Bigrams) -> None:
-        left_rows, right_rows = blocks.place[seen.left], blocks.place[seen.right]
+    def __init__(self, blocks: BlockAssignment, scrambled: Bigrams, public: Bigrams) -> None:
+        left_rows, right_rows = blocks.place[scrambled.left], blocks.place[scrambled.right]
         in_blocks = (left_rows >= 0) & (right_rows >= 0)
         key = blocks.group[left_rows[in_blocks]] * len(blocks.first_column) + blocks.group[right_rows[in_blocks]]
         order = np.argsort(key, kind="stable")
-        self.counts = seen.counts[in_blocks][order]
+        self.counts = scrambled.counts[in_blocks][order]
         self.ends = left_rows[in_blocks][order], right_rows[in_blocks][order]
         edge, columns, self.hit_counts = _join(blocks, key[order], public)
         self.slot_cell, self.slot_edge = list[Ids](), list[Ids]()
@@ -205,13 +205,13 @@ class Profiles:
         """Returns (n, classes) counted and predicted shares combined, over each class's share of all."""
         total = counts.sum(1)
         common = (counts.sum(0) + 0.5) / (counts.sum() + 0.5 * counts.shape[1])
-        seen = np.flatnonzero(total)
-        if not len(seen):
+        occurring = np.flatnonzero(total)
+        if not len(occurring):
             return np.ones(counts.shape, np.float32)
-        weight = np.minimum(total[seen], MAX_WEIGHT_COUNT)[:, None]
-        roots = np.sqrt(counts[seen] / total[seen][:, None])
-        x_mean, y_mean = (weight * unit[seen]).sum(0) / weight.sum(), (weight * roots).sum(0) / weight.sum()
-        x = unit[seen] - x_mean
+        weight = np.minimum(total[occurring], MAX_WEIGHT_COUNT)[:, None]
+        roots = np.sqrt(counts[occurring] / total[occurring][:, None])
+        x_mean, y_mean = (weight * unit[occurring]).sum(0) / weight.sum(), (weight * roots).sum(0) / weight.sum()
+        x = unit[occurring] - x_mean
         square = x.T @ (x * weight)
         square[np.diag_indices(len(square))] += self.ridge * max(np.trace(square) / len(square), 1e-12)
         slopes = np.linalg.solve(square, x.T @ ((roots - y_mean) * weight))

@@ -123,7 +123,7 @@ class Decipherment(Solver):
         texts, size = transcript.tokens, transcript.size
         known_pairs = self._known_pairs(texts, knowledge)
         public = PublicBigrams(required(knowledge.corpus), knowledge.token_count(size))
-        seen = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
+        scrambled_bigrams = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
 
         def report_sweep(done_share: float, sweep_work: float) -> bool:
             budget.spend(sweep_work)
@@ -133,7 +133,7 @@ class Decipherment(Solver):
         counts = texts.counts(size).astype(np.float64)
         if knowledge.candidates is None:
             return self._solve_without_candidates(
-                counts, seen, public, known_pairs, report_sweep, knowledge.alias_count
+                counts, scrambled_bigrams, public, known_pairs, report_sweep, knowledge.alias_count
             )
         candidates = cribs.with_known_pairs(knowledge.candidates, known_pairs, knowledge.alias_count)
         blocks = BlockAssignment(candidates, size)
@@ -144,7 +144,7 @@ class Decipherment(Solver):
         if self.profiles is not None and public_model is not None and public.counts.any():
             ratios = self.profiles.ratios(public_model.table, blocks, public)
         weights = {1: 1.0, 2: self.second}
-        messages = messages_of(blocks, seen, public, self.alpha, weights, ratios)
+        messages = messages_of(blocks, scrambled_bigrams, public, self.alpha, weights, ratios)
         earlier = np.concatenate([np.maximum(group, LOG_ZERO).ravel() for group in candidates.log_likelihoods])
         prior = earlier + self._frequencies(counts, public, blocks, knowledge.alias_count)
         damping = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
@@ -173,7 +173,7 @@ class Decipherment(Solver):
     def _solve_without_candidates(
         self,
         counts: Floats,
-        seen: dict[int, Bigrams],
+        scrambled_bigrams: dict[int, Bigrams],
         public: PublicBigrams,
         known_pairs: Ids,
         report_sweep: SweepCallback,
@@ -182,7 +182,7 @@ class Decipherment(Solver):
         """Returns a group for each frequent id, with its likeliest readings."""
         known_groups = [Group(pair[:1], pair[1:]) for pair in known_pairs]
         zeros = [np.zeros((1, 1)) for _ in known_groups]
-        final_state = settle_all(counts, seen, public, known_pairs, self.growth, report_sweep, alias_count)
+        final_state = settle_all(counts, scrambled_bigrams, public, known_pairs, self.growth, report_sweep, alias_count)
         if final_state is None:
             return Candidates(tuple(known_groups), tuple(zeros))
         order = np.argsort(-final_state.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
@@ -192,8 +192,8 @@ class Decipherment(Solver):
 
 
 def likeliest_tau(fit: FrequencyFit, blocks: BlockAssignment) -> float:
-    """Returns the tau under which the seen ids are likeliest, if each is any of its candidates."""
-    is_informative = (blocks.widths > 1) & (fit.seen[blocks.rows] > 0)
+    """Returns the tau under which the ids that occur are likeliest, if each is any of its candidates."""
+    is_informative = (blocks.widths > 1) & (fit.scrambled_counts[blocks.rows] > 0)
     if not is_informative.any():
         return TAUS[-1]
 

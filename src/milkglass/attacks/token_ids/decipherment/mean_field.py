@@ -132,7 +132,7 @@ class Message:
 
 def messages_of(
     blocks: BlockAssignment,
-    texts: Mapping[int, Bigrams],
+    scrambled_bigrams: Mapping[int, Bigrams],
     public: PublicBigrams,
     alpha: float,
     weights: Mapping[int, float],
@@ -142,7 +142,7 @@ def messages_of(
 
     Args:
         blocks: the cells.
-        texts: bigrams of scrambled ids by distance.
+        scrambled_bigrams: bigrams of scrambled ids by distance.
         public: what the attacker's text shows.
         alpha: the pseudo-counts that smooth public bigrams.
         weights: the weight of each distance. A distance with weight 0 has no message.
@@ -151,7 +151,7 @@ def messages_of(
     messages = []
     for distance, weight in weights.items():
         if weight:
-            join = BigramJoin(blocks, texts[distance], public.bigrams[distance])
+            join = BigramJoin(blocks, scrambled_bigrams[distance], public.bigrams[distance])
             messages += [
                 Message(blocks, join, side, public, alpha, ratios.get((distance, side)), weight) for side in (0, 1)
             ]
@@ -268,8 +268,8 @@ class _BigramEvidence:
 
 
 def settle_all(
-    seen: NDArray[np.float64],
-    texts: dict[int, Bigrams],
+    scrambled_counts: NDArray[np.float64],
+    scrambled_bigrams: dict[int, Bigrams],
     public: PublicBigrams,
     known_pairs: Ids,
     growth: GrowthSchedule,
@@ -282,8 +282,8 @@ def settle_all(
     frequent ids settle first, on frequency and on each other, and then serve as context for rarer ones.
 
     Args:
-        seen: (n',) counts of scrambled ids.
-        texts: bigrams of scrambled ids by distance.
+        scrambled_counts: (n',) how often each scrambled id occurs.
+        scrambled_bigrams: bigrams of scrambled ids by distance.
         public: what the attacker's text shows.
         known_pairs: (p, 2) scrambled ids that are known, each with its public id.
         growth: the stages, and how they are annealed.
@@ -298,10 +298,13 @@ def settle_all(
         np.unique(known_pairs[:, 1], return_counts=True),
     )
     used_up = known_tokens[known_counts >= alias_count]
-    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), known_pairs[:, 0]), np.setdiff1d(tokens, used_up)
-    by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
+    free_rows, free_columns = (
+        np.setdiff1d(np.flatnonzero(scrambled_counts), known_pairs[:, 0]),
+        np.setdiff1d(tokens, used_up),
+    )
+    by_count = free_rows[np.argsort(-scrambled_counts[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
-    fit = FrequencyFit(seen, public, free_rows, free_columns, alias_count)
+    fit = FrequencyFit(scrambled_counts, public, free_rows, free_columns, alias_count)
     if not len(by_count):
         return None
     stages = [min(k, len(by_count)) for k in growth.sizes]
@@ -311,7 +314,7 @@ def settle_all(
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
         columns = by_share[: int(k * growth.spare / alias_count) + growth.margin]
-        evidence_parts = context.evidence_parts(texts, rows, columns, known_pairs)
+        evidence_parts = context.evidence_parts(scrambled_bigrams, rows, columns, known_pairs)
         state = context.extend(state, rows, columns, sweeps_done / max(total - 1, 1))
         for _ in range(sweeps):
             state = context.sweep(state, evidence_parts, sweeps_done / max(total - 1, 1))
@@ -338,14 +341,14 @@ class _SweepContext:
     alias_count: int
 
     def evidence_parts(
-        self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, known_pairs: Ids
+        self, scrambled_bigrams: dict[int, Bigrams], rows: Ids, columns: Ids, known_pairs: Ids
     ) -> list[_BigramEvidence]:
         """Returns the evidence of the bigrams of these ids and tokens: one part for each distance and direction."""
         all_rows, all_columns = np.concatenate([rows, known_pairs[:, 0]]), np.concatenate([columns, known_pairs[:, 1]])
         scale = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
         evidence_parts = []
         for distance, weight in ((1, 1.0), (2, self.growth.second)):
-            scrambled = _count_matrix(texts[distance], len(self.fit.seen))
+            scrambled = _count_matrix(scrambled_bigrams[distance], len(self.fit.scrambled_counts))
             public = _count_matrix(self.public.bigrams[distance], len(self.public.share))
             for edges, votes in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
                 scaled_votes = (votes[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
@@ -375,7 +378,7 @@ class _SweepContext:
         for part in evidence_parts:
             evidence += part.weight * part.evidence(belief, base, doubt)
         patience = interpolate(growth.patience, share)
-        damping = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
+        damping = (patience / (patience + self.fit.scrambled_counts[state.rows])).astype(np.float32)[:, None]
         scores = self.prior(state.rows, state.columns, share) + evidence * damping
         new_belief = self.balance(scores, interpolate(growth.temperature, share))
         belief = growth.inertia * state.belief + (1 - growth.inertia) * new_belief
