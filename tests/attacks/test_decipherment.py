@@ -170,9 +170,9 @@ def test_meetings_are_what_a_loop_finds() -> None:
     count = {(a, b): c for a, b, c in zip(public.left.tolist(), public.right.tolist(), public.counts, strict=True)}
     expected = []
     for a, b in zip(seen.left, seen.right, strict=True):
-        for i in np.flatnonzero(blocks.row == blocks.place[a]) if blocks.place[a] >= 0 else ():
-            for j in np.flatnonzero(blocks.row == blocks.place[b]) if blocks.place[b] >= 0 else ():
-                if value := count.get((blocks.member[i], blocks.member[j])):
+        for i in np.flatnonzero(blocks.row_of_cell == blocks.row_of_id[a]) if blocks.row_of_id[a] >= 0 else ():
+            for j in np.flatnonzero(blocks.row_of_cell == blocks.row_of_id[b]) if blocks.row_of_id[b] >= 0 else ():
+                if value := count.get((blocks.member_of_cell[i], blocks.member_of_cell[j])):
                     expected.append((int(i), int(j), value))
     found = zip(met.hit_cell[0].tolist(), met.hit_cell[1].tolist(), met.hit_counts.tolist(), strict=True)
     assert sorted(found) == sorted(expected)
@@ -185,8 +185,8 @@ def test_a_soft_assignment_gives_no_public_id_twice() -> None:
     groups = (Group(np.arange(4), np.arange(4)), Group(np.array([4, 5]), np.arange(4, 9)))
     blocks = BlockAssignment(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
     belief = blocks.balance(np.random.default_rng(0).normal(size=26), 1.0)
-    assert np.allclose(np.bincount(blocks.row, belief), 1)
-    assert np.bincount(blocks.column, belief).max() < 1.05
+    assert np.allclose(np.bincount(blocks.row_of_cell, belief), 1)
+    assert np.bincount(blocks.column_of_cell, belief).max() < 1.05
 
 
 def test_bigrams_stay_within_a_text_and_the_unseen_are_judged_by_their_neighbours() -> None:

@@ -181,7 +181,7 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     board = EvidenceTable(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2, size=4)
     assert board.urgent_texts(texts, np.random.default_rng(0)).tolist() == [1, 0]  # the last has nothing uncertain
     assert board.open_at(np.array([0, 1, 3])).tolist() == [False, True, True]
-    line = board.line[3]
+    line = board.line_of_id[3]
     columns = board.column[line].tolist()
     board.update(np.array([3, 3]), np.tile([100.0, -100.0], (2, 1)), doubt=0.1)
     assert board.open_at(np.array([3])).tolist() == [False]

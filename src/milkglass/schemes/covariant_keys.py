@@ -195,11 +195,8 @@ class LayerKeys:
         }
         group = shape.head_count // shape.key_head_count
         self.query_order = np.stack([draws.order(group) for _ in range(shape.key_head_count)])
-        self.key_order, self.neuron_order, self.scales = (
-            draws.order(shape.key_head_count),
-            draws.order(shape.neuron_count),
-            scales,
-        )
+        self.key_order, self.neuron_order = draws.order(shape.key_head_count), draws.order(shape.neuron_count)
+        self.scales = scales
 
     def rows(self, part: Part, matrix: Tensor) -> Tensor:
         """Returns the new value of a weight or bias (g, ...), fp64, of a part that reads the stream."""

@@ -78,11 +78,11 @@ class ERAPlus(Solver):
         if knowledge.corpus is not None:
             log_share = np.log(PublicBigrams(knowledge.corpus, token_count).share)
         table = EvidenceTable(prior, generated, NEVER_CERTAIN, log_share, len(generated.ids) + 1, size)
-        listed = np.flatnonzero(table.line[generated.ids] >= 0)
+        listed = np.flatnonzero(table.line_of_id[generated.ids] >= 0)
         if not len(listed):
             return prior
         ids = generated.ids[listed]
-        member = table.member[table.line[ids]]
+        member = table.member[table.line_of_id[ids]]
         contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed)]
         scores = option_logits(contexts, public_head(required(knowledge.public_model)), member)
         scores -= log_share[member]

@@ -144,7 +144,7 @@ class LanguageModel(Solver):
                 open_places = table.open_at(texts.ids[batch.places])
                 ids = texts.ids[batch.places[open_places]]
                 if len(ids):
-                    options = table.member[table.line[ids]]
+                    options = table.member[table.line_of_id[ids]]
                     table.update(
                         ids,
                         reader.log_likelihood_ratio(batch.select(open_places), options, required(log_mean)),

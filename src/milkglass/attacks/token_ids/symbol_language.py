@@ -72,7 +72,7 @@ class BeamSearch:
         tokens: (b, w, i) public ids so far.
         total: (b, w) the scores; -inf for a reading that does not exist.
         states: (b w, d) the reader's state after each row.
-        joined: (b w,) whether what follows each row is joined to it.
+        is_joined: (b w,) whether what follows each row is joined to it.
     """
 
     def __init__(self, reader: CausalReader, text_count: int, width: int) -> None:
@@ -85,7 +85,7 @@ class BeamSearch:
             WINDOW_TOKENS, int(getattr(reader.model.config, "max_position_embeddings", WINDOW_TOKENS))
         )
         self.states = reader.head.new_zeros(text_count * width, reader.head.shape[1])
-        self.joined = np.ones(text_count * width, np.bool_)
+        self.is_joined = np.ones(text_count * width, np.bool_)
         self._begin_again()
         self._read_ids([np.array([reader.begin])] * (text_count * width))
 
@@ -94,7 +94,7 @@ class BeamSearch:
         """Adds one place to every reading, from `options` and `scores` (b, k) of each text; `weight` is u."""
         text_count, k = options.shape
         options_of_readings = np.repeat(options, self.width, axis=0)
-        read = ReadBatch(np.arange(len(options_of_readings)), self.states, self.joined)
+        read = ReadBatch(np.arange(len(options_of_readings)), self.states, self.is_joined)
         gains = gains_of(self.reader, read, options_of_readings, log_mean_probability).reshape(
             text_count, self.width, k
         )
@@ -115,7 +115,7 @@ class BeamSearch:
         """Empties the model's cache, its mask and the lengths of its rows."""
         from transformers import DynamicCache
 
-        self.cache, rows = DynamicCache(), len(self.joined)
+        self.cache, rows = DynamicCache(), len(self.is_joined)
         current_device = device.current()
         self.mask = torch.zeros(rows, 0, dtype=torch.int64, device=current_device)
         self.length = torch.zeros(rows, dtype=torch.int64, device=current_device)
@@ -126,7 +126,7 @@ class BeamSearch:
         if self.mask.shape[1]:
             self.cache.reorder_cache(index)
         self.mask, self.length, self.states = self.mask[index], self.length[index], self.states[index]
-        self.joined = self.joined[rows]
+        self.is_joined = self.is_joined[rows]
 
     def _write(self, newest: Ids) -> None:
         """Adds a public id to each row. `newest` is (rows,)."""
@@ -135,8 +135,8 @@ class BeamSearch:
             if token == NO_BELIEF or spelling.is_silent[token]:
                 rows.append(np.empty(0, np.int64))
                 continue
-            rows.append(spelling.rows[int(self.joined[row] or spelling.clings[token])][token])
-            self.joined[row] = spelling.opens[token]
+            rows.append(spelling.rows[int(self.is_joined[row] or spelling.clings[token])][token])
+            self.is_joined[row] = spelling.opens[token]
         self._read_ids(rows)
 
     @torch.inference_mode()

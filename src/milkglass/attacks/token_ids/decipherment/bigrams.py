@@ -101,10 +101,8 @@ class FrequencyFit:
         """
         total = float(scrambled_counts[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
-        self.scrambled_counts, self.expected = (
-            scrambled_counts,
-            public.share * (total / max(mass, 1e-300) / alias_count),
-        )
+        self.scrambled_counts = scrambled_counts
+        self.expected = public.share * (total / max(mass, 1e-300) / alias_count)
         self.ratio = total / max(size, 1.0) / alias_count
 
     def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:

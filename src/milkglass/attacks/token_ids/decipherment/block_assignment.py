@@ -34,13 +34,14 @@ class BlockAssignment:
 
     Attributes:
         rows: (R,) scrambled ids.
-        starts, widths: (R,) the first cell of each row and how many it has.
-        group: (R,) the group of each row.
-        row, column, member: (cells,); columns are numbered over all groups, `member` is the public id.
-        capacity: (columns,) the greatest sum of a column.
+        first_cell, cell_count: (R,) the first cell of each row, and how many cells it has.
+        group_of_row: (R,) the group of each row.
+        row_of_cell, column_of_cell, member_of_cell: (cells,) the row, the column and the public id of each cell;
+            columns are numbered over all groups.
+        capacity: (columns,) the greatest sum of the beliefs of a column.
         column_member, column_group: (columns,) the public id and the group.
         first_column: (groups,) the first column of each group.
-        place: (n',) the row of each scrambled id, -1 outside every group.
+        row_of_id: (n',) the row of each scrambled id, -1 outside every group.
     """
 
     def __init__(self, candidates: Candidates, size: int) -> None:
@@ -48,27 +49,27 @@ class BlockAssignment:
         row_counts = np.array([len(group.rows) for group in groups], np.int64)
         member_counts = np.array([len(group.members) for group in groups], np.int64)
         self.rows = np.concatenate([np.empty(0, np.int64), *(group.rows for group in groups)])
-        self.group = np.repeat(np.arange(len(groups)), row_counts)
-        self.widths = member_counts[self.group]
-        self.starts = np.cumsum(self.widths) - self.widths
+        self.group_of_row = np.repeat(np.arange(len(groups)), row_counts)
+        self.cell_count = member_counts[self.group_of_row]
+        self.first_cell = np.cumsum(self.cell_count) - self.cell_count
         self.column_member = np.concatenate([np.empty(0, np.int64), *(group.members for group in groups)])
         self.column_group = np.repeat(np.arange(len(groups)), member_counts)
         self.first_column = np.cumsum(member_counts) - member_counts
-        self.row = np.repeat(np.arange(len(self.rows)), self.widths)
-        self.column = ranges(self.first_column[self.group], self.widths)
-        self.member = self.column_member[self.column]
+        self.row_of_cell = np.repeat(np.arange(len(self.rows)), self.cell_count)
+        self.column_of_cell = ranges(self.first_column[self.group_of_row], self.cell_count)
+        self.member_of_cell = self.column_member[self.column_of_cell]
         self.capacity = np.repeat(np.maximum(row_counts / np.maximum(member_counts, 1), 1.0), member_counts)
-        self.place = np.full(size, -1, np.int64)
-        self.place[self.rows] = np.arange(len(self.rows))
+        self.row_of_id = np.full(size, -1, np.int64)
+        self.row_of_id[self.rows] = np.arange(len(self.rows))
 
     def per_row(self, values: Floats) -> Floats:
         """Returns (R,) the sum of each row's cells."""
-        return sum_by_index(self.row, values, len(self.rows))
+        return sum_by_index(self.row_of_cell, values, len(self.rows))
 
     def log_softmax(self, scores: Floats) -> Floats:
         """Returns (cells,) the log softmax of scores (cells,) over each row's cells."""
-        shifted = scores - np.maximum.reduceat(scores, self.starts)[self.row]
-        return shifted - np.log(self.per_row(np.exp(shifted)))[self.row]
+        shifted = scores - np.maximum.reduceat(scores, self.first_cell)[self.row_of_cell]
+        return shifted - np.log(self.per_row(np.exp(shifted)))[self.row_of_cell]
 
     def balance(self, scores: Floats, temperature: float) -> Floats:
         """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity."""
@@ -76,9 +77,9 @@ class BlockAssignment:
             return scores
         belief = np.exp(self.log_softmax(scores / temperature))
         for _ in range(SINKHORN_ROUNDS):
-            taken = np.bincount(self.column, belief, len(self.capacity))
-            belief *= np.minimum(self.capacity / np.maximum(taken, 1e-300), 1.0)[self.column]
-            belief /= np.maximum(self.per_row(belief), 1e-300)[self.row]
+            taken = np.bincount(self.column_of_cell, belief, len(self.capacity))
+            belief *= np.minimum(self.capacity / np.maximum(taken, 1e-300), 1.0)[self.column_of_cell]
+            belief /= np.maximum(self.per_row(belief), 1e-300)[self.row_of_cell]
         return belief
 
 
@@ -97,9 +98,12 @@ class BigramJoin:
     """
 
     def __init__(self, blocks: BlockAssignment, scrambled: Bigrams, public: Bigrams) -> None:
-        left_rows, right_rows = blocks.place[scrambled.left], blocks.place[scrambled.right]
+        left_rows, right_rows = blocks.row_of_id[scrambled.left], blocks.row_of_id[scrambled.right]
         in_blocks = (left_rows >= 0) & (right_rows >= 0)
-        key = blocks.group[left_rows[in_blocks]] * len(blocks.first_column) + blocks.group[right_rows[in_blocks]]
+        key = (
+            blocks.group_of_row[left_rows[in_blocks]] * len(blocks.first_column)
+            + blocks.group_of_row[right_rows[in_blocks]]
+        )
         order = np.argsort(key, kind="stable")
         self.counts = scrambled.counts[in_blocks][order]
         self.ends = left_rows[in_blocks][order], right_rows[in_blocks][order]
@@ -107,12 +111,12 @@ class BigramJoin:
         self.slot_cell, self.slot_edge = list[Ids](), list[Ids]()
         self.hit_slot, self.hit_cell = list[Ids](), list[Ids]()
         for end_rows, end_columns in zip(self.ends, columns, strict=True):
-            widths = blocks.widths[end_rows]
-            self.slot_cell.append(ranges(blocks.starts[end_rows], widths))
+            widths = blocks.cell_count[end_rows]
+            self.slot_cell.append(ranges(blocks.first_cell[end_rows], widths))
             self.slot_edge.append(np.repeat(np.arange(len(end_rows)), widths))
-            offset = end_columns - blocks.first_column[blocks.group[end_rows[edge]]]
+            offset = end_columns - blocks.first_column[blocks.group_of_row[end_rows[edge]]]
             self.hit_slot.append((np.cumsum(widths) - widths)[edge] + offset)
-            self.hit_cell.append(blocks.starts[end_rows[edge]] + offset)
+            self.hit_cell.append(blocks.first_cell[end_rows[edge]] + offset)
 
 
 def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:

@@ -137,7 +137,7 @@ class Decipherment(Solver):
             )
         candidates = cribs.with_known_pairs(knowledge.candidates, known_pairs, knowledge.alias_count)
         blocks = BlockAssignment(candidates, size)
-        if not len(blocks.row):
+        if not len(blocks.row_of_cell):
             return candidates
         budget.spend(self.cost.seconds(size, 0, len(texts.ids), len(texts.ids) + len(required(knowledge.corpus).ids)))
         ratios, public_model = dict[tuple[int, int], Ratios](), knowledge.public_model
@@ -147,7 +147,7 @@ class Decipherment(Solver):
         messages = messages_of(blocks, scrambled_bigrams, public, self.alpha, weights, ratios)
         earlier = np.concatenate([np.maximum(group, LOG_ZERO).ravel() for group in candidates.log_likelihoods])
         prior = earlier + self._frequencies(counts, public, blocks, knowledge.alias_count)
-        damping = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
+        damping = self.patience / (self.patience + counts[blocks.rows])[blocks.row_of_cell]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, messages, damping, schedule, report_sweep)
         return _with_likelihood(candidates, blocks.log_softmax(scores))
@@ -164,11 +164,11 @@ class Decipherment(Solver):
 
     def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, alias_count: int) -> Floats:
         """Returns (cells,) the log-likelihood of the counts."""
-        has_choice = blocks.widths > 1
-        members = np.unique(blocks.member[has_choice[blocks.row]])
+        has_choice = blocks.cell_count > 1
+        members = np.unique(blocks.member_of_cell[has_choice[blocks.row_of_cell]])
         fit = FrequencyFit(counts, public, blocks.rows[has_choice], members, alias_count)
         tau = self.tau if self.tau is not None else self.sharper * likeliest_tau(fit, blocks)
-        return fit.scores(blocks.rows[blocks.row], blocks.member, tau)
+        return fit.scores(blocks.rows[blocks.row_of_cell], blocks.member_of_cell, tau)
 
     def _solve_without_candidates(
         self,
@@ -193,14 +193,14 @@ class Decipherment(Solver):
 
 def likeliest_tau(fit: FrequencyFit, blocks: BlockAssignment) -> float:
     """Returns the tau under which the ids that occur are likeliest, if each is any of its candidates."""
-    is_informative = (blocks.widths > 1) & (fit.scrambled_counts[blocks.rows] > 0)
+    is_informative = (blocks.cell_count > 1) & (fit.scrambled_counts[blocks.rows] > 0)
     if not is_informative.any():
         return TAUS[-1]
 
     def mean_log_likelihood(tau: float) -> float:
-        scores = fit.scores(blocks.rows[blocks.row], blocks.member, tau)
-        top = np.maximum.reduceat(scores, blocks.starts)
-        mean = blocks.per_row(np.exp(scores - top[blocks.row])) / blocks.widths
+        scores = fit.scores(blocks.rows[blocks.row_of_cell], blocks.member_of_cell, tau)
+        top = np.maximum.reduceat(scores, blocks.first_cell)
+        mean = blocks.per_row(np.exp(scores - top[blocks.row_of_cell])) / blocks.cell_count
         return float((top + np.log(mean))[is_informative].mean())
 
     return max(TAUS, key=mean_log_likelihood)

@@ -24,12 +24,12 @@ class EvidenceTable:
     """Adds up evidence for the options of each uncertain id, one line an id.
 
     Attributes:
-        line: (n',) the line of each scrambled id, -1 for ids that are left alone.
+        line_of_id: (n',) the line of each scrambled id, -1 for ids that are left alone.
         group, row: (lines,) the id's group among the candidates, and its row there.
         column, member, prior: (lines, w) for each option its column in the group, its public id, and the logarithm of
             its share, -inf where a line has fewer options.
-        weight: (n',) running tokens that one more place of an id may correct.
-        total: (lines, w) the sum of evidence so far.
+        id_weight: (n',) how many running tokens one more place of an id may correct, on average.
+        evidence_sums: (lines, w) the sum of the evidence so far.
         place_count: (lines,) the number of places that contributed.
         contexts: how many places of an id are looked at, at most.
     """
@@ -64,25 +64,25 @@ class EvidenceTable:
         widths = [min(MAX_CHOICES, len(candidates.groups[index].members)) for index, _ in open_rows]
         shape = (len(open_rows), max(widths, default=1))
         column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
-        self.line = np.full(size, -1)
+        self.line_of_id = np.full(size, -1)
         for line, ((index, row), width) in enumerate(zip(open_rows, widths, strict=True)):
             group = candidates.groups[index]
-            self.line[group.rows[row]] = line
+            self.line_of_id[group.rows[row]] = line
             column[line, :width] = np.argsort(-candidates.log_likelihoods[index][row], kind="stable")[:width]
             member[line] = group.members[column[line, 0]]  # also past the options, where the prior is -inf
             member[line, :width] = group.members[column[line, :width]]
             prior[line, :width] = share[member[line, :width]]
         self.column, self.member = column, member
         self.prior = prior - np.logaddexp.reduce(prior, 1, keepdims=True)
-        self.weight = np.where(
-            self.line >= 0, (1 - confidences) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0
+        self.id_weight = np.where(
+            self.line_of_id >= 0, (1 - confidences) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0
         )
         self.group, self.row = np.array(open_rows, np.int64).reshape(-1, 2).T
-        self.contexts, self.total, self.place_count = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
+        self.contexts, self.evidence_sums, self.place_count = contexts, np.zeros(shape), np.zeros(shape[0], np.int64)
 
     def urgent_texts(self, texts: Sequences, rng: np.random.Generator) -> Ids:
         """Returns the indices of texts with uncertain ids, those first that may correct most for their length."""
-        gain = np.bincount(texts.sequence_indices, self.weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
+        gain = np.bincount(texts.sequence_indices, self.id_weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
         order = rng.permutation(len(texts))
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
@@ -94,7 +94,7 @@ class EvidenceTable:
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """Returns (m,) whether each of these scrambled ids was looked at in fewer places than `contexts`."""
-        return np.append(self.place_count < self.contexts, False)[self.line[ids]]  # the last one: left alone
+        return np.append(self.place_count < self.contexts, False)[self.line_of_id[ids]]  # the last one: left alone
 
     def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
         """Adds what a model says about some places.
@@ -104,16 +104,16 @@ class EvidenceTable:
             scores: (m, w) log (P(option | context) / P(option)) up to a constant for each place.
             doubt: the probability with which a place says nothing.
         """
-        lines = self.line[ids]
+        lines = self.line_of_id[ids]
         prior = self.prior[lines]
         ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
         contribution = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, MAX_LOG_RATIO)))
-        np.add.at(self.total, lines, np.where(np.isfinite(prior), contribution, 0.0))
+        np.add.at(self.evidence_sums, lines, np.where(np.isfinite(prior), contribution, 0.0))
         np.add.at(self.place_count, lines, 1)
 
     def evidence(self, patience: float) -> Floats:
         """Returns (lines, w) the damped evidence, as log-ratios. `patience` is K in language.py."""
-        return patience / (patience + self.place_count[:, None]) * self.total
+        return patience / (patience + self.place_count[:, None]) * self.evidence_sums
 
     def believable_evidence(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
         """Returns the evidence as far as it can be believed, and rho, the share of ids about which it says nothing.

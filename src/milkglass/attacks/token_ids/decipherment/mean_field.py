@@ -80,16 +80,16 @@ class Message:
     ) -> None:
         other_side = 1 - side
         self.slot, self.neighbour = join.hit_slot[side], join.hit_cell[other_side]
-        self.strength = join.hit_counts / (alpha * public.share[blocks.member[self.neighbour]])
+        self.strength = join.hit_counts / (alpha * public.share[blocks.member_of_cell[self.neighbour]])
         self.cell, self.slot_weight = join.slot_cell[side], join.counts[join.slot_edge[side]]
         self.slot_weight *= weight
-        self.base = public.counts[blocks.member[self.cell]]
+        self.base = public.counts[blocks.member_of_cell[self.cell]]
         self.base += alpha
         np.divide(alpha, self.base, out=self.base)
         self.floor: NDArray[np.float32] | float = 1.0
         if ratios is not None:
-            next_to = blocks.group[join.ends[other_side]][join.slot_edge[side]]
-            self.floor = ratios.at(blocks.member[self.cell], next_to)
+            next_to = blocks.group_of_row[join.ends[other_side]][join.slot_edge[side]]
+            self.floor = ratios.at(blocks.member_of_cell[self.cell], next_to)
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
         """Returns (cells,) the evidence of the neighbours for each reading.
@@ -298,10 +298,8 @@ def settle_all(
         np.unique(known_pairs[:, 1], return_counts=True),
     )
     used_up = known_tokens[known_counts >= alias_count]
-    free_rows, free_columns = (
-        np.setdiff1d(np.flatnonzero(scrambled_counts), known_pairs[:, 0]),
-        np.setdiff1d(tokens, used_up),
-    )
+    free_rows = np.setdiff1d(np.flatnonzero(scrambled_counts), known_pairs[:, 0])
+    free_columns = np.setdiff1d(tokens, used_up)
     by_count = free_rows[np.argsort(-scrambled_counts[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
     fit = FrequencyFit(scrambled_counts, public, free_rows, free_columns, alias_count)

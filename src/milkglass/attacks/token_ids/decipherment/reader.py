@@ -50,13 +50,13 @@ class Spelling:
 
     Attributes:
         rows: the reader's ids for every public id, in two lists: after a space, and joined to what precedes.
-        first: (2, n) the first of the reader's ids in each row of both lists.
+        first_ids: (2, n) the first of the reader's ids in each row of both lists.
         clings, opens: (n,) whether a public id is joined to what precedes it, and to what follows it.
         is_silent: (n,) whether a public id is spelled as nothing.
     """
 
     rows: tuple[list[Ids], list[Ids]]
-    first: Ids
+    first_ids: Ids
     clings: NDArray[np.bool_]
     opens: NDArray[np.bool_]
     is_silent: NDArray[np.bool_]
@@ -123,16 +123,18 @@ class ReadBatch:
     Attributes:
         places: (m,) the places among all tokens of the texts.
         states: (m, d) the state before each place.
-        joined: (m,) whether each place is joined to what precedes it.
+        is_joined: (m,) whether each place is joined to what precedes it.
     """
 
     places: Ids
     states: torch.Tensor
-    joined: NDArray[np.bool_]
+    is_joined: NDArray[np.bool_]
 
     def select(self, is_selected: NDArray[np.bool_]) -> ReadBatch:
         """Returns the places where `is_selected` (m,) is true."""
-        return ReadBatch(self.places[is_selected], self.states[torch.from_numpy(is_selected)], self.joined[is_selected])
+        return ReadBatch(
+            self.places[is_selected], self.states[torch.from_numpy(is_selected)], self.is_joined[is_selected]
+        )
 
 
 class CausalReader:
@@ -229,11 +231,11 @@ class CausalReader:
             options: (m, w) public ids to be judged at each place.
             log_mean: (V,) from `log_mean_probability`.
         """
-        joined = read.joined[:, None] | self.spelling.clings[options]
-        first = self.spelling.first[joined.astype(np.int64), options]
-        self.budget.spend(work.CALL_SECONDS + work.elements(first.size * read.states.shape[1]))
-        logits = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
-        return device.array(logits.double()) - log_mean[first]
+        joined = read.is_joined[:, None] | self.spelling.clings[options]
+        first_ids = self.spelling.first_ids[joined.astype(np.int64), options]
+        self.budget.spend(work.CALL_SECONDS + work.elements(first_ids.size * read.states.shape[1]))
+        logits = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first_ids)])
+        return device.array(logits.double()) - log_mean[first_ids]
 
 
 def why_no_reader(public: Model, name: str) -> str | None:
