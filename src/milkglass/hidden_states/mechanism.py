@@ -97,9 +97,13 @@ class Mechanism(Defence):
 
     @abc.abstractmethod
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Returns what is sent for one text's states (t, d): as many rows, or (1, d) if the method pools.
+        """Returns what is sent for one text's states: as many rows, or (1, d) if the method pools.
 
         Gradients pass through it in training.
+
+        Args:
+            hidden: (t, d) the states that the lower half gave.
+            draws: the noise of this text.
         """
 
     @property
@@ -128,19 +132,39 @@ class Mechanism(Defence):
     def make_auxiliary(
         self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
     ) -> torch.nn.Module:
-        """Returns a module that is trained besides the halves, and discarded."""
+        """Returns a module that is trained besides the halves and then discarded.
+
+        Args:
+            base: the public model.
+            lower: the client's half.
+            encoded: the training texts.
+            root: the source of all draws.
+        """
         return torch.nn.Module()
 
     def loss(
         self, step: TrainingStep, upper: torch.nn.Module, auxiliary: torch.nn.Module, root: NoiseRoot
     ) -> torch.Tensor:
-        """Returns the loss of one step: the task's, and what the method adds."""
+        """Returns the loss of one step: the task's, and what the method adds.
+
+        Args:
+            step: the texts, and what the lower half gave for them.
+            upper: the server's half.
+            auxiliary: what `make_auxiliary` returned.
+            root: the source of all draws.
+        """
         sent, mask = self.disturb(step, root)
         task_loss = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
         return task_loss + self.auxiliary_loss(step, sent, auxiliary)
 
     def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
-        """Returns the loss that the method adds to the task's."""
+        """Returns the loss that the method adds to the task's.
+
+        Args:
+            step: the texts, and what the lower half gave for them.
+            sent: (b, s, d) what is sent instead, padded.
+            auxiliary: what `make_auxiliary` returned.
+        """
         return sent.new_zeros(())
 
     # --- the same for all methods -------------------------------------------------------------------------------------

@@ -62,7 +62,13 @@ class MixedUpper(Upper):
 
 
 def mixture(states: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
-    """Returns (length, d) the mean of parts (t_j, d), cut or zero-padded, each times its key (d,) or (d, d)."""
+    """Returns (length, d) the mean of the texts' states, cut or zero-padded, each times its key.
+
+    Args:
+        states: (t_j, d) the states of each text.
+        keys: a key (d,) or (d, d) for each text.
+        length: how many rows the mixture has.
+    """
     total = states[0].new_zeros(length, states[0].shape[1])
     for text_states, key in zip(states, (matrix.to(total.device) for matrix in keys), strict=True):
         keyed = text_states[:length] * key if key.dim() == 1 else text_states[:length] @ key.T

@@ -59,7 +59,13 @@ class PaddedBatch:
 
 
 def padded_batch(encoded: TokenizedTexts, text_indices: Ids, pad: int) -> PaddedBatch:
-    """Returns these texts, padded to the longest with the id `pad`."""
+    """Returns some texts, padded to the longest.
+
+    Args:
+        encoded: all texts.
+        text_indices: (b,) which of them.
+        pad: the id of the padding.
+    """
     lengths = encoded.ids.lengths[text_indices]
     starts = np.cumsum(encoded.ids.lengths)[text_indices] - lengths
     steps = np.arange(int(lengths.max()))

@@ -55,7 +55,13 @@ def token_accuracies(
 def token_mean(
     values: NDArray[np.float64], truth: Sequences, is_counted: NDArray[np.bool_], rng: np.random.Generator
 ) -> Interval:
-    """Returns the mean of values (total,) over the running tokens that count. Texts are resampled."""
+    """Returns the mean of values over the running tokens that count. Texts are resampled.
+
+    Args:
+        values: (total,) one for each running token.
+        truth: the texts.
+        is_counted: (total,) which tokens count.
+    """
     weights = np.bincount(truth.sequence_indices, weights=is_counted, minlength=len(truth)).astype(np.float64)
     sums = np.bincount(truth.sequence_indices, values * is_counted, len(truth)).astype(np.float64)
     nonzero = np.flatnonzero(weights)
@@ -109,6 +115,10 @@ def bag_scores(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generato
     """Returns micro-averaged precision, recall and F1 of each text's set of tokens.
 
     Raises ValueError if there is not one set for each text.
+
+    Args:
+        guess: one set of ids for each text.
+        truth: the texts.
     """
     if len(guess) != len(truth):
         raise ValueError(f"{len(guess)} bags for {len(truth)} texts")
@@ -138,6 +148,12 @@ def whole_text_scores(
     of its guesses has: what is known of the batch without knowing which text a token is from.
 
     Raises ValueError if there is not one guess for each text, or the batch sizes do not add up to the texts.
+
+    Args:
+        guess: as many texts for each batch as it has.
+        truth: the texts.
+        batch_sizes: how many texts each batch has.
+        decode: writes ids as text.
     """
     if len(guess) != len(truth) or int(batch_sizes.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batch_sizes.sum())}")

@@ -53,7 +53,14 @@ class WordGroups:
     def from_cache(
         cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
     ) -> tuple[WordGroups, bool]:
-        """Returns the groups of a table's words, taken in the table's order, and whether they were in the cache."""
+        """Returns the groups of a table's words, taken in the table's order, and whether they were in the cache.
+
+        Args:
+            vectors: (n, d) one for each word.
+            k: the size of a group.
+            metric: which words are near.
+            folder: where the cache is; None for the user's.
+        """
         cache = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
         order = np.arange(len(vectors))
@@ -68,7 +75,14 @@ class WordGroups:
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> WordGroups:
-        """Groups words: the first free one in `order` with the k - 1 free words nearest to it, and so on."""
+        """Groups words: the first free one in `order` with the k - 1 free words nearest to it, and so on.
+
+        Args:
+            vectors: (n, d) one for each word.
+            order: (n,) the words in the order in which they begin groups.
+            k: the size of a group; the last may be smaller.
+            metric: which words are near.
+        """
         rows_by_group = group_rows(vectors, order, k, metric, progress)
         width = max(len(row) for row in rows_by_group)
         group, members = np.empty(len(vectors), np.int64), np.full((len(rows_by_group), width), -1, np.int64)

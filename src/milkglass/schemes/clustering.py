@@ -166,6 +166,11 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
 
     Without this bound the mean of a grown cluster attracts every outlier, since these all become similar to their
     common mean. Only if nothing fits below 2k does the nearest cluster grow further.
+
+    Args:
+        table: (n, d) the embeddings.
+        clusters: arrays of rows of the table.
+        k: the least size.
     """
     merged = list(clusters)
     means = _mean_directions(table, clusters)
@@ -215,6 +220,12 @@ def weight_synth(
     The noise is drawn cluster by cluster, s * s numbers each, independently of the order of the work: clusters of one
     size are computed together. Noisy scores are rounded to SCORE_STEP. No guarantee rests on this noise: see (4) in
     `paper.deviations`.
+
+    Args:
+        table: (n, d) the embeddings.
+        clusters: arrays of rows of the table.
+        epsilon: the privacy parameter of the scores.
+        noise: draws so many Laplace numbers.
     """
     sizes = np.array([len(cluster) for cluster in clusters], np.int64)
     ends = np.cumsum(sizes**2)

@@ -103,7 +103,13 @@ class Scheme(abc.ABC):
         return False
 
     def fit(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
-        """Returns the scheme with what it finds in the client's rows. Raises UsageError if it reads none."""
+        """Returns the scheme with what it finds in the client's rows. Raises UsageError if it reads none.
+
+        Args:
+            evidence: what is known of the client's rows.
+            draws: gives a stream of the key for each label.
+            progress: is told how far the work is.
+        """
         raise UsageError(f"{self.name} reads no rows", "leave them out")
 
     def require_tokens(self, token_count: int, special_count: int) -> None:  # noqa: B027 - most schemes take any number
@@ -133,7 +139,12 @@ class Scheme(abc.ABC):
         """
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
-        """Returns the clusters of the tokens that take part. Raises UsageError if the scheme has none."""
+        """Returns the clusters of the tokens that take part. Raises UsageError if the scheme has none.
+
+        Args:
+            table, order, special: see `row_map`.
+            progress: is told how far the work is.
+        """
         raise UsageError(f"{self.name} has no clusters", "use obfuslm")
 
     def document(self) -> dict[str, Any]:

@@ -116,7 +116,13 @@ class BigramModel:
 
 
 def posteriors(ids: Ids, channel: Channel, neighbours: BigramModel) -> list[tuple[Ids, Floats]]:
-    """Returns the candidates of each place of one text, which has tokens, and their probabilities: forward-backward."""
+    """Returns the candidates of each place of one text and their probabilities, by the forward-backward algorithm.
+
+    Args:
+        ids: (t,) the tokens that were sent, at least one.
+        channel: the likelihoods of their originals.
+        neighbours: how often one original follows another.
+    """
     candidates = [channel.originals[token][channel.originals[token] != NO_BELIEF] for token in ids.tolist()]
     likelihoods = [
         channel.likelihood[token][: len(originals)] for token, originals in zip(ids.tolist(), candidates, strict=True)
@@ -133,9 +139,14 @@ def posteriors(ids: Ids, channel: Channel, neighbours: BigramModel) -> list[tupl
 
 
 def write_guesses(tokens: Sequences, channel: Channel, neighbours: BigramModel, guess: Ids, budget: Budget) -> Ids:
-    """Writes the likeliest candidates of each place into `guess` (tokens, k), for as many texts as time allows.
+    """Writes the likeliest candidates of each place into `guess`, for as many texts as time allows.
 
     Returns `guess`.
+
+    Args:
+        tokens: the texts that were sent.
+        channel, neighbours: see `posteriors`.
+        guess: (total, k) public ids, which is written.
     """
     text_start = 0
     for index, text in enumerate(tokens):

@@ -170,7 +170,13 @@ class SDA(Attack):
 
     @torch.inference_mode()
     def search(self, scorer: Scorer, candidate_ids: Ids, log_prior: NDArray[np.float64], budget: Budget) -> Ids:
-        """Returns (t,) the best reading of one sentence, by the candidates (t, K_A) and their log-probabilities."""
+        """Returns (t,) the best reading of one sentence, by beam search.
+
+        Args:
+            scorer: tells real sentences from replaced ones.
+            candidate_ids: (t, K_A) the candidates of each place.
+            log_prior: (t, K_A) their log-probabilities.
+        """
         beams, beam_priors = np.empty((1, 0), np.int64), np.zeros(1)
         for options, option_priors in zip(candidate_ids, log_prior, strict=True):
             if (options == options[0]).all():  # known by its place

@@ -154,13 +154,25 @@ def cheapest_symbols(points: Floats, centres: Floats, price: NDArray[np.float64]
 
 
 def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    """Returns (m,) the prices of the next round, from the symbols' masses (m,)."""
+    """Returns (m,) the prices of the next round.
+
+    Args:
+        price: (m,) the prices of this round.
+        mass: (m,) how much each symbol has.
+        factor: P of the module.
+    """
     load = mass / mass.sum()
     return PRICE_MOMENTUM * price + (1 - PRICE_MOMENTUM) * factor * np.log(load * len(load) + LOAD_FLOOR)
 
 
 def sum_by_symbol(rows: Floats, symbol_of_row: Ids, symbol_count: int) -> Floats:
-    """Returns (m, f) the sum of the rows of each symbol."""
+    """Returns (m, f) the sum of the rows of each symbol.
+
+    Args:
+        rows: (c, f) one for each token.
+        symbol_of_row: (c,) its symbol.
+        symbol_count: m.
+    """
     summed = np.zeros((symbol_count, rows.shape[1]), np.float32)
     np.add.at(summed, symbol_of_row, rows)
     return summed
@@ -194,7 +206,13 @@ def label_scores(labelled: TaskTexts, token_count: int) -> tuple[NDArray[np.floa
 
 
 def with_neighbours(scores: NDArray[np.float64], trust: NDArray[np.float64], unit_vectors: Floats) -> Floats:
-    """Returns (n, f) the scores, in which rare tokens have those of their neighbours by unit vectors (n, d)."""
+    """Returns (n, f) the scores, in which rare tokens have those of their neighbours.
+
+    Args:
+        scores: (n, f) the scores times trust.
+        trust: (n,) the trust; 0 for tokens that have no score.
+        unit_vectors: (n, d) what tokens are compared by.
+    """
     scored, filled = np.flatnonzero(trust > 0), scores.copy()
     rare = np.flatnonzero(trust <= SEEN_TRUST)
     if not len(scored):

@@ -90,7 +90,12 @@ class GRAB(OptimisationAttack):
     def descend(
         self, problem: Problem, start: torch.Tensor, tokens_met: Counter[int], budget: Budget
     ) -> tuple[torch.Tensor, Counter[int]]:
-        """Returns the best embeddings, and how often each token was nearest at a free place, added to `tokens_met`."""
+        """Returns the best embeddings, and `tokens_met` with how often each token was nearest at a free place.
+
+        Args:
+            start: (b, t, d) the embeddings to begin from.
+            tokens_met: how often each token was nearest in earlier rounds; it is not changed.
+        """
         counts = tokens_met.copy()
 
         def count_tokens(descent: Descent) -> None:
@@ -102,7 +107,12 @@ class GRAB(OptimisationAttack):
         return embeddings, counts
 
     def search(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
-        """Returns (b, t) the best of the beam after all sweeps, or when the time is over."""
+        """Returns (b, t) the best of the beam after all sweeps, or when the time is over.
+
+        Args:
+            ids: (b, t) the texts to begin from.
+            pool: the tokens that are tried at each place.
+        """
         distances_by_text = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
         beam = [ids]
         for _ in range(self.sweeps):
@@ -123,7 +133,14 @@ class GRAB(OptimisationAttack):
         distances_by_text: dict[bytes, float],
         budget: Budget,
     ) -> list[Ids]:
-        """Returns the beam after trying other tokens at one place, best first."""
+        """Returns the beam after trying other tokens at one place, best first.
+
+        Args:
+            beam: the texts (b, t) to change.
+            row_and_place: which place of which text.
+            pool: the tokens that are tried there.
+            distances_by_text: the distances known so far, by the texts' bytes; new ones are added.
+        """
         candidates = {text.tobytes(): text for text in beam}
         for text in beam:
             for neighbour in neighbours(text, row_and_place, problem.free_places(row_and_place[0]), pool):
@@ -139,10 +156,16 @@ class GRAB(OptimisationAttack):
 
 
 def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool: list[int]) -> Iterator[Ids]:
-    """Yields the texts (b, t) with another token at that place.
+    """Yields the texts (b, t) with another token at one place.
 
     The token comes from the pool, or from another place of the same text: then the two are exchanged, or it is moved
     here.
+
+    Args:
+        text: (b, t) the texts of a batch.
+        row_and_place: which place of which of them.
+        free_places: the places of this text that are guessed.
+        pool: the tokens that are tried.
     """
     row, place = row_and_place
     for token in pool:

@@ -178,7 +178,12 @@ class LAMP(OptimisationAttack):
         return problem.texts(problem.nearest(embeddings))
 
     def reorder_texts(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
-        """Puts each text into the order with the least cost: its own, or one that was proposed."""
+        """Puts each text of a guess into the order with the least cost: its own, or one that was proposed.
+
+        Args:
+            descent: the descent whose guess is reordered.
+            prior: what an order costs as language, or None if the distance decides alone.
+        """
         problem = descent.problem
         for row, length in enumerate(problem.lengths):
             free_places, token_ids = problem.free_places(row), problem.nearest(descent.x)[row]

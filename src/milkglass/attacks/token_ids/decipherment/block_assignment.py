@@ -72,7 +72,12 @@ class BlockAssignment:
         return shifted - np.log(self.per_row(np.exp(shifted)))[self.row_of_cell]
 
     def balance(self, scores: Floats, temperature: float) -> Floats:
-        """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity."""
+        """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity.
+
+        Args:
+            scores: (cells,) the log-likelihoods.
+            temperature: what they are divided by.
+        """
         if not len(scores):
             return scores
         belief = np.exp(self.log_softmax(scores / temperature))
@@ -182,7 +187,13 @@ class Profiles:
     def ratios(
         self, table: torch.Tensor, blocks: BlockAssignment, public: PublicBigrams
     ) -> dict[tuple[int, int], Ratios]:
-        """Returns the ratios by distance and side (0: what follows, 1: what precedes)."""
+        """Returns the ratios by distance and side (0: what follows, 1: what precedes).
+
+        Args:
+            table: (n, d) the public embeddings.
+            blocks: the groups of candidates.
+            public: the bigrams of the public text.
+        """
         unit = torch.nn.functional.normalize(table.float(), dim=1).numpy().astype(np.float64)
         classes = self._classes(unit, blocks, public)
         ratios = {}

@@ -341,7 +341,13 @@ class _SweepContext:
     def evidence_parts(
         self, scrambled_bigrams: dict[int, Bigrams], rows: Ids, columns: Ids, known_pairs: Ids
     ) -> list[_BigramEvidence]:
-        """Returns the evidence of the bigrams of these ids and tokens: one part for each distance and direction."""
+        """Returns the evidence of the bigrams of some ids and tokens: one part for each distance and direction.
+
+        Args:
+            scrambled_bigrams: the bigrams of the scrambled text, by distance.
+            rows, columns: (K,) scrambled ids and (C,) tokens.
+            known_pairs: (p, 2) scrambled ids whose token is known, and the token.
+        """
         all_rows, all_columns = np.concatenate([rows, known_pairs[:, 0]]), np.concatenate([columns, known_pairs[:, 1]])
         scale = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
         evidence_parts = []
@@ -356,7 +362,13 @@ class _SweepContext:
         return evidence_parts
 
     def extend(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
-        """Returns the beliefs of more rows and columns, those of `previous` unchanged."""
+        """Returns the beliefs of more rows and columns, those of `previous` unchanged.
+
+        Args:
+            previous: the beliefs so far, if there are any; their rows and columns come first.
+            rows, columns: (K,) scrambled ids and (C,) tokens of the new beliefs.
+            share: which share of all sweeps is done.
+        """
         belief = self.balance(self.prior(rows, columns, share), self.growth.temperature[0])
         if previous is not None:  # ids are taken in by rank, so the old ones come first
             belief[: len(previous.rows)] = 0
@@ -364,7 +376,13 @@ class _SweepContext:
         return MeanFieldState(rows, columns, belief)
 
     def sweep(self, state: MeanFieldState, evidence_parts: list[_BigramEvidence], share: float) -> MeanFieldState:
-        """Returns the beliefs after every id weighed its neighbours once."""
+        """Returns the beliefs after every id weighed its neighbours once.
+
+        Args:
+            state: the beliefs so far.
+            evidence_parts: what `evidence_parts` returned for these ids and tokens.
+            share: which share of all sweeps is done.
+        """
         growth, (row_count, column_count) = self.growth, state.belief.shape
         known_count = evidence_parts[0].edges.shape[1] - row_count
         belief = np.zeros((row_count + known_count, column_count + known_count), np.float32)
@@ -390,7 +408,12 @@ class _SweepContext:
         return work.elements(sparse_count / 8 + dense_count)
 
     def prior(self, rows: Ids, columns: Ids, share: float) -> SoftAssignment:
-        """Returns (K, C) the log-likelihoods of these ids by frequency, after this share of the sweeps."""
+        """Returns (K, C) the log-likelihoods of ids by frequency.
+
+        Args:
+            rows, columns: (K,) scrambled ids and (C,) tokens.
+            share: which share of all sweeps is done.
+        """
         tau = interpolate(self.growth.tau, share)
         return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
 
