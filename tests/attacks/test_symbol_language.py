@@ -174,7 +174,7 @@ def test_a_wide_beam_finds_the_best_of_all_readings(llama: LlamaForCausalLM) -> 
     for text in range(2):
         reading, total = exhaustive(llama, options[text], common)
         assert np.array_equal(beam.best_readings()[text], reading)
-        assert beam.total[text].max() == pytest.approx(total, abs=1e-3)
+        assert beam.reading_scores[text].max() == pytest.approx(total, abs=1e-3)
 
 
 def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: LlamaForCausalLM) -> None:
@@ -195,7 +195,7 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
     reading = Sequences(beam.best_readings()[0], np.array([6]))
     read = list(reader.read_texts(reading, np.array([0])))
     again = sum(gains_of(reader, one, reading.ids[one.places][:, None], common).sum() for one in read)
-    assert beam.total.max() == pytest.approx(again, abs=1e-3)
+    assert beam.reading_scores.max() == pytest.approx(again, abs=1e-3)
 
 
 def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) -> None:
@@ -205,7 +205,7 @@ def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) 
     beam = BeamSearch(reader, 1, 2)
     for place in range(150):
         beam.grow(options[:, place], np.zeros((1, 2)), 1.0, np.zeros(N))
-    assert np.isfinite(beam.total).all()
+    assert np.isfinite(beam.reading_scores).all()
     assert (beam.best_readings()[0][:, None] == options[0]).any(1).all()
 
 

@@ -59,7 +59,7 @@ class WordGroups:
             vectors: (n, d) one for each word.
             k: the size of a group.
             metric: which words are near.
-            folder: where the cache is; None for the user's.
+            folder: where the groups are cached, in place of Milkglass's cache.
         """
         cache = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
@@ -80,7 +80,7 @@ class WordGroups:
         Args:
             vectors: (n, d) one for each word.
             order: (n,) the words in the order in which they begin groups.
-            k: the size of a group; the last may be smaller.
+            k: the size of a group; fewer than k words that remain at the end join the last group.
             metric: which words are near.
         """
         rows_by_group = group_rows(vectors, order, k, metric, progress)

@@ -19,7 +19,7 @@ solution, and sparsity proves the solution right.
    tokens, it must have r times as many rows.
 
 **Noise.** Tables in bf16 or fp16, and fine-tuned tables, satisfy the equations approximately. The error is measured on
-a sample of rows (`measure_noise`), and every tolerance derives from it. Under noise the first tokens of a cluster
+a sample of rows (`measure_error`), and every tolerance derives from it. Under noise the first tokens of a cluster
 are a first guess. The mean of the rows that they explain best has less noise, so the tokens are found again from it,
 repeatedly.
 
@@ -84,7 +84,7 @@ class ClusterSearch:
         is_free: (n',) whether each row belongs to no cluster yet.
         free_equals: a list for each token. The first of several tokens with equal rows lists those that are free; the
             lists of the others are empty.
-        noise: the relative error of the equations (`measure_noise`).
+        relative_error: the median residual of least squares, relative to a row's norm (`measure_error`).
         projected_rows, projected_tokens: (n', s) and (n, s) `unit_rows` and `unit_tokens`, projected to s = `sketch`
             dimensions; under much noise they are not projected.
         pool_rows, pool_tokens: the rows and tokens that were free at the last `_refresh_pools`.
@@ -104,7 +104,7 @@ class ClusterSearch:
         self.alias_count, self.rng = alias_count, rng
         self.unit_rows, self.unit_tokens = sparse.unit_rows(scrambled), sparse.unit_rows(public)
         self.is_free, self.free_equals = np.ones(len(scrambled), np.bool_), [np.empty(0, np.int64)] * len(public)
-        self.noise, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
+        self.relative_error, self.clusters = EXACT_MISFIT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
     def take_out_equal_rows(self) -> None:
         """Records a cluster of each row that equals a public row, and fills `free_equals`."""
@@ -121,7 +121,7 @@ class ClusterSearch:
     @property
     def is_exact(self) -> bool:
         """Returns whether the equations hold up to the rounding of fp32."""
-        return self.noise <= 10 * EXACT_MISFIT
+        return self.relative_error <= 10 * EXACT_MISFIT
 
     @property
     def free_tokens(self) -> Ids:
@@ -129,8 +129,8 @@ class ClusterSearch:
         return np.flatnonzero(np.array([len(equals) > 0 for equals in self.free_equals]))
 
     # --- how good the equations are
-    def measure_noise(self) -> None:
-        """Measures `noise`, the median residual of least squares relative to a row's norm; chooses the projection."""
+    def measure_error(self) -> None:
+        """Sets `relative_error`, and projects the rows if it is small enough."""
         self._project(self.unit_rows.shape[1])
         self._refresh_pools()
         if not self.is_free.any():
@@ -145,8 +145,8 @@ class ClusterSearch:
                     sparse.misfits(self.unit_rows[seed][None], self.unit_tokens[torch.from_numpy(tokens)])[0]
                 )
                 misfits.append(residual / max(1e-3, 1 - share) ** 0.5)
-        self.noise = max(EXACT_MISFIT, float(np.median(misfits)))
-        if self.noise < MAX_SKETCH_NOISE:
+        self.relative_error = max(EXACT_MISFIT, float(np.median(misfits)))
+        if self.relative_error < MAX_SKETCH_NOISE:
             self._project(self.settings.sketch)
 
     def _project(self, size: int) -> None:
@@ -165,7 +165,7 @@ class ClusterSearch:
     # --- the search
     def stages(self) -> Iterator[tuple[int, float]]:
         """Yields the arguments of each `sweep`, its width and its margin; nothing if the table is not a mixture."""
-        if self.noise > MAX_MEDIAN_MISFIT:
+        if self.relative_error > MAX_MEDIAN_MISFIT:
             return
         margins = self.settings.margins[:1] if self.is_exact else self.settings.margins
         widths = list(dict.fromkeys(self._possible_width(width) for width in self.settings.widths))
@@ -222,7 +222,7 @@ class ClusterSearch:
         """
         rows, tokens = self.pool_rows, self.pool_tokens
         row_count, width = min(self.alias_count * width, len(rows.ids)), min(width, len(rows.ids))
-        extra_count = 16 if self.noise < MAX_SKETCH_NOISE else 96
+        extra_count = 16 if self.relative_error < MAX_SKETCH_NOISE else 96
         cosines = self.projected_rows[torch.from_numpy(seeds)] @ rows.projected.T
         nearest_rows = cosines.topk(row_count, dim=1).indices
         shares = sparse.explained_shares(tokens.projected, rows.projected[nearest_rows[:, :width]])
@@ -233,7 +233,7 @@ class ClusterSearch:
         """Solves the clusters of these seeds. Returns how many were solved."""
         nearest_rows, candidates = self._shortlist(seeds, width)
         is_member, _ = sparse.eliminate(
-            self.unit_tokens[torch.from_numpy(candidates)], self.unit_rows[torch.from_numpy(seeds)], self.noise
+            self.unit_tokens[torch.from_numpy(candidates)], self.unit_rows[torch.from_numpy(seeds)], self.relative_error
         )
         solved_count = 0
         for index, seed in enumerate(seeds):
@@ -269,7 +269,7 @@ class ClusterSearch:
     def _are_explained(self, rows: Ids, tokens: Ids) -> bool:
         """Returns whether all of these rows lie in the span of the tokens, up to noise."""
         misfits = sparse.misfits(self.unit_rows[torch.from_numpy(rows)], self.unit_tokens[torch.from_numpy(tokens)])
-        return bool((misfits <= (10 if self.is_exact else 2) * self.noise).all())
+        return bool((misfits <= (10 if self.is_exact else 2) * self.relative_error).all())
 
     def _explained_rows(self, tokens: Ids) -> Ids:
         """Returns the free rows that these tokens explain best, a few more than needed."""
@@ -288,12 +288,14 @@ class ClusterSearch:
             self.unit_rows[torch.from_numpy(candidates)], self.unit_tokens[torch.from_numpy(tokens)]
         ).numpy()
         order = np.argsort(misfits, kind="stable")
-        misfits = np.append(np.maximum(misfits[order], self.noise), 1.0)
+        misfits = np.append(np.maximum(misfits[order], self.relative_error), 1.0)
         best_count, best_ratio = self.alias_count * len(tokens), 0.0
         max_count = min(self.alias_count * sum(len(self.free_equals[token]) for token in tokens), len(order))
         for count in range(self.alias_count * len(tokens), max_count + 1, self.alias_count):
             ratio = float(misfits[count] / misfits[count - 1])
-            if ratio > best_ratio and (misfits[count - 1] <= 10 * self.noise or self.noise > MAX_SKETCH_NOISE):
+            if ratio > best_ratio and (
+                misfits[count - 1] <= 10 * self.relative_error or self.relative_error > MAX_SKETCH_NOISE
+            ):
                 best_count, best_ratio = count, ratio
         return candidates[order[:best_count]], best_ratio
 
@@ -310,7 +312,7 @@ class ClusterSearch:
             pool = np.concatenate([pool, self.pool_tokens.ids[added.numpy()]])
         pool = self._free_among(np.unique(pool))
         mean = sparse.unit_rows(self.unit_rows[torch.from_numpy(rows)].mean(0))
-        noise_of_mean = self.noise / len(rows) ** 0.5
+        noise_of_mean = self.relative_error / len(rows) ** 0.5
         is_member, _ = sparse.eliminate(self.unit_tokens[torch.from_numpy(pool)][None], mean[None], noise_of_mean)
         return pool[is_member[0].numpy()]
 
@@ -323,7 +325,7 @@ class ClusterSearch:
         solved = torch.linalg.lstsq(basis.T, self.scrambled[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.is_exact and solved.min() < -1e-3:
             return False
-        errors = sparse.weight_thresholds(basis, self.scrambled[torch.from_numpy(rows)], self.noise)
+        errors = sparse.weight_thresholds(basis, self.scrambled[torch.from_numpy(rows)], self.relative_error)
         for row_indices, token_indices in sparse.connected_parts(solved > errors):
             self.is_free[rows[row_indices]] = False
             block = solved[np.ix_(row_indices, token_indices)]
@@ -383,7 +385,7 @@ class ClusterSolve(Solver):
         features = _features(transcript.model, required(knowledge.public_model), self.head)
         search = ClusterSearch(*features, self, knowledge.alias_count, rng)
         search.take_out_equal_rows()
-        search.measure_noise()
+        search.measure_error()
         budget.spend(work.elements(5.0 * (search.scrambled.numel() + search.public.numel())))
         for width, margin in search.stages():
             search.sweep(width, margin, budget)

@@ -61,7 +61,7 @@ class BeamSearch:
     Each text has w readings, which grow by one token at a time from left to right. A text that is over gets NO_BELIEF.
     A reading's score is a sum over its places,
 
-        total  =  sum of  score(place, b) + u log (P(first(b) | what precedes) / P(first(b)))
+        sum of  score(place, b) + u log (P(first(b) | what precedes) / P(first(b)))
 
     with P the reader's, first(b) the first of its ids that spell b, and `score` what else is known of the place. The w
     best readings of each text go on. Tokens are spelled by rows of the reader's ids of different lengths, so that rows
@@ -70,7 +70,7 @@ class BeamSearch:
 
     Attributes:
         tokens: (b, w, i) public ids so far.
-        total: (b, w) the scores; -inf for a reading that does not exist.
+        reading_scores: (b, w) the scores; -inf for a reading that does not exist.
         states: (b w, d) the reader's state after each row.
         is_joined: (b w,) whether what follows each row is joined to it.
     """
@@ -79,8 +79,8 @@ class BeamSearch:
         """Starts with one empty reading for each of b = `text_count` texts, out of w = `width`."""
         self.reader, self.width = reader, width
         self.tokens = np.empty((text_count, width, 0), np.int64)
-        self.total = np.full((text_count, width), -np.inf)
-        self.total[:, 0] = 0
+        self.reading_scores = np.full((text_count, width), -np.inf)
+        self.reading_scores[:, 0] = 0
         self.max_length = min(
             WINDOW_TOKENS, int(getattr(reader.model.config, "max_position_embeddings", WINDOW_TOKENS))
         )
@@ -98,9 +98,9 @@ class BeamSearch:
         gains = gains_of(self.reader, read, options_of_readings, log_mean_probability).reshape(
             text_count, self.width, k
         )
-        total = (self.total[:, :, None] + scores[:, None] + weight * gains).reshape(text_count, -1)
-        best = np.argsort(-total, axis=1, kind="stable")[:, : self.width]
-        self.total, parent = np.take_along_axis(total, best, 1), best // k
+        extended_scores = (self.reading_scores[:, :, None] + scores[:, None] + weight * gains).reshape(text_count, -1)
+        best = np.argsort(-extended_scores, axis=1, kind="stable")[:, : self.width]
+        self.reading_scores, parent = np.take_along_axis(extended_scores, best, 1), best // k
         newest_tokens = np.take_along_axis(options, best % k, 1)
         parent_tokens = np.take_along_axis(self.tokens, parent[:, :, None], 1)
         self.tokens = np.concatenate([parent_tokens, newest_tokens[:, :, None]], axis=2)
@@ -109,7 +109,7 @@ class BeamSearch:
 
     def best_readings(self) -> Ids:
         """Returns (b, i) each text's best reading."""
-        return self.tokens[np.arange(len(self.tokens)), self.total.argmax(1)]
+        return self.tokens[np.arange(len(self.tokens)), self.reading_scores.argmax(1)]
 
     def _begin_again(self) -> None:
         """Empties the model's cache, its mask and the lengths of its rows."""

@@ -230,10 +230,10 @@ class _Group:
         self.original_states = network.hidden_states(torch.from_numpy(originals))
         self.length = self.original_states.shape[2]
         all_rows, no_limits = np.arange(len(sentences)), np.full(len(sentences), math.inf)
-        self.noise: NDArray[np.float64] | None = None
+        self.bf16_noise: NDArray[np.float64] | None = None
         if network.screens_in_bf16:
             with torch.autocast("cpu", torch.bfloat16):
-                self.noise = self._measure_rows(originals, all_rows, None, all_rows, no_limits)
+                self.bf16_noise = self._measure_rows(originals, all_rows, None, all_rows, no_limits)
 
     def run(self, settings: SelectionSettings) -> None:
         """Sweeps until each sentence has converged, or as often as allowed."""
@@ -285,8 +285,10 @@ class _Group:
         ids = np.stack([c.ids for _, c in rows])[:, place if prefix_of_rows else 0 :]
         measure = partial(self._measure_rows, ids, sentence_indices, prefix_of_rows)
         measured_rows, losses = np.arange(len(rows)), np.full(len(rows), math.inf)
-        if self.noise is not None and len(rows) > len({*sentence_indices.tolist()}):
-            measured_rows = self._rows_worth_measuring(sentence_indices, limits, self.noise[sentence_indices], measure)
+        if self.bf16_noise is not None and len(rows) > len({*sentence_indices.tolist()}):
+            measured_rows = self._rows_worth_measuring(
+                sentence_indices, limits, self.bf16_noise[sentence_indices], measure
+            )
         losses[measured_rows] = measure(measured_rows, limits[measured_rows])
         for (_, c), loss in zip(rows, losses.tolist(), strict=True):
             c.loss = loss

@@ -75,7 +75,7 @@ class BlockAssignment:
         """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity.
 
         Args:
-            scores: (cells,) the log-likelihoods.
+            scores: (cells,) the log-likelihood of each reading, and the evidence for it.
             temperature: what they are divided by.
         """
         if not len(scores):
