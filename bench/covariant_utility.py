@@ -26,7 +26,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.experiments.kinds.generation import MEASURES, InstructionFile, greedy_ids
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import Interval
-from milkglass.rows.sets.catalogue import describe
+from milkglass.rows.sets.catalogue import dataset_named
 
 IFEVAL_TOKENS, SUMMARY_TOKENS = 192, 64  # new ones, at most, of an answer
 
@@ -56,8 +56,8 @@ class Questions:
 
 def summaries(file: Path, rows: int) -> list[tuple[str, str]]:
     """Of the first rows the request, with the instruction of milkglass/rows/sets before the dialogue, and a summary."""
-    layout = describe("dialogsum").splits["test"][0]
-    found = [layout.build(place, row) for place, row in islice(layout.rows(file), rows)]
+    layout = dataset_named("dialogsum").splits["test"][0]
+    found = [layout.build(place, row) for place, row in islice(layout.read_rows(file), rows)]
     return [(one.messages[0]["content"], one.messages[1]["content"]) for one in found if one is not None]
 
 

@@ -13,7 +13,7 @@ import pytest
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.compare.rows import ComparisonRows
-from milkglass.rows.blocks import require_rows, shape_of
+from milkglass.rows.blocks import require_rows, row_format_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, summarise
 from tests.cli.kit import SECRET, Owner, call, refused
@@ -85,16 +85,16 @@ def test_rows_with_labels_are_read_by_all(
     rows = clean(tmp_path, name, write, options)
     none = ColumnOptions()
     of_training: Summary = none.read_training(rows)[1]
-    assert (of_training.rows, of_training.has_pairs, of_training.counts) == (100, paired, (50, 50))
+    assert (of_training.row_count, of_training.has_pairs, of_training.label_counts) == (100, paired, (50, 50))
     own = ComparisonRows.read(DataFile(rows), None, seed=0)
     assert len(own.train.texts) + len(own.held_out.texts) == 100 and (own.train.pairs is not None) is paired
-    assert summarise(none.read_texts(rows)).rows == 100
+    assert summarise(none.read_texts(rows)).row_count == 100
     asked = texts_to_classify(None, rows, none)
     assert len(asked) == 100 and (asked[7].pair is not None) is paired
     assert (asked[7].pair if paired else asked[7].text) == TEXTS[7]
-    shape = shape_of(rows)
+    shape = row_format_of(rows)
     require_rows(rows, shape)
-    assert {"text"} | ({"text_pair"} if paired else set()) <= shape.texts
+    assert {"text"} | ({"text_pair"} if paired else set()) <= shape.text_fields
     for more in (("--out", tmp_path / "rows.parquet"), ("--out", tmp_path / "ids.jsonl")):
         encoded = call("encode", "--in", rows, "--key", encoder.path, *more)
         assert encoded.exit_code == 0, encoded.stderr
@@ -105,8 +105,8 @@ def test_conversations_are_read_by_all_that_take_them(name: str, write: Write, t
     rows = clean(tmp_path, name, write, ())
     none = ColumnOptions()
     assert none.read_training(rows)[1].task == "causal-lm"
-    assert summarise(none.read_texts(rows)).rows == 100
-    require_rows(rows, shape_of(rows))
+    assert summarise(none.read_texts(rows)).row_count == 100
+    require_rows(rows, row_format_of(rows))
     done = call("encode", "--in", rows, "--key", decoder.path, "--out", tmp_path / "rows.parquet")
     assert done.exit_code == 0, done.stderr
 

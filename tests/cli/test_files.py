@@ -221,6 +221,6 @@ def test_the_option_is_where_rows_are_read() -> None:
 
 def test_a_rare_class_is_shown_among_many() -> None:
     labels = tuple(f"topic {n}" for n in range(20))
-    found = Summary("labelled", 211, False, (*labels, "null"), counts=(*range(20, 40), 1))
+    found = Summary("labelled", 211, False, (*labels, "null"), label_counts=(*range(20, 40), 1))
     words = classes_text(found)
     assert words.startswith("21 classes: topic 19 39, ") and words.endswith("null 1") and "and 12 more" in words

@@ -36,7 +36,7 @@ def test_scores_cross_standardised_and_the_scale_stays(stub: Stub, encoder: Owne
     assert asked["hyperparameters"] == {"max_length": 130, "task": "regression", **ours}
     scores = rows_of(stub.content[asked["training_file"]])["scores"]
     scale = Scale.of(SCORES)
-    assert scores == pytest.approx([scale.sent(one) for one in SCORES])
+    assert scores == pytest.approx([scale.standardise(one) for one in SCORES])
     assert encoder.about["scale"] == scale.document()
     assert encoder.about["scales"] == {"ftjob-77aa": scale.document()}
     assert encoder.about.get("labels") is None
@@ -61,7 +61,7 @@ def test_a_second_fine_tune_keeps_the_scale(stub: Stub, encoder: Owner, tmp_path
     document(call("finetune", "mine", alike, *run))
     assert encoder.about["scale"] == first
     scores = rows_of(stub.content[asked["training_file"]])["scores"]
-    assert scores == pytest.approx([Scale(*first).sent(one) for one in (1, 4)])
+    assert scores == pytest.approx([Scale(*first).standardise(one) for one in (1, 4)])
     document(call("finetune", "mine", other, *run))
     assert encoder.about["scale"] == Scale.of([1, 400]).document()
     encoder.reset()
@@ -70,14 +70,14 @@ def test_a_second_fine_tune_keeps_the_scale(stub: Stub, encoder: Owner, tmp_path
 def test_classify_says_the_score(stub: Stub, encoder: Owner) -> None:
     scale = Scale.of(SCORES)
     knows(encoder, scale=scale.document(), scales={"ftjob-77aa": scale.document()})
-    data = [{"index": 0, "score": scale.sent(3.25), "num_classes": 1}]
+    data = [{"index": 0, "score": scale.standardise(3.25), "num_classes": 1}]
     stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": data})
     has_model_of(stub, encoder)
     run = ("the nurse", "--key", encoder.path)
     assert call("classify", "ft-77aa", *run).stdout == "3.25\n"
     assert document(call("classify", "ft-77aa", *run, "--json"))["results"] == [{"score": pytest.approx(3.25)}]
     unknown = call("classify", "ft-other", *run)
-    assert float(unknown.stdout) == pytest.approx(scale.sent(3.25), abs=1e-3)
+    assert float(unknown.stdout) == pytest.approx(scale.standardise(3.25), abs=1e-3)
     assert "has no scale for ft-other" in unknown.stderr
     for choice in ("newest", "ftjob-77aa"):
         assert call("classify", "ft-other", *run, "--labels-of", choice).stdout == "3.25\n"

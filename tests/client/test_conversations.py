@@ -300,7 +300,7 @@ def test_an_empty_content_can_be_left_out(place: int, tmp_path: Path) -> None:
     with pytest.raises(EmptyText, match=f"line 1 of a.jsonl has an empty content in message {place + 1}") as caught:
         summarise(path)
     assert "--skip-empty" in caught.value.hint
-    assert summarise(DataFile(path, skip_empty=True)).rows == 1
+    assert summarise(DataFile(path, skip_empty=True)).row_count == 1
 
 
 @pytest.mark.parametrize(

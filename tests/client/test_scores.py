@@ -49,10 +49,10 @@ def test_a_scale_gives_mean_0_and_spread_1_and_reads_back(scores: list[float]) -
     scale = Scale.of(scores)
     assert scale.mean == pytest.approx(np.mean(scores), abs=1e-6)
     assert scale.spread == pytest.approx(spread, rel=1e-6)
-    sent = [scale.sent(one) for one in scores]
+    sent = [scale.standardise(one) for one in scores]
     assert np.mean(sent) == pytest.approx(0, abs=1e-4)
     assert np.std(sent) == pytest.approx(1, rel=1e-4)
-    assert [scale.read(one) for one in sent] == pytest.approx(scores, rel=1e-6, abs=1e-6)
+    assert [scale.restore(one) for one in sent] == pytest.approx(scores, rel=1e-6, abs=1e-6)
     assert Scale.from_document(json.loads(json.dumps(scale.document()))) == scale
 
 
@@ -70,7 +70,7 @@ def test_a_scale_stands_for_data_that_is_like_its_own() -> None:
 
 def test_the_summary_of_scores(tmp_path: Path) -> None:
     found = summarise(write(tmp_path / "a.jsonl", SCORES), are_scores=True)
-    assert (found.task, found.rows, found.has_pairs, found.labels) == ("regression", 4, True, ())
+    assert (found.task, found.row_count, found.has_pairs, found.labels) == ("regression", 4, True, ())
     assert found.scale == Scale.of([0.5, 3, 5, 1.25])
     (tmp_path / "a.tsv").write_text("sentence\tlabel\nthe nurse\t1\nthe scan\t-2e1\n")
     assert [one.label for one in read_examples(tmp_path / "a.tsv", are_scores=True)] == ["1.0", "-20.0"]

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from milkglass.errors import CodecError, EmptyText, UsageError
-from milkglass.rows.blocks import blocks_of, shape_of
+from milkglass.rows.blocks import blocks_of, row_format_of
 
 
 def test_blocks_depend_on_the_file_alone(tmp_path: Path) -> None:
     source = tmp_path / "in.txt"
     source.write_text("apple banana cherry date elder fig.\n" * 1300)
-    blocks = list(blocks_of(source, shape_of(source)))
-    assert [len(one.raw) for one in blocks] == [512, 512, 276] and blocks[1].lines[0] == 513
+    blocks = list(blocks_of(source, row_format_of(source)))
+    assert [len(one.raw_rows) for one in blocks] == [512, 512, 276] and blocks[1].lines[0] == 513
     source.write_text(("x" * 200_000 + "\n") * 3)
-    assert [len(one.raw) for one in blocks_of(source, shape_of(source))] == [2, 1]
+    assert [len(one.raw_rows) for one in blocks_of(source, row_format_of(source))] == [2, 1]
     with pytest.raises(EmptyText):
         source.write_text("")
-        list(blocks_of(source, shape_of(source)))
+        list(blocks_of(source, row_format_of(source)))
 
 
 @pytest.mark.parametrize("option", ["extra_names", "kept_names"])
@@ -38,23 +38,23 @@ def test_a_misspelt_column_is_refused_before_its_text_stays_in_the_clear(
     source.write_text(content, "utf-8")
     words = "without columns" if name == "t.txt" else "nonte"
     with pytest.raises((CodecError, UsageError), match=words):
-        shape_of(source, **{option: frozenset({"nonte"})})
+        row_format_of(source, **{option: frozenset({"nonte"})})
     if name == "t.jsonl":
-        assert shape_of(source, **{option: frozenset({"note", "noté"})})
+        assert row_format_of(source, **{option: frozenset({"note", "noté"})})
 
 
 def test_a_name_that_only_a_text_has_is_no_field(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "the \\"nonte\\" is", "note": "nonte"}\n')
     with pytest.raises(CodecError, match="'nonte'"):
-        shape_of(source, frozenset({"nonte"}))
+        row_format_of(source, frozenset({"nonte"}))
 
 
 def test_a_carriage_return_is_quoted_in_csv_and_text_in_tsv(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_bytes(b'text,label\n"a\rb",x\n')
     (tmp_path / "in.tsv").write_bytes(b"text\tlabel\na\rb\tx\n")
     for name, written in (("in.csv", '"a\rb","x"\n'), ("in.tsv", "a\rb\tx\n")):
-        shape = shape_of(tmp_path / name)
+        shape = row_format_of(tmp_path / name)
         [block] = blocks_of(tmp_path / name, shape)
         rows, [(row, place)], _ = shape.parse(block)
         assert row[place] == "a\rb" and shape.write(rows) == written

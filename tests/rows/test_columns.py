@@ -186,7 +186,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
         (4, "he said\x85so"),
         (6, "last"),
     ]
-    assert (summarise(path).rows, summarise(path).blank, summarise(path).task) == (3, 3, "causal-lm")
+    assert (summarise(path).row_count, summarise(path).blank_count, summarise(path).task) == (3, 3, "causal-lm")
     with pytest.raises(UsageError, match=r"valid\.txt .*columns"):
         summarise(DataFile(path, "text"))
 
@@ -197,7 +197,7 @@ def test_blank_lines_are_skipped_and_counted(suffix: str, tmp_path: Path) -> Non
     content = path.read_text("utf-8").splitlines()
     path.write_text("\n\n".join(content) + "\n\n\n", "utf-8-sig")
     found = summarise(path)
-    assert (found.rows, found.blank) == (2, len(content) + 1)
+    assert (found.row_count, found.blank_count) == (2, len(content) + 1)
 
 
 def test_a_headless_file_does_not_show_its_first_text(tmp_path: Path) -> None:
@@ -283,13 +283,13 @@ def test_a_cell_that_holds_nothing_is_refused_or_left_out(
     assert " 5 of" in caught.value.message if suffix in (".csv", ".tsv") else " 4 of" in caught.value.message
     assert "--skip-empty" in caught.value.hint
     found = summarise(DataFile(path, skip_empty=True))
-    assert (found.rows, found.empty, found.labels) == (5, 1, ("a", "b"))
+    assert (found.row_count, found.empty_count, found.labels) == (5, 1, ("a", "b"))
     assert [one.text for one in read_examples(DataFile(path, skip_empty=True))] == [
         row["text"] for n, row in enumerate(rows) if n != 3
     ]
     if column == "text":
         skipped = list[int]()
-        assert len(list(read_texts(DataFile(path, skip_empty=True), empty=skipped.append))) == 5
+        assert len(list(read_texts(DataFile(path, skip_empty=True), on_empty=skipped.append))) == 5
         assert skipped == [1]
         with pytest.raises(EmptyText, match="empty text"):
             list(read_texts(path))
@@ -332,9 +332,9 @@ def test_a_gap_among_numbers_is_a_missing_label(nothing: Any, suffix: str, tmp_p
     with pytest.raises(EmptyText, match="empty label"):
         summarise(path)
     found = summarise(DataFile(path, skip_empty=True))
-    assert (found.labels, found.rows, found.empty) == (("0", "1"), 2, 1)
+    assert (found.labels, found.row_count, found.empty_count) == (("0", "1"), 2, 1)
     scored = summarise(DataFile(path, skip_empty=True), are_scores=True)
-    assert (scored.rows, scored.empty) == (2, 1)
+    assert (scored.row_count, scored.empty_count) == (2, 1)
     with pytest.raises(EmptyText, match="empty label"):
         summarise(path, are_scores=True)
 
@@ -363,7 +363,7 @@ def test_words_for_nothing_among_numbers_are_missing_labels(suffix: str, tmp_pat
     with pytest.raises(EmptyText, match="empty label"):
         summarise(path)
     assert summarise(DataFile(path, skip_empty=True)).labels == ("0", "1")
-    assert summarise(DataFile(path, skip_empty=True), are_scores=True).rows == 2
+    assert summarise(DataFile(path, skip_empty=True), are_scores=True).row_count == 2
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -377,7 +377,9 @@ def test_labels_with_a_fraction_are_no_classes(suffix: str, cells: list[Any], tm
     with pytest.raises(CodecError, match="column label of mine"):
         labels_of([file])
     assert checked_summary(file, "regression").scale is not None
-    assert checked_summary(file, "classification").rows == len(cells) - cells.count("nan")  # names, such as versions
+    assert checked_summary(file, "classification").row_count == len(cells) - cells.count(
+        "nan"
+    )  # names, such as versions
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])

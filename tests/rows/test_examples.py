@@ -25,7 +25,7 @@ def test_labelled_lines(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"text": "one", "label": "b"}, "", {"text": "two", "label": "a", "id": 7})
     assert [(e.line, e.text, e.label) for e in read_examples(path)] == [(1, "one", "b"), (3, "two", "a")]
     found = summarise(path)
-    assert (found.kind, found.task, found.rows, found.has_pairs, found.labels) == (
+    assert (found.kind, found.task, found.row_count, found.has_pairs, found.labels) == (
         "labelled", "classification", 2, False, ("a", "b"),
     )  # fmt: skip
 

@@ -21,12 +21,12 @@ from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import CodecError, EmptyText, MilkglassError
 from milkglass.federated.prepare import labels_of
-from milkglass.rows.blocks import blocks_of, require_rows, shape_of
+from milkglass.rows.blocks import blocks_of, require_rows, row_format_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import checked_summary, examples_of, read_examples, read_texts, summarise
 from milkglass.rows.lines import pairs_of
 from milkglass.rows.sets.catalogue import load
-from milkglass.rows.write import write
+from milkglass.rows.write import write_examples
 
 SECRET = "zanzibar"
 HEADER = ("Ticket No", "Question", "Asked", "Topic")
@@ -71,7 +71,7 @@ def written(folder: Path, rows: list[Row]) -> list[Path]:
 
 def rewritten(path: Path, *columns: str) -> Path:
     """What `sanitize` writes if it changes nothing."""
-    shape = shape_of(path, frozenset(columns))
+    shape = row_format_of(path, frozenset(columns))
     rows = [row for block in blocks_of(path, shape) for row in shape.parse(block)[0]]
     out = path.with_name(f"again{path.suffix}")
     out.write_bytes((shape.write([shape.header]) if shape.header else "").encode() + shape.write(rows).encode())
@@ -80,11 +80,11 @@ def rewritten(path: Path, *columns: str) -> Path:
 
 def sanitized(path: Path, *columns: str) -> list[list[str]]:
     """The texts of each row as `sanitize` reads them."""
-    shape = shape_of(path, frozenset(columns))
+    shape = row_format_of(path, frozenset(columns))
     require_rows(path, shape)
     result = []
     for block in blocks_of(path, shape):
-        for line, raw in zip(block.lines, block.raw, strict=True):
+        for line, raw in zip(block.lines, block.raw_rows, strict=True):
             _, slots, _ = shape.parse(type(block)(0, (line,), (raw,)))
             result.append([container[key] for container, key in slots])
     return result
@@ -109,7 +109,7 @@ def test_the_same_rows_are_read_from_every_format_by_every_command(rows: list[Ro
             again = COLUMNS.data_file(rewritten(path, "Question", "Asked"))
             assert [(one.text, one.pair, one.label) for one in read_examples(again)] == expected, path.name
         out = path.with_name("written.jsonl")
-        write(read_examples(file), out)
+        write_examples(read_examples(file), out)
         assert [(one.text, one.pair, one.label) for one in read_examples(out)] == expected, path.name
 
 
@@ -145,7 +145,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "federated": lambda path: labels_of([path]),
     "classify": lambda path: texts_to_classify(None, path, ColumnOptions(text_column="text")),
     "split audit": lambda path: list(read_texts(path)),
-    "data": lambda path: write(read_examples(path), path.with_name("out.jsonl")),
+    "data": lambda path: write_examples(read_examples(path), path.with_name("out.jsonl")),
     "sanitize": sanitized,
 }
 PLACE = {".csv": "line 3 of mine.csv", ".tsv": "line 3 of mine.tsv", ".jsonl": "line 2 of mine.jsonl"}

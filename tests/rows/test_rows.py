@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milkglass.errors import CodecError, UsageError
-from milkglass.rows.encoding import lines
+from milkglass.rows.encoding import numbered_lines
 from milkglass.rows.place import Place, columns_there, places_text
 from milkglass.rows.tables import delimiter_of, parse_delimiter
 
@@ -30,19 +30,19 @@ def test_the_likely_encoding_is_named_and_iconv_converts(
     path = tmp_path / "my data.txt"
     path.write_bytes(text.encode(encoding))
     with pytest.raises(CodecError) as caught:
-        list(lines(path))
+        list(numbered_lines(path))
     assert re.match(rf"my data\.txt .*{likely}", caught.value.message)
     command = caught.value.hint.removeprefix("convert it: ")
     assert command.startswith(f"iconv -f {name} ")
     subprocess.run(command, shell=True, cwd=tmp_path, check=True)
-    assert [line for _, line in lines(tmp_path / "my data.utf8.txt")] == text.splitlines()
+    assert [line for _, line in numbered_lines(tmp_path / "my data.utf8.txt")] == text.splitlines()
 
 
 def test_a_file_that_is_not_text_is_not_called_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"PK\x03\x04\x14\0\x06\xff\xfe\n")
     with pytest.raises(CodecError, match=r"a\.txt .*text file"):
-        list(lines(path))
+        list(numbered_lines(path))
 
 
 @pytest.mark.parametrize(

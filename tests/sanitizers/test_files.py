@@ -16,7 +16,7 @@ import pytest
 
 from milkglass.errors import BadTable, CodecError, MilkglassError, UsageError
 from milkglass.noise.stream import Stream
-from milkglass.rows.blocks import require_rows, shape_of
+from milkglass.rows.blocks import require_rows, row_format_of
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, map_blocks, report_path, sanitize_file
 from milkglass.sanitizers.santext import SanText
@@ -37,7 +37,7 @@ SECRET = "zanzibar"
 def run(
     source: Path, out: Path, seed: int | None = 1, workers: int = 0, method: str = "custext", **fields: Any
 ) -> dict[str, Any]:
-    shape = shape_of(source, **{name: frozenset(value) for name, value in fields.items()})
+    shape = row_format_of(source, **{name: frozenset(value) for name, value in fields.items()})
     sanitizer = SANITIZERS.make(method, {"k": 5}).text_sanitizer(TABLE)
     return sanitize_file(sanitizer, source, shape, out, seed, {"method": method}, workers)
 
@@ -118,7 +118,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path: Path, met
     outs, reports = [], []
     for workers in (1, 3):
         out = tmp_path / f"{workers}.txt"
-        reports.append(sanitize_file(sanitizer, source, shape_of(source), out, 7, {}, workers))
+        reports.append(sanitize_file(sanitizer, source, row_format_of(source), out, 7, {}, workers))
         outs.append(out.read_bytes())
     assert outs[0] == outs[1] and reports[0] == reports[1]
     assert outs[0].count(b"\n") == 3000
@@ -162,7 +162,7 @@ def test_counting(tmp_path: Path) -> None:
     source = tmp_path / "in.txt"
     source.write_text("apple Apple fig 12\nfig fig zanzibar\n")
     reported: list[int] = []
-    counts = count_file(WordReader(TABLE), source, shape_of(source), 0, reported.append)
+    counts = count_file(WordReader(TABLE), source, row_format_of(source), 0, reported.append)
     assert counts.sum() == 5 and counts[WORDS.index("apple")] == 2 and counts[WORDS.index("fig")] == 3
     assert reported == [36]
 
@@ -308,27 +308,27 @@ def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None
     """The delimiter is found and written again; a JSON list becomes JSON Lines; a fault names its entry."""
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text(f'id{mark}text\n\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n', "utf-8-sig")
-    shape = shape_of(source)
+    shape = row_format_of(source)
     assert (shape.header, shape.delimiter, shape.kind) == (("id", "text"), mark, "csv")
     sanitize_file(TextSanitizer(SanText(TABLE, 400.0)), source, shape, out, 1, {})
     assert out.read_bytes().startswith(b"\xef\xbb\xbfid")  # by which Excel knows UTF-8
     assert out.read_text("utf-8-sig") == f'id{mark}text\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n'
     with pytest.raises(CodecError, match="column sentence") as caught:
-        shape_of(source, kept_names=frozenset({"text"}))
+        row_format_of(source, kept_names=frozenset({"text"}))
     assert ": id, text" in caught.value.hint
     listed = tmp_path / "in.json"
     listed.write_text(
         json.dumps([{"text": "apple", "label": "a"}, {"text": "garden", "label": "b"}], indent=1), "utf-8"
     )
-    sanitize_file(TextSanitizer(SanText(TABLE, 400.0)), listed, shape_of(listed), tmp_path / "out.json", 1, {})
+    sanitize_file(TextSanitizer(SanText(TABLE, 400.0)), listed, row_format_of(listed), tmp_path / "out.json", 1, {})
     rows = [json.loads(line) for line in (tmp_path / "out.json").read_text("utf-8").splitlines()]
     assert rows == [{"text": "apple", "label": "a"}, {"text": "garden", "label": "b"}]
     listed.write_text('[{"text": "apple"}, {"text": 5}]', "utf-8")
     with pytest.raises(CodecError, match=r"entry 2 of in\.json .*string"):
-        require_rows(listed, shape_of(listed))
+        require_rows(listed, row_format_of(listed))
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     with pytest.raises(UsageError, match=r"in\.parquet"):
-        shape_of(tmp_path / "in.parquet")
+        row_format_of(tmp_path / "in.parquet")
 
 
 @pytest.mark.parametrize("nothing", ["null", "NaN"])

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
 from milkglass.models.array_cache import DIGEST_NOTE, content_digest
-from milkglass.rows.blocks import shape_of
+from milkglass.rows.blocks import row_format_of
 from milkglass.sanitizers.files import report_path
 from milkglass.sanitizers.ghost import files, search
 from milkglass.sanitizers.ghost.files import GhostJob, sanitize_dataset
@@ -51,7 +51,7 @@ def lines_file(path: Path, count: int) -> Path:
 
 
 def run(ghost: Ghost, source: Path, out: Path, seed: int | None = 3) -> dict[str, Any]:
-    return sanitize_dataset(ghost, GhostJob.of(source, shape_of(source), out), seed)
+    return sanitize_dataset(ghost, GhostJob.of(source, row_format_of(source), out), seed)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.rows.blocks import shape_of
+from milkglass.rows.blocks import row_format_of
 from milkglass.sanitizers import masking
 from milkglass.sanitizers.masking import analyzer, mask_file, masked_parts, private_spans
 from tests.cli.kit import call, document, refused
@@ -81,7 +81,7 @@ def test_a_file_keeps_its_shape(suffix: str, tmp_path: Path) -> None:
         source.write_text(
             "".join((json.dumps(row) if suffix == ".jsonl" else row["text"]) + "\n" for row in rows), "utf-8"
         )
-    report = mask_file(source, shape_of(source), out, 0.35)
+    report = mask_file(source, row_format_of(source), out, 0.35)
     assert report["texts"] == 2 and report["texts with a mask"] == 1 and report["masks"]["<PERSON>"] == 1
     text = out.read_text("utf-8")
     assert "Keller" not in text and "and left" in text

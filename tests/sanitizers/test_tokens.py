@@ -11,7 +11,7 @@ import pytest
 
 from milkglass.errors import CodecError, UsageError
 from milkglass.noise.stream import Stream
-from milkglass.rows.blocks import RowFormat, require_rows, shape_of
+from milkglass.rows.blocks import RowFormat, require_rows, row_format_of
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, sanitize_file
 from milkglass.sanitizers.rnm import RnmMethod
@@ -82,7 +82,7 @@ def test_what_looks_like_a_special_token_is_text(reader: TokenReader) -> None:
 
 def test_only_what_users_say_is_replaced_and_the_instruction_stays(reader: TokenReader, tmp_path: Path) -> None:
     source, out = chats(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    shape = RowFormat("json", frozenset({"text"}), file="in.jsonl", roles=frozenset({"user"}), instruction=ASKED)
+    shape = RowFormat("json", frozenset({"text"}), file_name="in.jsonl", roles=frozenset({"user"}), instruction=ASKED)
     report = sanitize_file(sanitizer(reader, p=1.0), source, shape, out, 1, {})
     for line in out.read_text("utf-8").splitlines():
         system, asked, answer, then = json.loads(line)["messages"]
@@ -98,13 +98,13 @@ def test_only_what_users_say_is_replaced_and_the_instruction_stays(reader: Token
 
 def test_an_instruction_that_no_text_begins_with_is_refused(tmp_path: Path) -> None:
     source = chats(tmp_path / "in.jsonl")
-    shape = shape_of(source)
-    require_rows(source, RowFormat(shape.kind, shape.texts, file="in.jsonl", instruction=ASKED))
+    shape = row_format_of(source)
+    require_rows(source, RowFormat(shape.kind, shape.text_fields, file_name="in.jsonl", instruction=ASKED))
     with pytest.raises(CodecError, match=r"in\.jsonl .*instruction"):
-        require_rows(source, RowFormat(shape.kind, shape.texts, file="in.jsonl", instruction="Sumarize"))
+        require_rows(source, RowFormat(shape.kind, shape.text_fields, file_name="in.jsonl", instruction="Sumarize"))
     with pytest.raises(CodecError, match=r"line 1 of in\.jsonl .*\bbot\b"):
         sanitize_file(
-            None, source, RowFormat("json", shape.texts, file="in.jsonl", roles=frozenset({"bot"})),  # type: ignore[arg-type]
+            None, source, RowFormat("json", shape.text_fields, file_name="in.jsonl", roles=frozenset({"bot"})),  # type: ignore[arg-type]
             tmp_path / "out.jsonl", 1, {},
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ def test_a_message_without_a_role_is_refused_where_roles_decide(tmp_path: Path) 
     """It would cross as it is."""
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"messages": [CHAT[1], {"content": "the fever"}]}) + "\n", "utf-8")
-    shape = RowFormat("json", frozenset(), file="in.jsonl", roles=frozenset({"user"}))
+    shape = RowFormat("json", frozenset(), file_name="in.jsonl", roles=frozenset({"user"}))
     with pytest.raises(CodecError, match=r"line 1 of in\.jsonl .*without a role"):
         require_rows(source, shape)
 
@@ -121,7 +121,7 @@ def test_a_message_without_a_role_is_refused_where_roles_decide(tmp_path: Path) 
 def test_workers_have_the_tokenizer_too(reader: TokenReader, tmp_path: Path) -> None:
     source = chats(tmp_path / "in.jsonl", 600)
     for workers in (1, 2):
-        sanitize_file(sanitizer(reader), source, shape_of(source), tmp_path / f"{workers}.jsonl", 7, {}, workers)
+        sanitize_file(sanitizer(reader), source, row_format_of(source), tmp_path / f"{workers}.jsonl", 7, {}, workers)
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes() != source.read_bytes()
 
 

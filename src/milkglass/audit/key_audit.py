@@ -73,7 +73,7 @@ def audit_key(
         rows: how many texts are read. None: all.
         seed: decides which half is private, and every random draw.
         model: the original model, if it moved since the key was made.
-        attacks: by the names that their results have. None: all of the catalogue.
+        attacks: the attacks by the names of their results. None: all of the catalogue.
         stage: receives the progress.
 
     Raises:

@@ -211,7 +211,9 @@ def _write_training_rows(
     token_limit = min(max_length, codec.max_tokens)
     with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
-        counts = write_rows(unlocked, codec, source, target, summary.rows, labels, token_limit, stage, note, skip_long)
+        counts = write_rows(
+            unlocked, codec, source, target, summary.row_count, labels, token_limit, stage, note, skip_long
+        )
         if layout is not None:
             write_layout(target, layout, out)
     document = {

@@ -132,7 +132,7 @@ def compare(
     public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 
     def report_skipped(name: str, summary: Summary) -> None:
-        note_skipped(name, summary.blank, summary.empty)
+        note_skipped(name, summary.blank_count, summary.empty_count)
 
     prepared = prepare(
         lambda: open_original(model), data_file, held_out, options, seed, task=task, quick=quick,

@@ -61,29 +61,29 @@ def data(
         _write_own_rows(columns.data_file(Path(name)), out, rows, as_json)
         return
     from milkglass.rows.sets import catalogue as sets
-    from milkglass.rows.write import write
+    from milkglass.rows.write import write_examples
 
     if Path(name).is_dir():
         raise UsageError(f"{name} is a folder", "give a file of yours, or a data set by name with --from FOLDER")
     if columns.changed_fields():
         raise UsageError(f"{name} is a data set, whose columns are known", "leave out the options of columns")
-    are_scores = sets.describe(name).task == "regression"
+    are_scores = sets.dataset_named(name).task == "regression"
     if (source is None) != hub:
         fault = "both --from and --hub were given" if hub else f"where is the data set {name}?"
         raise UsageError(fault, "give --from FOLDER, or --hub")
-    count = write(sets.load(name, source, split or "train", note), out, are_scores, rows)
+    count = write_examples(sets.load(name, source, split or "train", note), out, are_scores, rows)
     emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
 
 
 def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
     """Writes the user's rows, or the first `max_rows`, as JSON Lines. Prints the columns that are read, and classes."""
     from milkglass.rows.examples import read_examples, read_texts, summarise
-    from milkglass.rows.write import write
+    from milkglass.rows.write import write_examples
 
     blank, empty, columns = list[int](), list[int](), source.columns_by_role()
     # Pairs without labels are no training data: they are texts to classify
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
-    count = write(reader(source, blank=blank.append, empty=empty.append), out, max_count=max_rows)
+    count = write_examples(reader(source, on_blank=blank.append, on_empty=empty.append), out, max_count=max_rows)
     note_skipped(source.name, len(blank), len(empty))
     columns_read = f"; {source.columns_read()}" if source.suffix != ".txt" else ""
     emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_read}")
@@ -108,26 +108,26 @@ def _next_step(summary: Summary, rows: Path) -> str:
             require_classes(DataFile(rows), summary)
         except CodecError as error:
             return f"`milkglass compare` would refuse these rows: {error.message}; {error.hint}"
-    if summary.rows < 2 * MIN_HELD_OUT:
-        return f"`milkglass compare` needs {2 * MIN_HELD_OUT} rows at least, and there are {summary.rows}"
+    if summary.row_count < 2 * MIN_HELD_OUT:
+        return f"`milkglass compare` needs {2 * MIN_HELD_OUT} rows at least, and there are {summary.row_count}"
     model = "demo:minilm" if summary.labels else "demo:smollm2"
     return f"next: milkglass compare {model} {shlex.quote(str(rows))} --quick"
 
 
 def _print_data_sets(as_json: bool) -> None:
     """Prints the public data sets, as a table or as JSON."""
-    from milkglass.rows.sets.catalogue import SETS
+    from milkglass.rows.sets.catalogue import PUBLIC_DATASETS
 
-    source_of = {entry.name: "" if entry.hub is None else f"hf:{entry.hub.path}" for entry in SETS.values()}
+    source_of = {entry.name: "" if entry.hub is None else f"hf:{entry.hub.path}" for entry in PUBLIC_DATASETS.values()}
     entries = [
         {"name": entry.name, "task": entry.task, "splits": list(entry.splits), "labels": list(entry.labels),
          "about": entry.about, "metrics": list(entry.metrics), "licence": entry.licence,
          "published": source_of[entry.name]}
-        for entry in SETS.values()
+        for entry in PUBLIC_DATASETS.values()
     ]  # fmt: skip
     header = ("name", "task", "splits", "published", "licence", "about")
     rows = [
         (entry.name, entry.task, ", ".join(entry.splits), source_of[entry.name], entry.licence, entry.about)
-        for entry in SETS.values()
+        for entry in PUBLIC_DATASETS.values()
     ]
     emit(as_json, {"data_sets": entries}, table([header, *rows]))

@@ -138,7 +138,7 @@ def prepare_sites(
     for name, path in unfinished_files.items():
         with _note_site_resumption(out_folder / name, plain):
             prepare_site(
-                path, out_folder / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).rows)
+                path, out_folder / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).row_count)
             )
 
 

@@ -56,11 +56,11 @@ def read_shape(
         UsageError: there is no such file, or options do not fit it.
         CodecError: its rows cannot be read.
     """
-    from milkglass.rows.blocks import shape_of
+    from milkglass.rows.blocks import row_format_of
     from milkglass.rows.tables import parse_delimiter
 
     require_file(path, FILES_HINT)
-    shape = shape_of(path, extra_names, kept_names, None if delimiter is None else parse_delimiter(delimiter))
+    shape = row_format_of(path, extra_names, kept_names, None if delimiter is None else parse_delimiter(delimiter))
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
     return replace(shape, roles=roles, instruction=instruction)
@@ -513,7 +513,7 @@ def _require_files(source: Path, out: Path | None) -> Path:
 
     Raises UsageError if `source` does not exist, or `out` is None, exists, or has the suffix of another format.
     """
-    from milkglass.rows.blocks import KINDS
+    from milkglass.rows.blocks import KIND_OF_SUFFIX
     from milkglass.sanitizers.files import require_free
 
     require_file(source, FILES_HINT)
@@ -521,7 +521,7 @@ def _require_files(source: Path, out: Path | None) -> Path:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)
     # OUT has the format of IN's rows, and programs choose a format by the suffix
-    row_format, out_format = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
+    row_format, out_format = KIND_OF_SUFFIX.get(source.suffix.lower(), "lines"), KIND_OF_SUFFIX.get(out.suffix.lower())
     if out_format not in (None, row_format):
         raise UsageError(
             f"{out.name} is a name for {out_format}, and {source.name} contains {row_format}",

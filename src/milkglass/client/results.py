@@ -44,7 +44,7 @@ class Classified:
             scale: the scale of the scores. None: it is not known.
         """
         if prediction.score is not None:
-            return cls("", {}, prediction.score if scale is None else scale.read(prediction.score))
+            return cls("", {}, prediction.score if scale is None else scale.restore(prediction.score))
         by_name = {_name(names, number): value for number, value in enumerate(prediction.probabilities)}
         return cls(_name(names, prediction.label), by_name)
 

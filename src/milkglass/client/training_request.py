@@ -143,16 +143,16 @@ class TrainingRequest:
         source = DataFile.of(data)
         summary = checked_summary(source, task)
         require_generator(source, summary, key.info.kind)
-        parts: tuple[TrainingPart, ...] = (TrainingPart(source, summary.rows),)
+        parts: tuple[TrainingPart, ...] = (TrainingPart(source, summary.row_count),)
         if validation is not None:
             validation_file = DataFile.of(validation)
-            parts = (*parts, TrainingPart(validation_file, checked_summary(validation_file, summary.task).rows))
+            parts = (*parts, TrainingPart(validation_file, checked_summary(validation_file, summary.task).row_count))
         if hold_out and validation is not None:
             raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
         if hold_out:
             count = _held_out_count(summary, source.name)
-            notice(f"{count:,} of {summary.rows:,} rows of {source.name} are held out, to find the best epoch")
-            is_held_out = held_out_mask(key.root, key.model_digest, summary.rows)
+            notice(f"{count:,} of {summary.row_count:,} rows of {source.name} are held out, to find the best epoch")
+            is_held_out = held_out_mask(key.root, key.model_digest, summary.row_count)
             parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~is_held_out, is_held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
@@ -160,7 +160,7 @@ class TrainingRequest:
                 "give --validation FILE, or --hold-out to keep a tenth of the rows for that",
             )
         labels = labels_or_scale_of(key, summary)
-        defaults = training_defaults(summary.task, summary.rows, hyperparameters, has_validation=len(parts) > 1)
+        defaults = training_defaults(summary.task, summary.row_count, hyperparameters, has_validation=len(parts) > 1)
         settings = {
             **defaults,
             "max_length": max_tokens if (length := defaults.get("max_length")) is None else min(length, max_tokens),
@@ -218,9 +218,10 @@ def _held_out_count(summary: Summary, name: str) -> int:
         raise UsageError(
             f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
         )
-    if not (count := held_out_count(summary.rows)):
+    if not (count := held_out_count(summary.row_count)):
         raise UsageError(
-            f"a tenth of the {summary.rows:,} rows of {name} is less than {MIN_HELD_OUT}, too few to compare epochs by",
+            f"a tenth of the {summary.row_count:,} rows of {name} is less than {MIN_HELD_OUT}, too few to compare "
+            "epochs by",
             f"give --validation FILE, or {MIN_HELD_OUT / HELD_OUT_SHARE:.0f} rows, or leave --hold-out out",
         )
     return count

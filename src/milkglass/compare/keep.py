@@ -147,7 +147,7 @@ def answers(
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))
     if mark["task"] == "regression":
         scale = Scale.from_document(mark["scale"])
-        return [LocalAnswer("", {}, float(x) if scale is None else scale.read(float(x))) for x in logits[:, 0]]
+        return [LocalAnswer("", {}, float(x) if scale is None else scale.restore(float(x))) for x in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _class_answers(softmax(logits.astype(np.float64), axis=1), names)
 

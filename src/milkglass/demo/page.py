@@ -15,7 +15,7 @@ from typing import Any
 from milkglass.audit.report.page import environment, percent
 
 COMPARISON = "comparison"  # the comparison's folder in the owner's folder
-IDS_SHOWN = 90  # how many ids of a text the page shows
+MAX_IDS_SHOWN = 90  # how many ids of a text the page shows
 
 
 @dataclass(frozen=True)
@@ -120,4 +120,4 @@ def render(demo_result: DemoResult) -> str:
     templates = environment("")
     templates.filters["size"] = size_text
     template = templates.get_template("demo/page.html")
-    return template.render(r=demo_result, ids_shown=IDS_SHOWN, comparison=COMPARISON)
+    return template.render(r=demo_result, ids_shown=MAX_IDS_SHOWN, comparison=COMPARISON)

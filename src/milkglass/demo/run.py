@@ -31,7 +31,7 @@ from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
 from milkglass.system import core_count, exit_on_sigterm
 
-READY = "listening on "  # the server prints this before its address
+READY_LINE_START = "listening on "  # the server prints this before its address
 START_SECONDS = 120.0  # the longest silence of a server that starts
 GRACE_SECONDS = 30.0  # the time that a server has to stop before it is killed
 MARKER_FILE = ".milkglass-demo"  # marks a folder that a demo made, which a later demo may replace
@@ -39,7 +39,7 @@ SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # a b
 LARGE_FILE_BYTES = 8 << 20  # larger files are models, which are removed at the end
 MAX_SLOWDOWN = 4.0  # on a busy machine an audit gets at most so many times its usual time
 # The ways that are compared, and the epochs: those that are quick to run, and the main job's
-WAYS, EPOCHS = "commonest,linear,encoder,coarse-16,plain", "4"
+COMPARED_WAYS, EPOCHS = "commonest,linear,encoder,coarse-16,plain", "4"
 QUICK_WAYS, QUICK_EPOCHS = "commonest,linear,encoder,plain", "1"
 TRAINING_OPTIONS = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
 QUICK_TRAINING_OPTIONS = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
@@ -107,8 +107,8 @@ class ServerProcess:
                 ) from None
             if line is None:
                 raise Unreachable("the server stopped while it started", f"see {self.log_file}")
-            if READY in line:
-                self._url = line.rpartition(READY)[2].strip()
+            if READY_LINE_START in line:
+                self._url = line.rpartition(READY_LINE_START)[2].strip()
         return self._url
 
     @property
@@ -230,7 +230,7 @@ def _run_comparison(demo: Demo) -> dict[str, Any]:
     """Compares ways of sorting the messages, before anything is sent. Returns the document of the comparison."""
     train, test = demo.data_file("tickets_train.jsonl"), demo.data_file("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
-    ways, epochs = (QUICK_WAYS, QUICK_EPOCHS) if demo.is_quick else (WAYS, EPOCHS)
+    ways, epochs = (QUICK_WAYS, QUICK_EPOCHS) if demo.is_quick else (COMPARED_WAYS, EPOCHS)
     options = ("--validation", test, "--ways", ways, "--max-length", "64", "--epochs", epochs, "--attacks", "10s")
     comparison: dict[str, Any] = demo.run_command("compare", "demo:minilm", train, *options, "--out", out, as_json=True)
     print("\n".join(comparison["verdict"]), flush=True)
@@ -260,15 +260,15 @@ def _run_writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
     return run, answers
 
 
-def audit_seconds(quick: bool, load: float | None = None) -> float:
+def audit_seconds(is_quick: bool, load: float | None = None) -> float:
     """Returns how long an audit may take by the clock: longer on a busy machine, up to MAX_SLOWDOWN times.
 
     Args:
-        quick: whether the demo is the quick one.
+        is_quick: whether the demo is the quick one.
         load: the machine's load average. None: that of the last minute.
     """
     slowdown = (os.getloadavg()[0] if load is None else load) / core_count()
-    return (20 if quick else 40) * min(MAX_SLOWDOWN, max(1.0, slowdown))
+    return (20 if is_quick else 40) * min(MAX_SLOWDOWN, max(1.0, slowdown))
 
 
 @contextmanager

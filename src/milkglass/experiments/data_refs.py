@@ -14,7 +14,7 @@ from milkglass.progress import Log, no_log
 from milkglass.rows.examples import Example, examples_of, number_labels, sort_labels
 from milkglass.rows.sets import catalogue as sets
 from milkglass.rows.sets.description import PublicDataset
-from milkglass.rows.write import write
+from milkglass.rows.write import write_examples
 from milkglass.threat.defence import LabelledTexts
 
 DATA_HINT = (
@@ -28,13 +28,13 @@ def parse_ref(ref: str) -> tuple[PublicDataset, str] | None:
     Raises UsageError if there is no such data set.
     """
     name, colon, split = ref.partition(":")
-    return (sets.describe(name), split) if colon and "/" not in name and "." not in name else None
+    return (sets.dataset_named(name), split) if colon and "/" not in name and "." not in name else None
 
 
 def files(data: Path, ref: str) -> list[Path]:
     """Returns the files of a reference. Raises UsageError if they do not exist."""
     if named_split := parse_ref(ref):
-        return sets.files(named_split[0].name, data, named_split[1])
+        return sets.split_files(named_split[0].name, data, named_split[1])
     path = data / ref
     if not path.is_file():
         raise UsageError(f"there is no {path}", DATA_HINT)
@@ -73,7 +73,7 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     out = folder / f"{data_set.name}-{split}.jsonl"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        write(sets.load(data_set.name, data, split, progress), out)
+        write_examples(sets.load(data_set.name, data, split, progress), out)
     return out
 
 
@@ -84,7 +84,7 @@ def class_numbers(ref: str, rows: Iterable[Example]) -> dict[str, int]:
         rows: the rows of `ref`, in which labels are looked for if it is a file.
     """
     named_split = parse_ref(ref)
-    return named_split[0].numbers if named_split else numbers_by_label(rows)
+    return named_split[0].label_numbers if named_split else numbers_by_label(rows)
 
 
 def numbers_by_label(rows: Iterable[Example]) -> dict[str, int]:

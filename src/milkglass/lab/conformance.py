@@ -48,22 +48,22 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Observation, Tokens, Transcript
 from milkglass.threat.training_step import SharedStep, pad_texts
 
-TEXTS = [
+PRIVATE_TEXTS = [
     "the nurse called about the results of the test on monday",
     "please move my appointment to friday afternoon",
     "the invoice for the scan is wrong, it says 120 and not 80",
     "my father has a fever since yesterday and cannot eat",
 ]
-VOCABULARY = 300
-SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+VOCAB_SIZE = 300
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 TINY_CONFIG = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 130, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
 SECRET, OTHER_SECRET = bytes(range(32)), bytes(range(1, 33))
 MIN_BUDGET_CHECKS = 4  # an attack that checks its budget so often does so in a loop
-CORPUS = LabelledTexts([*TEXTS, *(text.replace("the", "a") for text in TEXTS)], [0, 1] * 4)
+CORPUS = LabelledTexts([*PRIVATE_TEXTS, *(text.replace("the", "a") for text in PRIVATE_TEXTS)], [0, 1] * 4)
 Check = Callable[[Any, Path], None]
 
 
@@ -84,9 +84,9 @@ def save_tiny_model(model_type: str, kind: str, folder: Path) -> Path:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=VOCAB_SIZE, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    tokenizer.train_from_iterator([*TEXTS], trainer)
+    tokenizer.train_from_iterator([*PRIVATE_TEXTS], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
@@ -117,7 +117,9 @@ class CheckResult:
 def check_package(package: str) -> Iterator[CheckResult]:
     """Checks every entry point of an installed package.
 
-    Raises UsageError without the package or an entry point, and PluginError if one cannot be loaded.
+    Raises:
+        UsageError: the package is not installed, or has no entry point of Milkglass.
+        PluginError: an entry point cannot be loaded.
     """
     try:
         points = [point for point in distribution(package).entry_points if point.group.startswith("milkglass.")]
@@ -185,10 +187,10 @@ def runs_or_refuses(attack: Attack, folder: Path) -> None:
     """It runs on what is not defended, or refuses with a reason; two runs with one seed are equal."""
     scene = _scene(Plain(), folder)
     outcomes = [run(scene, {attack.name: attack}, None, Budget(), 1).results for _ in range(2)]
-    for cells in outcomes:
-        failed_cells = [cell for cell in cells if cell.state == "failed"]
-        assert not failed_cells, f"it failed: {failed_cells[0].reason}"
-        assert all(cell.reason for cell in cells if cell.state == "does not apply"), "it refuses without a reason"
+    for results in outcomes:
+        failed_results = [cell for cell in results if cell.state == "failed"]
+        assert not failed_results, f"it failed: {failed_results[0].reason}"
+        assert all(cell.reason for cell in results if cell.state == "does not apply"), "it refuses without a reason"
     measures = [[(cell.adversary, str(cell.measures)) for cell in cells] for cells in outcomes]
     assert measures[0] == measures[1], "two runs with one seed differ"
 
@@ -248,20 +250,22 @@ def leaves_no_secret_on_the_server(scheme: Scheme, folder: Path) -> None:
             f"{file.name} holds it"
         )
     codec = Codec.open(key, base.folder)
-    (sent_ids,) = codec.encode([TEXTS[0]]).ids
+    (sent_ids,) = codec.encode([PRIVATE_TEXTS[0]]).ids
     if codec.is_readable:
-        public_ids = codec.tokenizer(TEXTS[0])["input_ids"]
+        public_ids = codec.tokenizer(PRIVATE_TEXTS[0])["input_ids"]
         assert codec.inverse[sent_ids].tolist() == public_ids, "a text does not come back"
 
 
 # --- sanitizers -------------------------------------------------------------------------------------------------------
 def sends_only_words_of_its_table(method: SanitizerMethod, folder: Path) -> None:
     """Only words of its table cross, and one stream gives one result."""
-    words = tuple(sorted({word.strip(",") for text in TEXTS for word in text.split()} - {"120", "80"}))
+    words = tuple(sorted({word.strip(",") for text in PRIVATE_TEXTS for word in text.split()} - {"120", "80"}))
     table = WordVectors(words, np.random.default_rng(0).normal(size=(len(words), 6)).astype(np.float32))
     sanitizer = method.text_sanitizer(table, np.arange(len(words)))
-    sent = sanitizer.texts([*TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1))
-    assert sent == sanitizer.texts([*TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1)), "one stream, two results"
+    sent = sanitizer.texts([*PRIVATE_TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1))
+    assert sent == sanitizer.texts([*PRIVATE_TEXTS, "Kowalczyk has 4711 zlotys"], Stream.of_seed(1)), (
+        "one stream, two results"
+    )
     assert "Kowalczyk" not in sent[-1] and "4711" not in sent[-1], "a word that is not in the table crosses"
     json.dumps(method.document())
 
@@ -274,7 +278,7 @@ def splits_by_its_secret(defence: Defence, folder: Path) -> None:
         defence.split(base, CORPUS, secret, folder / name)
         for name, secret in (("a", SECRET), ("b", SECRET), ("c", OTHER_SECRET))
     ]
-    crossed_bytes = [_crossed_bytes(client.send(TEXTS)) for client, _ in halves]
+    crossed_bytes = [_crossed_bytes(client.send(PRIVATE_TEXTS)) for client, _ in halves]
     assert crossed_bytes[0] == crossed_bytes[1], "the same secret sends something else"
     assert crossed_bytes[0] != crossed_bytes[2], "another secret sends the same"
     assert json.dumps(defence.document()) and defence.document()["name"]
@@ -291,7 +295,7 @@ def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
     for path in (folder / "client", *(folder / "client").rglob("*")):
         assert path.stat().st_mode & 0o077 == 0, f"others can read {path.name} of the client's half"
     loaded_client, server = defence.load(base, folder / "client", folder / "server")
-    assert _crossed_bytes(loaded_client.send(TEXTS)) == _crossed_bytes(client.send(TEXTS)), (
+    assert _crossed_bytes(loaded_client.send(PRIVATE_TEXTS)) == _crossed_bytes(client.send(PRIVATE_TEXTS)), (
         "the loaded half sends something else"
     )
     server.rest()
@@ -302,9 +306,9 @@ def can_be_attacked(defence: Defence, folder: Path) -> None:
     from milkglass.attacks.catalogue import ATTACKS
 
     chosen_attacks = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "decipherment")}
-    cells = run(_scene(defence, folder), chosen_attacks, None, Budget(), 1).results
-    failed_cells = [cell for cell in cells if cell.state == "failed"]
-    assert not failed_cells, f"{failed_cells[0].attack} failed: {failed_cells[0].reason}"
+    results = run(_scene(defence, folder), chosen_attacks, None, Budget(), 1).results
+    failed_results = [cell for cell in results if cell.state == "failed"]
+    assert not failed_results, f"{failed_results[0].attack} failed: {failed_results[0].reason}"
 
 
 def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
@@ -358,9 +362,9 @@ def permutes_without_change(family: Family, folder: Path) -> None:
         unknown_names = unknown_tensor_names(base.tensors)
         assert not unknown_names, f"{model_type}: {unknown_names[0]} has a word that is not in Family.parts"
         key = new_key(base, "tiny", None, base.digest(), SECRET)
-        scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(VOCABULARY))
+        scramble(base, key, folder / f"{model_type}-out", mixture=Mixture.identity(VOCAB_SIZE))
         loader = AutoModelForMaskedLM if family.kind == "encoder" else AutoModelForCausalLM
-        ids = torch.from_numpy(np.random.default_rng(0).integers(4, VOCABULARY, (2, 9)))
+        ids = torch.from_numpy(np.random.default_rng(0).integers(4, VOCAB_SIZE, (2, 9)))
         sigma = torch.from_numpy(key.sigma).long()
         with torch.inference_mode():
             unpermuted = loader.from_pretrained(base.folder).eval()(ids).logits
@@ -393,6 +397,7 @@ CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
 
 
 def _encoder(folder: Path) -> Checkpoint:
+    """Writes a tiny encoder into the folder, and opens it."""
     return Checkpoint.open(save_tiny_model("bert", "encoder", folder / "base"))
 
 
@@ -400,7 +405,7 @@ def _scene(defence: Defence, folder: Path) -> Scene:
     """Returns the scene of a defence of the tiny encoder, in which an attacker has text like the private texts."""
     base = _encoder(folder)
     client, server = defence.split(base, CORPUS, SECRET, folder / "server")
-    return scene_of(base, client, server, TEXTS, {ALIKE: CORPUS.texts[4:]})
+    return scene_of(base, client, server, PRIVATE_TEXTS, {ALIKE: CORPUS.texts[4:]})
 
 
 def _model_for(scheme: Scheme, folder: Path) -> Checkpoint:

@@ -47,9 +47,9 @@ def audit_defence(
         private: the texts that are sent, 20 or more.
         public: an attacker's text of the same kind, or the text of each attacker, by name. Texts that contain a private
             text or are part of one are left out.
-        attacks: by the names that their results have. None: all of the catalogue.
+        attacks: the attacks by the names of their results. None: all of the catalogue.
         budget: CPU time for the attacks, such as "90s" or "15m".
-        seed: of every random draw.
+        seed: decides every random draw.
         out: a new folder for the report, which contains private text. None: no report is written.
         words: what the report says about the defence. None: what it says of any that sends the same.
         stage: receives the progress.

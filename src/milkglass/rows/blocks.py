@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
-from milkglass.rows.data_file import ALL_TEXTS, KNOWN, refuse_spreadsheet
+from milkglass.rows.data_file import ALL_TEXT_COLUMNS, KNOWN_COLUMNS, refuse_spreadsheet
 from milkglass.rows.encoding import raw_lines
 from milkglass.rows.lines import BYTE_ORDER_MARK
-from milkglass.rows.place import Place, missing, no_text_error, require_columns, shown_name, text_of
+from milkglass.rows.place import Place, is_missing, no_text_error, require_columns, shown_name, text_of
 from milkglass.rows.tables import (
     delimiter_of,
     is_json_list,
@@ -33,11 +33,11 @@ from milkglass.rows.tables import (
 )
 from milkglass.rows.write import json_line
 
-Kind = Literal["lines", "json", "csv", "tsv"]
-KINDS: dict[str, Kind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
-ROWS_A_BLOCK, CHARACTERS_A_BLOCK = 512, 1 << 18  # rows, and characters, after which a block ends
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
-Slot = tuple[Any, Any]  # a container and the key or index of a text in it
+FileKind = Literal["lines", "json", "csv", "tsv"]
+KIND_OF_SUFFIX: dict[str, FileKind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
+BLOCK_ROWS, BLOCK_CHARACTERS = 512, 1 << 18  # the rows, or the characters, after which a block ends
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+TextSlot = tuple[Any, Any]  # a container and the key or index of a text in it
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,19 @@ class Block:
     """Holds consecutive rows of a file.
 
     Attributes:
-        number: from 0.
-        lines: the file's line of each row.
-        raw: each row as it is in the file.
+        number: the block's number, from 0.
+        lines: the line of the file at which each row begins.
+        raw_rows: each row as it is in the file: a line, or the cells of a table's row.
     """
 
     number: int
     lines: tuple[int, ...]
-    raw: tuple[Any, ...]
+    raw_rows: tuple[Any, ...]
 
     @property
-    def size(self) -> int:
-        return sum(_size(row) for row in self.raw)
+    def character_count(self) -> int:
+        """Returns the number of characters of all rows."""
+        return sum(_character_count(row) for row in self.raw_rows)
 
 
 @dataclass(frozen=True)
@@ -65,40 +66,47 @@ class RowFormat:
 
     Attributes:
         kind: the format: "lines", "json", "csv" or "tsv".
-        texts: the fields that are sanitized.
-        header: of CSV and TSV.
-        file: its name, for messages.
-        roles: of the messages that are sanitized; empty: all.
+        text_fields: the fields that are sanitized.
+        header: the columns of CSV and TSV.
+        file_name: the file's name, for messages.
+        roles: the roles whose messages are sanitized; empty: all.
         instruction: the beginning of a text that is left unchanged.
-        delimiter: of CSV.
+        delimiter: the sign between cells of CSV.
         noun: what messages call a row.
-        has_mark: whether a table begins with a byte order mark, by which Excel knows UTF-8.
+        has_byte_order_mark: whether a table begins with a byte order mark, by which Excel knows UTF-8.
     """
 
-    kind: Kind
-    texts: frozenset[str]
+    kind: FileKind
+    text_fields: frozenset[str]
     header: tuple[str, ...] = ()
-    file: str = ""
+    file_name: str = ""
     roles: frozenset[str] = frozenset()
     instruction: str = ""
     delimiter: str = ","
     noun: str = "line"
-    has_mark: bool = False
+    has_byte_order_mark: bool = False
 
     def place(self, line: int) -> Place:
-        return Place(self.file, line, self.noun)
+        """Returns the place of a row, for messages."""
+        return Place(self.file_name, line, self.noun)
 
     def split_instruction(self, text: str) -> tuple[str, str]:
         """Returns the instruction if the text begins with it, and the part that is sanitized."""
         start = len(self.instruction) if text.startswith(self.instruction) else 0
         return text[:start], text[start:]
 
-    def parse(self, block: Block) -> tuple[list[Any], list[Slot], set[str]]:
-        """Returns the rows, the places of the texts in them, and the names of fields that are unchanged."""
+    def parse(self, block: Block) -> tuple[list[Any], list[TextSlot], set[str]]:
+        """Returns the rows, the places of the texts in them, and the names of fields that stay unchanged.
+
+        Writing a new text to a place (`TextSlot`) changes the returned row.
+
+        Raises:
+            CodecError: a row cannot be read, or has no text.
+        """
         rows: list[Any] = []
-        slots: list[Slot] = []
+        slots: list[TextSlot] = []
         unchanged_names: set[str] = set()
-        for line, raw in zip(block.lines, block.raw, strict=True):
+        for line, raw in zip(block.lines, block.raw_rows, strict=True):
             if self.kind == "lines":
                 text = raw.rstrip("\r\n")
                 row: Any = [text, raw[len(text) :]]
@@ -107,19 +115,20 @@ class RowFormat:
                 place = self.place(line)
                 row = json_object(place, raw) if raw.strip() else None
                 if row is not None:
-                    slots += self._fields(place, row, unchanged_names)
+                    slots += self._text_slots(place, row, unchanged_names)
             else:
                 row = list(raw)
-                slots += [(row, i) for i, name in enumerate(self.header) if name in self.texts]
-                unchanged_names.update(name for name in self.header if name not in self.texts)
+                slots += [(row, i) for i, name in enumerate(self.header) if name in self.text_fields]
+                unchanged_names.update(name for name in self.header if name not in self.text_fields)
             rows.append(row)
         return rows, slots, {shown_name(name) for name in unchanged_names}
 
-    def head(self) -> str:
-        """Returns what is written before the rows: a table's header, and its mark."""
-        return (BYTE_ORDER_MARK if self.has_mark else "") + self.write([self.header]) if self.header else ""
+    def header_text(self) -> str:
+        """Returns what is written before the rows: a table's header, with the byte order mark if it has one."""
+        return (BYTE_ORDER_MARK if self.has_byte_order_mark else "") + self.write([self.header]) if self.header else ""
 
     def write(self, rows: Sequence[Any]) -> str:
+        """Returns rows of `parse` as text of the file's format."""
         if self.kind == "lines":
             return "".join(text + end for text, end in rows)
         if self.kind == "json":
@@ -133,18 +142,18 @@ class RowFormat:
             (quoted if any("\r" in cell for cell in row) else writer).writerow(row)
         return buffer.getvalue()
 
-    def _fields(self, place: Place, row: dict[str, Any], unchanged_names: set[str]) -> list[Slot]:
-        slots: list[Slot] = []
+    def _text_slots(self, place: Place, row: dict[str, Any], unchanged_names: set[str]) -> list[TextSlot]:
+        slots: list[TextSlot] = []
         has_empty = False
         for name, cell in row.items():
             if name == "messages":
-                slots += _messages(place, cell, unchanged_names, self.roles)
+                slots += _message_slots(place, cell, unchanged_names, self.roles)
                 has_empty = True  # a conversation of calls alone has no text
-            elif name not in self.texts:
+            elif name not in self.text_fields:
                 unchanged_names.add(name)
             elif isinstance(cell, str):
                 slots.append((row, name))
-            elif missing(cell):
+            elif is_missing(cell):
                 has_empty = True  # as the empty cell of a table, which stays as it is
             else:
                 text_of(place, row, name)  # raises
@@ -153,7 +162,7 @@ class RowFormat:
         return slots
 
 
-def shape_of(
+def row_format_of(
     path: Path,
     extra_names: frozenset[str] = frozenset(),
     kept_names: frozenset[str] = frozenset(),
@@ -162,8 +171,10 @@ def shape_of(
     """Returns the format of a file.
 
     Args:
-        extra_names, kept_names: fields that are texts besides the known names, and known names that are not texts.
-        delimiter: of a table. None: detected.
+        path: the file.
+        extra_names: fields that are texts, besides those with usual names.
+        kept_names: fields with usual names that are not texts.
+        delimiter: the sign between the cells of a table. None: it is detected.
 
     Raises:
         UsageError, EmptyText, CodecError: the file cannot be sanitized.
@@ -176,9 +187,9 @@ def shape_of(
             f"milkglass data {path.name} --out NEW.jsonl makes it lines",
         )
     refuse_spreadsheet(path)
-    kind = KINDS.get(path.suffix.lower(), "lines")
+    kind = KIND_OF_SUFFIX.get(path.suffix.lower(), "lines")
     column_names = sorted(extra_names | kept_names)
-    texts = [name for name in (*ALL_TEXTS, *sorted(extra_names)) if name not in kept_names]
+    text_fields = [name for name in (*ALL_TEXT_COLUMNS, *sorted(extra_names)) if name not in kept_names]
     if kind == "lines" and column_names:
         raise UsageError(
             f"{path.name} is read as a text a line, without columns",
@@ -189,15 +200,22 @@ def shape_of(
             raise UsageError(f"{path.name} is not a table with delimiters", "leave out --delimiter")
         _require_names(path, {*column_names})
         noun = "entry" if kind == "json" and is_json_list(path) else "line"
-        return RowFormat(kind, frozenset(texts), file=path.name, noun=noun)
-    found_delimiter = delimiter or delimiter_of(path, (*column_names, *KNOWN))
+        return RowFormat(kind, frozenset(text_fields), file_name=path.name, noun=noun)
+    found_delimiter = delimiter or delimiter_of(path, (*column_names, *KNOWN_COLUMNS))
     kind = "tsv" if quotes_are_text(path, found_delimiter) else "csv"
     lines = table_cells(path, found_delimiter, kind == "csv")
     header = tuple(next(lines)[1])
-    require_columns(path.name, header, column_names, texts, rows_below(lines))
+    require_columns(path.name, header, column_names, text_fields, rows_below(lines))
     with path.open("rb") as file:
-        has_mark = file.read(3) == BYTE_ORDER_MARK.encode()
-    return RowFormat(kind, frozenset(texts), header, path.name, delimiter=found_delimiter, has_mark=has_mark)
+        has_byte_order_mark = file.read(3) == BYTE_ORDER_MARK.encode()
+    return RowFormat(
+        kind,
+        frozenset(text_fields),
+        header,
+        path.name,
+        delimiter=found_delimiter,
+        has_byte_order_mark=has_byte_order_mark,
+    )
 
 
 def _require_names(path: Path, absent_names: set[str]) -> None:
@@ -212,33 +230,35 @@ def _require_names(path: Path, absent_names: set[str]) -> None:
         )
 
 
-def require_rows(path: Path, shape: RowFormat) -> None:
+def require_rows(path: Path, row_format: RowFormat) -> None:
     """Reads the whole file once, before anything that takes long.
 
     Raises:
         CodecError: a row cannot be read, or no text begins with the instruction. A misspelt one would be sanitized.
         EmptyText: there are no rows.
     """
-    is_found = not shape.instruction
-    for block in blocks_of(path, shape):
-        _, slots, _ = shape.parse(block)
-        is_found = is_found or any(shape.split_instruction(container[key])[0] for container, key in slots)
+    is_found = not row_format.instruction
+    for block in blocks_of(path, row_format):
+        _, slots, _ = row_format.parse(block)
+        is_found = is_found or any(row_format.split_instruction(container[key])[0] for container, key in slots)
     if is_found:
         return
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
 
 
-def blocks_of(path: Path, shape: RowFormat) -> Iterator[Block]:
-    """Yields the file in blocks.
+def blocks_of(path: Path, row_format: RowFormat) -> Iterator[Block]:
+    """Yields the rows of a file in blocks.
 
-    Raises EmptyText if it has no rows, CodecError with file and line if it is unreadable.
+    Raises:
+        EmptyText: the file has no rows.
+        CodecError: a row cannot be read. The message has the file and the line.
     """
     number, lines, raw, size = 0, list[int](), list[Any](), 0
-    for line, row in _raw_rows(path, shape):
+    for line, row in _raw_rows(path, row_format):
         lines.append(line)
         raw.append(row)
-        size += _size(row)
-        if len(raw) == ROWS_A_BLOCK or size >= CHARACTERS_A_BLOCK:
+        size += _character_count(row)
+        if len(raw) == BLOCK_ROWS or size >= BLOCK_CHARACTERS:
             yield Block(number, tuple(lines), tuple(raw))
             number, lines, raw, size = number + 1, [], [], 0
     if raw:
@@ -247,20 +267,20 @@ def blocks_of(path: Path, shape: RowFormat) -> Iterator[Block]:
         raise EmptyText(f"{path.name} has no rows", "give at least one")
 
 
-def _raw_rows(path: Path, shape: RowFormat) -> Iterator[tuple[int, Any]]:
-    if shape.noun == "entry":
+def _raw_rows(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Any]]:
+    if row_format.noun == "entry":
         return ((place.number, json.dumps(entry)) for place, entry in json_list(path))
-    if shape.kind in ("lines", "json"):
+    if row_format.kind in ("lines", "json"):
         return raw_lines(path)
-    rows = islice(table_cells(path, shape.delimiter, shape.kind == "csv"), 1, None)
+    rows = islice(table_cells(path, row_format.delimiter, row_format.kind == "csv"), 1, None)
     return ((place.number, tuple(cells)) for place, cells in rows)
 
 
-def _size(row: Any) -> int:
+def _character_count(row: Any) -> int:
     return len(row) if isinstance(row, str) else sum(map(len, row))
 
 
-def _messages(place: Place, messages: Any, unchanged_names: set[str], roles: frozenset[str]) -> list[Slot]:
+def _message_slots(place: Place, messages: Any, unchanged_names: set[str], roles: frozenset[str]) -> list[TextSlot]:
     """Returns the places of texts in the messages of these roles, or of all roles if none is named.
 
     Raises CodecError for a cell without messages, or without a message of these roles.
@@ -278,11 +298,12 @@ def _messages(place: Place, messages: Any, unchanged_names: set[str], roles: fro
         raise CodecError(f"{place} has no message of the roles {', '.join(sorted(roles))}", "check --role")
     kept_roles = {message["role"] for message in messages} - roles if roles else set()
     unchanged_names |= {f"messages.{_shown_role(role)}" for role in kept_roles}
-    return [slot for message in sanitized_messages for slot in _contents(message)]
+    return [slot for message in sanitized_messages for slot in _content_slots(message)]
 
 
 def _shown_role(name: str) -> str:
-    return name if NAME.fullmatch(name) else "(a role that is not shown)"
+    """Returns a role's name for a message, or that it is not shown, since it may be text."""
+    return name if NAME_PATTERN.fullmatch(name) else "(a role that is not shown)"
 
 
 def _has_content(message: dict[str, Any]) -> bool:
@@ -290,10 +311,10 @@ def _has_content(message: dict[str, Any]) -> bool:
     content = message.get("content")
     if isinstance(content, list):
         return all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content)
-    return isinstance(content, str) or (missing(content) and bool(message.get("tool_calls")))
+    return isinstance(content, str) or (is_missing(content) and bool(message.get("tool_calls")))
 
 
-def _contents(message: dict[str, Any]) -> list[Slot]:
+def _content_slots(message: dict[str, Any]) -> list[TextSlot]:
     content = message.get("content")
     if isinstance(content, list):
         return [(part, "text") for part in content]

@@ -12,33 +12,33 @@ from pathlib import Path
 
 from milkglass.errors import EmptyText, UsageError, first_few
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, Row, Rows, no_text_error, shown_name
-from milkglass.rows.tables import delimiter_of, json_rows, parquet, quotes_are_text, table, text_lines
+from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, PlacedRows, Row, no_text_error, shown_name
+from milkglass.rows.tables import delimiter_of, json_rows, parquet_rows, quotes_are_text, table_rows, text_lines
 
-TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
-CHATS = ("messages", "instruction")
+TEXT_COLUMNS, PAIR_COLUMNS, LABEL_COLUMNS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
+CHAT_COLUMNS = ("messages", "instruction")
 # First and second text under usual names, beside those of TEXTS and PAIRS; both are read if a row has both
 PAIRED_COLUMNS = (("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2"))
 # A question and its answer under usual names, and what is asked; they are read as a conversation
-SUMMARISE = "Summarize the following dialogue.\n\n"
-ANSWERED_COLUMNS = (("dialogue", "summary", SUMMARISE), ("question", "answer", ""))
+SUMMARISE_PROMPT = "Summarize the following dialogue.\n\n"
+ANSWERED_COLUMNS = (("dialogue", "summary", SUMMARISE_PROMPT), ("question", "answer", ""))
 # Columns of text of any role: what is sanitized
-ALL_TEXTS = (
+ALL_TEXT_COLUMNS = (
     "text", "sentence", "text_pair", "sentence1", "sentence2", "instruction", "input", "output", "prompt", "response",
     "question", "question1", "question2", "answer", "premise", "hypothesis", "dialogue", "summary",
 )  # fmt: skip
-KNOWN = (*ALL_TEXTS, *LABELS, *CHATS)  # names by which a header is recognised
+KNOWN_COLUMNS = (*ALL_TEXT_COLUMNS, *LABEL_COLUMNS, *CHAT_COLUMNS)  # names by which a header is recognised
 # All columns of a row of instructions. text: the published Alpaca file repeats the row there as a prompt
 INSTRUCTED_COLUMNS = ("instruction", "input", "output", "id", "text")
-TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
-SUFFIXES = (*JSON, *TABLES, ".parquet", ".txt")
-SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
+TABLE_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
+SUFFIXES = (*JSON_SUFFIXES, *TABLE_SUFFIXES, ".parquet", ".txt")
+SPREADSHEET_SUFFIXES = (".xlsx", ".xls", ".xlsm", ".ods")
 READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 
 def refuse_spreadsheet(path: Path) -> None:
     """Raises UsageError for a file with the suffix of a spreadsheet program."""
-    if path.suffix.lower() in SPREADSHEETS:
+    if path.suffix.lower() in SPREADSHEET_SUFFIXES:
         raise UsageError(
             f"{path.name} is a spreadsheet, which is not read", 'save it as "CSV UTF-8", and give that file'
         )
@@ -71,14 +71,17 @@ class DataFile:
 
     @classmethod
     def of(cls, source: Source | str) -> DataFile:
+        """Returns a file of which no column is named, for a path, or a DataFile unchanged."""
         return source if isinstance(source, DataFile) else cls(Path(source))
 
     @property
     def name(self) -> str:
+        """Returns the file's name without its folder."""
         return self.path.name
 
     @property
     def named_columns(self) -> tuple[str, ...]:
+        """Returns the columns that the user named."""
         return tuple(name for name in (self.text, self.pair, self.label) if name is not None)
 
     @property
@@ -94,7 +97,7 @@ class DataFile:
         return suffix
 
     def require(self) -> None:
-        """Checks that the file exists, and that the options fit its kind.
+        """Raises an error if the file does not exist, or the options do not fit its kind. No row is read.
 
         Raises:
             UsageError: the file does not exist, or columns or a delimiter were named and it has none.
@@ -109,16 +112,16 @@ class DataFile:
                 f"{self.name} is read as a text a line, without columns",
                 "name a table .csv or .tsv, or leave out the options of columns",
             )
-        if self.suffix not in TABLES and self.delimiter is not None:
+        if self.suffix not in TABLE_SUFFIXES and self.delimiter is not None:
             raise UsageError(f"{self.name} is not a table with delimiters", "leave out --delimiter")
         if not self.path.stat().st_size:
             raise EmptyText(f"{self.name} is empty", "give at least one row")
 
-    def rows(self, blank: Progress = no_progress) -> Rows:
+    def rows(self, on_blank: Progress = no_progress) -> PlacedRows:
         """Yields the file's rows with all columns, one at a time.
 
         Args:
-            blank: receives a 1 for each blank line.
+            on_blank: receives a 1 for each blank line.
 
         Raises:
             UsageError: the file cannot be read.
@@ -127,14 +130,14 @@ class DataFile:
         """
         self.require()
         first_columns = (columns[0] for columns in (*PAIRED_COLUMNS, *ANSWERED_COLUMNS))
-        texts = () if self.text else (*TEXTS, *CHATS, *first_columns)
-        if self.suffix in TABLES:
-            delimiter = self.delimiter or delimiter_of(self.path, (*self.named_columns, *KNOWN))
+        texts = () if self.text else (*TEXT_COLUMNS, *CHAT_COLUMNS, *first_columns)
+        if self.suffix in TABLE_SUFFIXES:
+            delimiter = self.delimiter or delimiter_of(self.path, (*self.named_columns, *KNOWN_COLUMNS))
             is_quoted = not quotes_are_text(self.path, delimiter)
-            return table(self.path, self.named_columns, delimiter, is_quoted, blank=blank, texts=texts)
+            return table_rows(self.path, self.named_columns, delimiter, is_quoted, on_blank=on_blank, texts=texts)
         if self.suffix == ".parquet":
-            return parquet(self.path, self.named_columns, texts)
-        return text_lines(self.path, blank) if self.suffix == ".txt" else json_rows(self.path, blank)
+            return parquet_rows(self.path, self.named_columns, texts)
+        return text_lines(self.path, on_blank) if self.suffix == ".txt" else json_rows(self.path, on_blank)
 
     # --- columns of a row ---------------------------------------------------------------------------------------------
     def text_column(self, place: Place, row: Row, header: Collection[str] = ()) -> str:
@@ -151,11 +154,11 @@ class DataFile:
     def _usual_text(self, row: Collection[str]) -> str | None:
         """Returns the column of texts of a usual name, or None."""
         text_and_pair = self._usual_pair(row)
-        return text_and_pair[0] if text_and_pair else matching_name(row, TEXTS, self.named_columns)
+        return text_and_pair[0] if text_and_pair else matching_name(row, TEXT_COLUMNS, self.named_columns)
 
     def _usual_pair(self, row: Collection[str]) -> tuple[str, str] | None:
         """Returns the columns of first and second texts that go together by their names, or None."""
-        if self.text is not None or TEXTS[0] in row:
+        if self.text is not None or TEXT_COLUMNS[0] in row:
             return None
         for first, second in PAIRED_COLUMNS:
             is_free = first not in self.named_columns and second != self.label and self.pair in (None, second)
@@ -165,23 +168,27 @@ class DataFile:
 
     def question_columns(self, row: Collection[str]) -> tuple[str, str, str] | None:
         """Returns the columns of a question and its answer, and the words before the question, or None."""
-        if self.named_columns or self._usual_text(row) or not {*LABELS}.isdisjoint(row):
+        if self.named_columns or self._usual_text(row) or not {*LABEL_COLUMNS}.isdisjoint(row):
             return None
         return next((names for names in ANSWERED_COLUMNS if {*names[:2]} <= {*row}), None)
 
     def label_column(self, row: Collection[str]) -> str | None:
-        return self.label or matching_name(row, LABELS, self.named_columns)
+        """Returns the column of labels, or None if a row with these columns has none."""
+        return self.label or matching_name(row, LABEL_COLUMNS, self.named_columns)
 
     def pair_column(self, row: Row) -> str | None:
+        """Returns the column of second texts, or None if the row has none."""
         text_and_pair = self._usual_pair(row)
-        return self.pair or (text_and_pair[1] if text_and_pair else matching_name(row, PAIRS, self.named_columns))
+        return self.pair or (
+            text_and_pair[1] if text_and_pair else matching_name(row, PAIR_COLUMNS, self.named_columns)
+        )
 
     def _first_columns(self) -> tuple[dict[str, str | None], list[str]]:
         """Returns the columns that are read, by their role, and all columns of the first row."""
         place, row = next(self.rows(), (None, None))
         if place is None or row is None:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
-        if self.text is None and (chat := matching_name(row, CHATS)):
+        if self.text is None and (chat := matching_name(row, CHAT_COLUMNS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
         if question_columns := self.question_columns(row):
             return {"text": question_columns[0], "label": None, "text_pair": None}, list(row)
@@ -189,7 +196,12 @@ class DataFile:
         return {"text": text, "label": self.label_column(row), "text_pair": self.pair_column(row)}, list(row)
 
     def columns_by_role(self) -> dict[str, str | None]:
-        """Returns the columns that are read, by their role. Raises EmptyText for a file without rows, CodecError."""
+        """Returns the columns that are read, by their role: "text", "label" and "text_pair".
+
+        Raises:
+            EmptyText: the file has no rows.
+            CodecError: the first row cannot be read, or has no text.
+        """
         return self._first_columns()[0]
 
     def columns_read(self, reads_labels: bool = True, identifier: str | None = None) -> str:
@@ -205,10 +217,12 @@ class DataFile:
         if question_columns := self.question_columns(columns):
             read_columns = [*question_columns[:2]]
             description = f"messages from {question_columns[0]} and {question_columns[1]}"
-        elif self.text is None and (chat := columns_by_role["text"]) in CHATS:
+        elif self.text is None and (chat := columns_by_role["text"]) in CHAT_COLUMNS:
             is_instruction = chat == "instruction"
-            read_columns = [*INSTRUCTED_COLUMNS[:3]] if is_instruction else [CHATS[0], "tools"]
-            description = "messages from " + ("instruction, input (if any) and output" if is_instruction else CHATS[0])
+            read_columns = [*INSTRUCTED_COLUMNS[:3]] if is_instruction else [CHAT_COLUMNS[0], "tools"]
+            description = "messages from " + (
+                "instruction, input (if any) and output" if is_instruction else CHAT_COLUMNS[0]
+            )
         else:
             roles = {**columns_by_role, "label": columns_by_role["label"] if reads_labels else None, "id": identifier}
             read_columns = [name for name in roles.values() if name is not None]

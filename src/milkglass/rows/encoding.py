@@ -14,10 +14,10 @@ from milkglass.errors import CodecError
 UTF8 = "utf-8-sig"  # a byte order mark is not part of the text
 MAX_LINE_LETTERS = 1 << 24  # characters of a line or of a cell
 HEAD_BYTES = 4096  # bytes in which a binary file has a zero
-_SPREADSHEET_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of .xlsx and .ods, and of .xls
-_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-_UNUSED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
-_NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
+_SPREADSHEET_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # the first bytes of .xlsx and .ods, and of .xls
+_ENCODING_OF_MARK = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_UNDEFINED_BYTES = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
+_ENCODING_NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
 
 
 def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
@@ -40,7 +40,7 @@ def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
         raise not_utf8_error(path) from None
 
 
-def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
     """Yields the number of each line, and the line without its end. Raises what `raw_lines` raises."""
     for number, line in raw_lines(path, encoding):
         yield number, line.rstrip("\r\n")
@@ -54,13 +54,17 @@ def not_utf8_error(path: Path) -> CodecError:
     number, byte = _first_invalid_line(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    if (name := _MARKS.get(head[:2])) is None:
+    if (name := _ENCODING_OF_MARK.get(head[:2])) is None:
         if head.startswith(_SPREADSHEET_MARKS):
             return CodecError(f"{path.name} is not a text file", 'a spreadsheet? Save it as "CSV UTF-8"')
         if b"\0" in head:
             return CodecError(f"{path.name} is not a text file", "give text in UTF-8")
         name = _likely_encoding(byte)
-    likely = f"{_NAMES[name]} by its first bytes" if name == "UTF-16" else f"line {number} looks like {_NAMES[name]}"
+    likely = (
+        f"{_ENCODING_NAMES[name]} by its first bytes"
+        if name == "UTF-16"
+        else f"line {number} looks like {_ENCODING_NAMES[name]}"
+    )
     new_name = path.with_name(f"{path.stem}.utf8{path.suffix}").name
     return CodecError(
         f"{path.name} is not UTF-8 text: {likely}",
@@ -80,6 +84,11 @@ def _first_invalid_line(path: Path) -> tuple[int, bytes]:
 
 
 def _likely_encoding(line: bytes) -> str:
-    """Returns the likely encoding. Latin-1 has no quotes, dashes or euro sign where Windows-1252 has them."""
+    """Returns the likely encoding of a line that is not UTF-8.
+
+    Latin-1 has no quotes, dashes or euro sign where Windows-1252 has them.
+    """
     byte_values = set(line)
-    return "WINDOWS-1252" if byte_values & set(range(0x80, 0xA0)) and not byte_values & _UNUSED else "ISO-8859-1"
+    return (
+        "WINDOWS-1252" if byte_values & set(range(0x80, 0xA0)) and not byte_values & _UNDEFINED_BYTES else "ISO-8859-1"
+    )

@@ -23,12 +23,12 @@ from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.data_file import CHATS, INSTRUCTED_COLUMNS, JSON, TEXTS, DataFile, Source
+from milkglass.rows.data_file import CHAT_COLUMNS, INSTRUCTED_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
-from milkglass.rows.place import Place, Row, columns_there, missing, text_of
+from milkglass.rows.place import Place, Row, columns_there, is_missing, text_of
 
-Kind = Literal["labelled", "chat", "text"]
+RowKind = Literal["labelled", "chat", "text"]
 WEIGHT_FIELDS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
 TABLE_WEIGHTS = WEIGHT_FIELDS[:2]
 FOREIGN_FORMATS = {
@@ -36,11 +36,12 @@ FOREIGN_FORMATS = {
     ("prompt", "completion"): "a prompt and a completion",
     ("prompt", "chosen"): "a prompt and preferred answers",
 }
-AS_MESSAGES = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
+MESSAGES_HINT = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
 MIN_ROWS_TO_JUDGE = 20  # rows from which on labels that mostly occur once are taken for ids
 MIN_HELD_OUT = 40  # rows that a comparison asks about at least, and as many that it trains with
-ID = "id"  # the column with the names of a table's rows
-ROW_NOUNS: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
+ID_COLUMN = "id"  # the column with the names of a table's rows
+# How messages call the rows of each kind
+ROW_NOUNS: dict[RowKind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,18 @@ class Example:
 
     Attributes:
         line: the row's number from 1, for messages.
+        kind: "labelled" for a text with a label, "chat" for a conversation, "text" for a text alone.
+        text: the text, or the first one of a pair; "" for a conversation.
+        pair: the second text of a pair.
+        label: the name of the label, or a regression's score as text.
+        messages: the messages of a conversation.
+        tools: the functions that a conversation offers to the model.
         noun: what the number counts: a line, an entry of a JSON list, a row of Parquet.
         row_id: the row's id in the table, if it was read.
     """
 
     line: int
-    kind: Kind
+    kind: RowKind
     text: str = ""
     pair: str | None = None
     label: str | None = None
@@ -70,41 +77,45 @@ class Example:
 
 @dataclass(frozen=True)
 class Summary:
-    """Says what a file holds: its kind of rows, how many there are, and their labels.
+    """Describes what a file holds: its kind of rows, how many there are, and their labels.
 
     Attributes:
+        kind: the kind of all rows.
+        row_count: how many rows there are, without those that were left out.
+        has_pairs: whether rows have second texts.
         labels: the label names, in order (numbers by value).
         scale: the scale of a regression's scores, which has no labels.
-        blank: how many blank lines were skipped.
-        empty: how many rows were left out because of an empty field.
-        counts: in how many rows each label occurs.
+        blank_count: how many blank lines were skipped.
+        empty_count: how many rows were left out because of an empty field.
+        label_counts: in how many rows each of `labels` occurs.
     """
 
-    kind: Kind
-    rows: int
+    kind: RowKind
+    row_count: int
     has_pairs: bool
     labels: tuple[str, ...]
     scale: Scale | None = None
-    blank: int = 0
-    empty: int = 0
-    counts: tuple[int, ...] = ()
+    blank_count: int = 0
+    empty_count: int = 0
+    label_counts: tuple[int, ...] = ()
 
     @property
     def task(self) -> Literal["classification", "regression", "causal-lm"]:
+        """Returns the task that such rows are for."""
         if self.kind != "labelled":
             return "causal-lm"
         return "classification" if self.scale is None else "regression"
 
 
 def read_examples(
-    source: Source, are_scores: bool = False, blank: Progress = no_progress, empty: Progress = no_progress
+    source: Source, are_scores: bool = False, on_blank: Progress = no_progress, on_empty: Progress = no_progress
 ) -> Iterator[Example]:
     """Yields the rows of a file, checked.
 
     Args:
         are_scores: whether labels are the numbers of a regression.
-        blank: receives a 1 for each blank line that is skipped.
-        empty: receives a 1 for each row that the file's `skip_empty` leaves out.
+        on_blank: receives a 1 for each blank line that is skipped.
+        on_empty: receives a 1 for each row that the file's `skip_empty` leaves out.
 
     Raises:
         CodecError: a row has another shape than the file. The message names the file and the line.
@@ -115,7 +126,7 @@ def read_examples(
     header, cells = _survey(file, are_scores)
     first_example: Example | None = None
     for place, example in _filled_examples(
-        file, lambda place, row: _example(file, place, row, header, cells), blank, empty
+        file, lambda place, row: _example(file, place, row, header, cells), on_blank, on_empty
     ):
         first_example = first_example or example
         if (example.kind, example.pair is None) != (first_example.kind, first_example.pair is None):
@@ -126,47 +137,47 @@ def read_examples(
         yield example
 
 
-def examples_of(source: Source, limit: int | None = None) -> list[Example]:
-    """Returns the rows of a file, or its first `limit` rows. Raises what `read_examples` raises."""
-    return list(islice(read_examples(source), limit))
+def examples_of(source: Source, max_rows: int | None = None) -> list[Example]:
+    """Returns the rows of a file, or its first `max_rows` rows. Raises what `read_examples` raises."""
+    return list(islice(read_examples(source), max_rows))
 
 
 def read_texts(
-    source: Source, blank: Progress = no_progress, identifier: str | None = None, empty: Progress = no_progress
+    source: Source, on_blank: Progress = no_progress, identifier: str | None = None, on_empty: Progress = no_progress
 ) -> Iterator[Example]:
     """Yields the texts and second texts of a file without looking at labels. Raises what `read_examples` raises.
 
     Args:
-        blank: receives a 1 for each blank line that is skipped.
+        on_blank: receives a 1 for each blank line that is skipped.
         identifier: the column of the rows' ids. None: `id`, if there is one.
-        empty: receives a 1 for each row that the file's `skip_empty` leaves out.
+        on_empty: receives a 1 for each row that the file's `skip_empty` leaves out.
     """
     file = DataFile.of(source)
     header = _survey(file, are_scores=True)[0]
 
     def example(place: Place, row: Row) -> Example:
         column = file.pair_column(row)
-        text = _text(file, place, row, header)
+        text = _row_text(file, place, row, header)
         pair = None if column is None else text_of(place, row, column)
         return Example(place.number, "text", text, pair, noun=place.noun, row_id=_row_id_of(place, row, identifier))
 
-    for _, row_example in _filled_examples(file, example, blank, empty):
+    for _, row_example in _filled_examples(file, example, on_blank, on_empty):
         yield row_example
 
 
 def _filled_examples(
-    file: DataFile, build: Callable[[Place, Row], Example], blank: Progress, empty: Progress
+    file: DataFile, build: Callable[[Place, Row], Example], on_blank: Progress, on_empty: Progress
 ) -> Iterator[tuple[Place, Example]]:
     """Yields the examples of the rows. Rows with an empty field are refused, or left out if the file skips them."""
     rows, skipped = 0, None
-    for place, row in file.rows(blank):
+    for place, row in file.rows(on_blank):
         try:
             example = build(place, row)
         except EmptyText as error:
             if not file.skip_empty:
                 raise EmptyText(error.message, f"{error.hint}, or leave out all such rows with --skip-empty") from None
             skipped = error.message
-            empty(1)
+            on_empty(1)
             continue
         rows += 1
         yield place, example
@@ -189,19 +200,19 @@ def _survey(file: DataFile, are_scores: bool) -> tuple[tuple[str, ...], LabelCel
             for _, row in file.rows():
                 names.update(dict.fromkeys(row))
                 column = file.label_column(names)
-                if file.suffix not in JSON and (column is None or are_scores):
+                if file.suffix not in JSON_SUFFIXES and (column is None or are_scores):
                     return  # all rows have the same columns
                 yield None if column is None else row.get(column)
 
     label_cells = cells()
     summary = LabelCells.of(label_cells)
-    if file.suffix in JSON:
+    if file.suffix in JSON_SUFFIXES:
         deque(label_cells, maxlen=0)  # each row may have columns of its own
     return tuple(names), LabelCells(are_scores=True) if are_scores else summary
 
 
 def summarise(source: Source, are_scores: bool = False) -> Summary:
-    """Reads and checks the whole file once. Raises what `read_examples` raises.
+    """Reads and checks all rows of a file, and returns what it holds. Raises what `read_examples` raises.
 
     Args:
         are_scores: whether labels are the numbers of a regression. Then CodecError is raised for a row without one.
@@ -241,10 +252,13 @@ def require_classes(source: Source, summary: Summary) -> None:
     column = _column_of_labels(source)
     if count < 2:
         raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
-    single_count = sum(rows == 1 for rows in summary.counts)
-    if count == summary.rows > 2 or (summary.rows >= MIN_ROWS_TO_JUDGE and 2 * single_count > summary.rows):
+    single_count = sum(rows == 1 for rows in summary.label_counts)
+    if count == summary.row_count > 2 or (
+        summary.row_count >= MIN_ROWS_TO_JUDGE and 2 * single_count > summary.row_count
+    ):
         raise CodecError(
-            f"{column} has {count:,} labels in {summary.rows:,} rows, and {single_count:,} of them are in one row only",
+            f"{column} has {count:,} labels in {summary.row_count:,} rows, and {single_count:,} of them are in one row "
+            "only",
             "does it hold ids? --label-column NAME takes another column",
         )
 
@@ -275,6 +289,10 @@ def no_labels_error(source: Source, summary: Summary) -> CodecError:
 def checked_summary(source: Source, task: str | None) -> Summary:
     """Reads the whole file, so that a broken line is reported before anything is written or sent.
 
+    Args:
+        source: the file.
+        task: "classification", "regression" or "causal-lm". None: what the rows are for.
+
     Raises:
         UsageError: there is no such file.
         CodecError: a row cannot be read, or the data are for another task.
@@ -292,8 +310,8 @@ def checked_summary(source: Source, task: str | None) -> Summary:
 def number_labels(names: Sequence[str], known_numbers: Mapping[str, int] | None) -> dict[str, int]:
     """Returns a number for each label.
 
-    Known numbers stay if they cover all names, so that a second fine-tune, or one on part of the data, numbers them
-    alike.
+    Known numbers stay if they cover all names, so that a second fine-tune, or one on part of the data, numbers the
+    labels alike.
     """
     if known_numbers and set(names) <= set(known_numbers):
         return dict(known_numbers)
@@ -302,14 +320,20 @@ def number_labels(names: Sequence[str], known_numbers: Mapping[str, int] | None)
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
-    """Reads one row. `header` has the columns of the whole file: a row without one has an empty cell there.
+    """Returns the example of one row.
 
-    Raises CodecError for a row of another shape, EmptyText for an empty cell.
+    Args:
+        header: the columns of the whole file. A row without one of them has an empty cell there.
+        cells: reads the cells of labels.
+
+    Raises:
+        CodecError: the row has another shape.
+        EmptyText: a cell is empty.
     """
-    if (chat := _chat(file, place, row)) is not None:
+    if (chat := _chat_example(file, place, row)) is not None:
         return chat
     _require_unweighted(file, place, row)
-    text = _text(file, place, row, header)
+    text = _row_text(file, place, row, header)
     pairs, labels = file.pair_column(row), file.label_column(header)
     pair = None if pairs is None else text_of(place, row, pairs)
     if labels is None:
@@ -333,15 +357,15 @@ def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
     """
     if file.text is not None and (file.label is not None or file.label_column(row) is None):
         return
-    for name in WEIGHT_FIELDS if file.suffix in JSON else TABLE_WEIGHTS:
-        if name not in file.named_columns and not missing(row.get(name)):
+    for name in WEIGHT_FIELDS if file.suffix in JSON_SUFFIXES else TABLE_WEIGHTS:
+        if name not in file.named_columns and not is_missing(row.get(name)):
             raise CodecError(
                 f"{place} has {name}, which is not honoured: each row counts alike",
                 f"leave {name} out, or name what is read: --text-column and --label-column",
             )
 
 
-def _text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
+def _row_text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> str:
     """Returns a row's text. Raises EmptyText if it is empty, or if the row lacks a column that others have."""
     column = file.text_column(place, row, header)
     if column not in row and column in header:
@@ -358,7 +382,7 @@ def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none. Raises CodecError if a named column has no id."""
     if identifier is not None and identifier not in row:
         raise CodecError(f"{place} has no {identifier}", f"{columns_there(row, (identifier,))}; see --id-column")
-    cell = row.get(identifier or ID)
+    cell = row.get(identifier or ID_COLUMN)
     cell = int(cell) if isinstance(cell, float) and cell.is_integer() else cell
     if not isinstance(cell, bool) and isinstance(cell, str | int):
         return " ".join(str(cell).split())
@@ -367,11 +391,11 @@ def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     raise CodecError(f"{place} has a {identifier} that is neither a name nor a whole number", "name another column")
 
 
-def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
+def _chat_example(file: DataFile, place: Place, row: Row) -> Example | None:
     """Returns a conversation, or None if the row is not one. Raises CodecError or EmptyText for an unfit one."""
     is_named = file.text is not None and isinstance(row.get(file.text), list)
-    if is_named or (file.text in (None, CHATS[0]) and CHATS[0] in row):
-        column = file.text if is_named and file.text is not None else CHATS[0]
+    if is_named or (file.text in (None, CHAT_COLUMNS[0]) and CHAT_COLUMNS[0] in row):
+        column = file.text if is_named and file.text is not None else CHAT_COLUMNS[0]
         messages, tools = conversation_at(place, row, column, file.text is not None)
         return Example(place.number, "chat", messages=messages, tools=tools, noun=place.noun)
     if file.text is None and "instruction" in row:
@@ -380,17 +404,22 @@ def _chat(file: DataFile, place: Place, row: Row) -> Example | None:
         question, answer, prefix = columns
         messages = question_answer(place, row, question, answer, prefix=prefix)
         return Example(place.number, "chat", messages=messages, noun=place.noun)
-    if file.text is None and not {*TEXTS} & {*row}:
+    if file.text is None and not {*TEXT_COLUMNS} & {*row}:
         for names, format_name in FOREIGN_FORMATS.items():
             if {*names} <= {*row}:
-                raise CodecError(f"{place} has {format_name}, which are not read", AS_MESSAGES)
+                raise CodecError(f"{place} has {format_name}, which are not read", MESSAGES_HINT)
     return None
 
 
 def conversation_at(
-    place: Place, row: Row, column: str = CHATS[0], ignores_other_columns: bool = False, is_trained: bool = True
+    place: Place, row: Row, column: str = CHAT_COLUMNS[0], ignores_other_columns: bool = False, is_trained: bool = True
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
-    """Returns what `conversation_of` returns. Raises CodecError or EmptyText, which names the place."""
+    """Returns the messages and tools of a row, as `conversation_of` does, for the row at a place.
+
+    Raises:
+        CodecError: the row has something that cannot be honoured. The message names the place.
+        EmptyText: a message has no content. The error names the place.
+    """
     try:
         return conversation_of(
             _without_gaps(row) if place.noun == "row" else row, column, ignores_other_columns, is_trained
@@ -410,7 +439,7 @@ def _without_gaps(cell: Any) -> Any:
 
 def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
     messages = question_answer(place, row, "instruction", "output", "input")
-    if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not missing(row[name])]:
+    if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not is_missing(row[name])]:
         raise CodecError(
             f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED_COLUMNS[:3])}, which are not "
             "honoured",
@@ -425,11 +454,12 @@ def question_answer(
     """Returns a user's question and its answer. Raises what `text_of` raises.
 
     Args:
-        question, answer: columns.
+        question: the column of questions.
+        answer: the column of answers.
         extra: a column that is put under the question if it is not empty.
         prefix: words before the question.
     """
     requested, answer_text = prefix + text_of(place, row, question), text_of(place, row, answer)
-    if extra is not None and not missing(row.get(extra)):
+    if extra is not None and not is_missing(row.get(extra)):
         requested = f"{requested}\n\n{text_of(place, row, extra)}"
     return {"role": "user", "content": requested}, {"role": "assistant", "content": answer_text}

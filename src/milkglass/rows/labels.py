@@ -27,13 +27,13 @@ from decimal import Decimal
 from typing import Any
 
 from milkglass.errors import CodecError, EmptyText
-from milkglass.rows.place import Place, missing
+from milkglass.rows.place import Place, is_missing
 
 MISSING_WORDS = frozenset({"nan", "none", "null", "na", "n/a", "<na>", "nat"})  # missing, in a column of numbers
 MAX_EXACT_NUMBER = 1 << 53  # above it a float stands for no single whole number
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_FLOAT = re.compile(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WHOLE_PATTERN = re.compile(r"[+-]?[0-9]+")
+_FLOAT_PATTERN = re.compile(r"[+-]?[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?")
+_NUMBER_PATTERN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LabelCells:
         """Decides how cells are read from all cells of the column."""
         has_cells = have_fractions = False
         for cell in cells:
-            if missing(cell) or _is_gap(cell):
+            if is_missing(cell) or _is_gap(cell):
                 continue
             if has_fraction(cell):
                 have_fractions = True
@@ -65,8 +65,18 @@ class LabelCells:
         return cls(are_whole=has_cells and not have_fractions, have_fractions=have_fractions)
 
     def read(self, place: Place, column: str, cell: Any) -> str:
-        """Returns the label's name, or a regression's score as text. Raises EmptyText if it is missing, CodecError."""
-        if missing(cell) or ((self.are_whole or self.have_fractions or self.are_scores) and _is_gap(cell)):
+        """Returns the label's name, or a regression's score as text.
+
+        Args:
+            place: the row's place, for messages.
+            column: the column's name, for messages.
+            cell: the cell of the row.
+
+        Raises:
+            EmptyText: the label is missing.
+            CodecError: it is neither a name nor a number, or a score is not a number.
+        """
+        if is_missing(cell) or ((self.are_whole or self.have_fractions or self.are_scores) and _is_gap(cell)):
             raise EmptyText(f"{place} has an empty {column}", "fill it")
         if self.are_scores:
             return repr(score_of(str(place), cell))
@@ -87,7 +97,7 @@ class LabelCells:
 
 def _whole_number(cell: Any) -> int | None:
     """Returns the whole number that a float, a decimal or the text of a float stands for, or None."""
-    if isinstance(cell, str) and _FLOAT.fullmatch(cell.strip()):
+    if isinstance(cell, str) and _FLOAT_PATTERN.fullmatch(cell.strip()):
         cell = float(cell)
     if isinstance(cell, Decimal) and cell.is_finite():
         cell = float(cell)
@@ -99,21 +109,24 @@ def _whole_number(cell: Any) -> int | None:
 def has_fraction(cell: Any) -> bool:
     """Returns whether a cell, or a label's name, is a number that is not whole."""
     if isinstance(cell, str):
-        cell = float(cell) if _NUMBER.fullmatch(cell.strip()) else None
+        cell = float(cell) if _NUMBER_PATTERN.fullmatch(cell.strip()) else None
     if isinstance(cell, Decimal):
         cell = float(cell)
     return isinstance(cell, float) and math.isfinite(cell) and not cell.is_integer()
 
 
 def is_number(name: str) -> bool:
-    return _NUMBER.fullmatch(name) is not None
+    """Returns whether a label's name is a number."""
+    return _NUMBER_PATTERN.fullmatch(name) is not None
 
 
 def _is_digits(cell: Any) -> bool:
-    return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()) is not None)
+    """Returns whether a cell is a whole number, or the text of one."""
+    return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE_PATTERN.fullmatch(cell.strip()) is not None)
 
 
 def _is_gap(cell: Any) -> bool:
+    """Returns whether a cell is a word for a missing number, such as "nan"."""
     return isinstance(cell, str) and cell.strip().casefold() in MISSING_WORDS
 
 
@@ -145,12 +158,15 @@ class Scale:
         return None if raw is None else cls(float(raw[0]), float(raw[1]))
 
     def document(self) -> list[float]:
+        """Returns the scale as JSON-like data, which `from_document` reads."""
         return [self.mean, self.spread]
 
-    def sent(self, score: float) -> float:
+    def standardise(self, score: float) -> float:
+        """Returns a score as it is sent to the server."""
         return (score - self.mean) / self.spread
 
-    def read(self, answer: float) -> float:
+    def restore(self, answer: float) -> float:
+        """Returns a standardised score of the server in the user's unit."""
         return self.mean + self.spread * answer
 
     def suits(self, other: Scale) -> bool:
@@ -159,7 +175,7 @@ class Scale:
         A second fine-tune then reads like the first. This holds if the sent mean is within 1 of 0, and the sent spread
         between 1/2 and 2.
         """
-        return abs(self.sent(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
+        return abs(self.standardise(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
 
 
 def score_of(row_name: str, cell: Any) -> float:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.errors import CodecError, EmptyText, UsageError, naming_texts
-from milkglass.rows.encoding import lines
-from milkglass.rows.place import Place, missing, repeated_key_error, text_of
+from milkglass.rows.encoding import numbered_lines
+from milkglass.rows.place import Place, is_missing, repeated_key_error, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
 if TYPE_CHECKING:
@@ -42,9 +42,13 @@ class InputRow:
 
 
 def input_lines(source: Path | None, stdin: Iterable[str]) -> Iterator[tuple[Place, str]]:
-    """Yields the lines of a file, or of stdin if it is None, without a byte order mark. Raises CodecError."""
+    """Yields the lines of a file, or of `stdin` if `source` is None, without a byte order mark.
+
+    Raises:
+        CodecError: the file is not text in UTF-8, or a line is too long.
+    """
     if source is not None:
-        yield from ((Place(source.name, number), line) for number, line in lines(source))
+        yield from ((Place(source.name, number), line) for number, line in numbered_lines(source))
         return
     for number, line in enumerate(stdin, 1):
         if text := line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line:
@@ -52,8 +56,8 @@ def input_lines(source: Path | None, stdin: Iterable[str]) -> Iterator[tuple[Pla
 
 
 def input_row(place: Place, line: str) -> InputRow:
-    """Reads a line. Raises CodecError for an object whose texts are not strings, or that has a key twice."""
-    name, row = str(place), _object(place, line)
+    """Returns the row of a line. Raises CodecError for an object whose texts are not strings, or with a key twice."""
+    name, row = str(place), _json_object(place, line)
     if row is None:
         return InputRow(name, line)
     if "messages" in row:
@@ -67,10 +71,10 @@ def input_row(place: Place, line: str) -> InputRow:
 def _text(place: Place, row: Mapping[str, Any], column: str) -> str | None:
     """Returns a text, which may be blank, or None if there is none."""
     cell = row.get(column)
-    return cell if isinstance(cell, str) else None if missing(cell) else text_of(place, row, column)
+    return cell if isinstance(cell, str) else None if is_missing(cell) else text_of(place, row, column)
 
 
-def _object(place: Place, line: str) -> dict[str, Any] | None:
+def _json_object(place: Place, line: str) -> dict[str, Any] | None:
     if not line.lstrip().startswith("{"):
         return None
     try:
@@ -89,9 +93,9 @@ def rows_of_arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) 
 
     Raises UsageError for the name of a file with rows: its name would be read in place of its texts.
     """
-    from milkglass.rows.data_file import SPREADSHEETS, SUFFIXES
+    from milkglass.rows.data_file import SPREADSHEET_SUFFIXES, SUFFIXES
 
-    kinds = {*SUFFIXES, *SPREADSHEETS} - {""}
+    kinds = {*SUFFIXES, *SPREADSHEET_SUFFIXES} - {""}
     for text in texts:
         if Path(text).suffix.lower() in kinds and os.path.isfile(text):  # noqa: PTH113  (Path.is_file raises for long ones)
             raise UsageError(f"{text} is a file, and its name would be read as the text", "--in FILE reads its texts")
@@ -99,7 +103,7 @@ def rows_of_arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) 
 
 
 def refusals_naming_rows(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
-    """Reports a text that is refused inside the block by its row's name."""
+    """Returns a context in which the error for a refused text gets the name of its row."""
     return naming_texts(lambda place: rows[place].name)
 
 
@@ -112,7 +116,11 @@ def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
 
 
 def second_texts(rows: Sequence[InputRow], option_pairs: Sequence[str] | None) -> list[str] | None:
-    """Returns the second texts: the rows' own, or else what the options give.
+    """Returns the second texts: the rows' own, or else what the options give. None: there are none.
+
+    Args:
+        rows: the rows of the first texts.
+        option_pairs: the second texts that the options give, one for each row.
 
     Raises:
         UsageError: the numbers of texts and second texts differ.

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from milkglass.errors import EmptyText, UsageError
-from milkglass.rows.place import missing
+from milkglass.rows.place import is_missing
 
-Message = Mapping[str, Any]  # role and content; of tool calls, what OpenAI's messages have beside them
+Message = Mapping[str, Any]  # the role and the content; further fields of OpenAI's messages, such as tool calls
 
-ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEMPLATE_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Fields of a function that a template may see
 FUNCTION_FIELDS = {"name": str, "description": str, "parameters": Mapping}
 # Fields of a training row, and of its messages by the role as templates know it
@@ -26,14 +26,14 @@ TURN_FIELDS: Mapping[str, tuple[str, ...]] = {
     "assistant": ("role", "content", "refusal", "reasoning_content", "tool_calls", "weight"),
     "tool": ("role", "content", "tool_call_id", "name"),
 }
-TEXT_PARTS = ("text", "input_text", "output_text")
-PART_FIELDS = {**dict.fromkeys(TEXT_PARTS, ("type", "text")), "refusal": ("type", "refusal")}
+TEXT_PART_TYPES = ("text", "input_text", "output_text")
+PART_FIELDS = {**dict.fromkeys(TEXT_PART_TYPES, ("type", "text")), "refusal": ("type", "refusal")}
 CALL_FIELDS, CALLED_FIELDS = ("id", "type", "function"), ("name", "arguments")
 # Fields of a request's message, by the role as templates know it, and those that say nothing to the model
 MESSAGE_FIELDS: Mapping[str, tuple[str, ...]] = {
     **TURN_FIELDS, "assistant": ("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls")
 }  # fmt: skip
-SAYS_NOTHING = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
+MEANINGLESS_FIELDS = frozenset({"cache_control", "annotations", "logprobs", "id", "index"})
 
 
 def normalize_messages(originals: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -50,12 +50,12 @@ def normalize_messages(originals: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _message(number: int, original: Mapping[str, Any]) -> Message:
     role = original.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise UsageError(f"message {number} has no known role", f"the roles are: {', '.join(ROLES)}")
+    if not isinstance(role, str) or role not in TEMPLATE_ROLES:
+        raise UsageError(f"message {number} has no known role", f"the roles are: {', '.join(TEMPLATE_ROLES)}")
     content, refusal = original.get("content"), original.get("refusal")
     if content is None and isinstance(refusal, str):
         content = refusal
-    message: dict[str, Any] = {"role": ROLES[role], "content": text_of(content, number)}
+    message: dict[str, Any] = {"role": TEMPLATE_ROLES[role], "content": content_text(content, number)}
     if original.get("function_call") is not None:
         raise UsageError(f"message {number} has a function_call", "give tool_calls, as they were answered")
     calls = original.get("tool_calls")
@@ -74,7 +74,7 @@ def _message(number: int, original: Mapping[str, Any]) -> Message:
     return message
 
 
-def text_of(content: Any, number: int) -> str:
+def content_text(content: Any, number: int) -> str:
     """Returns the text of a content: a text, a list of text parts, or None. Raises UsageError for anything else."""
     if content is None:
         return ""
@@ -85,12 +85,20 @@ def text_of(content: Any, number: int) -> str:
     parts = []
     for part in content:
         part_type = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text") if part_type in TEXT_PARTS else part.get("refusal") if part_type == "refusal" else None
+        text = (
+            part.get("text")
+            if part_type in TEXT_PART_TYPES
+            else part.get("refusal")
+            if part_type == "refusal"
+            else None
+        )
         if not isinstance(text, str):
             raise UsageError(
                 f"message {number} has a part that is not text", "images, sound and files cannot be scrambled"
             )
-        _require_known({*_nonempty(part)} - SAYS_NOTHING, PART_FIELDS[str(part_type)], f"a part of message {number}")
+        _require_known(
+            {*_nonempty(part)} - MEANINGLESS_FIELDS, PART_FIELDS[str(part_type)], f"a part of message {number}"
+        )
         parts.append(text)
     return "".join(parts)
 
@@ -141,7 +149,7 @@ def tools_of(requested: Sequence[Mapping[str, Any]] | None, allows_strict: bool 
             _meaningful_fields(function), [*allowed, "type"] if function is tool else allowed, "a tool's function"
         )
         if function is not tool:
-            _require_known({*_nonempty(tool)} - SAYS_NOTHING, ("type", "function"), "a tool")
+            _require_known({*_nonempty(tool)} - MEANINGLESS_FIELDS, ("type", "function"), "a tool")
         fields = {name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None}
         if not all(isinstance(content, FUNCTION_FIELDS[name]) for name, content in fields.items()):
             raise UsageError(
@@ -167,7 +175,7 @@ def conversation_of(
         UsageError: the row has something that cannot be honoured, which the message names.
         EmptyText: a message has no content.
     """
-    row = {name: cell for name, cell in row.items() if not missing(cell)}
+    row = {name: cell for name, cell in row.items() if not is_missing(cell)}
     if ignores_other_columns:
         row = {column: row.get(column)}
     allowed = [column if name == "messages" else name for name in ROW_FIELDS]
@@ -175,7 +183,7 @@ def conversation_of(
     turns = _list_of(row.get(column))
     if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise UsageError("no list of messages", 'give [{"role": "user", "content": ...}, ...]')
-    cleaned = [{name: item for name, item in turn.items() if not missing(item)} for turn in turns]
+    cleaned = [{name: item for name, item in turn.items() if not is_missing(item)} for turn in turns]
     messages = [_turn(number, message, is_trained) for number, message in enumerate(cleaned, 1)]
     tools = tools_of(_tools(row.get("tools")), allows_strict=False)
     if not isinstance(row.get("parallel_tool_calls", True), bool):
@@ -188,7 +196,8 @@ def conversation_of(
 
 
 def _turn(number: int, turn: Mapping[str, Any], is_trained: bool) -> Message:
-    role = ROLES.get(str(turn.get("role")), "")
+    """Returns message `number` of a training row as a template reads it. Raises UsageError or EmptyText."""
+    role = TEMPLATE_ROLES.get(str(turn.get("role")), "")
     allowed = [name for name in TURN_FIELDS.get(role, turn) if is_trained or name != "weight"]
     _require_known(turn, allowed, f"message {number}")
     if "refusal" in turn and ("content" in turn or not isinstance(turn["refusal"], str)):
@@ -224,15 +233,16 @@ def _require_parts(number: int, turn: Mapping[str, Any]) -> None:
 
 def _nonempty(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that are not empty."""
-    return {name: field for name, field in fields.items() if not missing(field) and field not in ([], {})}
+    return {name: field for name, field in fields.items() if not is_missing(field) and field not in ([], {})}
 
 
 def _meaningful_fields(fields: Mapping[str, Any]) -> list[str]:
     """Returns the names of the fields that tell the model something."""
-    return [name for name, field in _nonempty(fields).items() if name not in SAYS_NOTHING and field is not False]
+    return [name for name, field in _nonempty(fields).items() if name not in MEANINGLESS_FIELDS and field is not False]
 
 
 def _require_answer(messages: Sequence[Message]) -> None:
+    """Raises UsageError for a conversation without an answer that is learnt."""
     answers = [message for message in messages[1:] if message["role"] == "assistant"]
     if not answers:
         raise UsageError("no assistant's answer to learn", "end it with the assistant's message")
@@ -241,6 +251,12 @@ def _require_answer(messages: Sequence[Message]) -> None:
 
 
 def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or_else: str = "") -> None:
+    """Raises UsageError for a name that is not allowed.
+
+    Args:
+        noun: what has the names, for the message.
+        or_else: another way out, for the hint.
+    """
     for name in names:
         if name not in allowed:
             is_plain = name.isidentifier() and name.isascii() and len(name) <= 40
@@ -252,6 +268,7 @@ def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or
 
 
 def _tools(cell: Any) -> list[Any] | None:
+    """Returns the list of tools in a cell, or None for an empty one. Raises UsageError for anything else."""
     tools = None if cell is None else _list_of(cell)
     if cell is not None and (tools is None or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UsageError("no list of tools", 'give [{"type": "function", "function": {...}}, ...]')

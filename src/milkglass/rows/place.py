@@ -24,15 +24,15 @@ from milkglass.unique_keys import RepeatedKey
 
 MAX_COLUMNS_SHOWN = 20  # column names in a message
 MAX_PLACES_SHOWN = 3  # places in a message
-MAX_NAME_SHOWN = 64  # characters of a column's name in a message
+MAX_NAME_CHARACTERS = 64  # characters of a column's name in a message
 USUAL_COLUMNS = frozenset({"text", "sentence", "label"})  # columns that any file may have
-MAY_BE_LABELS = frozenset({"question", "premise", "dialogue"})  # such a cell may be the label of a row of text
+AMBIGUOUS_COLUMNS = frozenset({"question", "premise", "dialogue"})  # such a cell may be the label of a row of text
 
-_NAME = re.compile(r"[A-Za-z_#][\w#.-]{0,31}", re.ASCII)
-_BETWEEN = re.compile(r"[\W_]+")
+_NAME_PATTERN = re.compile(r"[A-Za-z_#][\w#.-]{0,31}", re.ASCII)
+_SEPARATOR_PATTERN = re.compile(r"[\W_]+")
 _NO_VALUE = "n/?a|nan|null|none|nil|empty|missing|unknown"
-_WORDS = re.compile(rf"(?!(?:{_NO_VALUE})$)[^\W\d](?:[^\d,;]{{0,30}}[^\W\d]|[.#])", re.IGNORECASE)
-_NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*")
+_WORDS_PATTERN = re.compile(rf"(?!(?:{_NO_VALUE})$)[^\W\d](?:[^\d,;]{{0,30}}[^\W\d]|[.#])", re.IGNORECASE)
+_NUMBER_PATTERN = re.compile(r"[+-]?\d[\d.,:/ -]*")
 MIN_NUMBER_ROWS = 5  # rows of numbers that show that the line above them is a header
 
 NAMING_HINT = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
@@ -57,7 +57,7 @@ class Place:
 
 
 Row = Mapping[str, Any]
-Rows = Iterator[tuple[Place, Row]]
+PlacedRows = Iterator[tuple[Place, Row]]
 
 
 def places_text(places: Sequence[Place]) -> str:
@@ -83,18 +83,21 @@ def require_columns(
     Columns without a name are not read.
 
     Args:
+        file: the file's name, for messages.
+        names: the columns of the header.
         required: columns that must all exist.
-        texts: columns; one of them must exist.
-        rows: some rows below. They are read only for a message.
+        texts: columns of which one must exist; empty: none must.
+        rows: some rows below the header. They are read only for a message.
     """
-    columns = [*required, *(name for name in texts if name not in MAY_BE_LABELS)]
+    columns = [*required, *(name for name in texts if name not in AMBIGUOUS_COLUMNS)]
     if texts and not {*texts} & {*names}:
+        is_header = looks_like_header(names, rows) or _has_named_columns(file)
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names, columns, names_above(names, rows) or _has_names(file))}; {NAMING_HINT}",
+            f"{columns_there(names, columns, is_header)}; {NAMING_HINT}",
         )
     if absent := [name for name in required if name not in names]:
-        is_header = names_above(names, rows) or _has_names(file)
+        is_header = looks_like_header(names, rows) or _has_named_columns(file)
         there = columns_there(names, required, is_header)
         alike = difflib.get_close_matches(absent[0], _shown_columns(names, required, is_header), 1)
         raise CodecError(
@@ -109,22 +112,23 @@ def require_columns(
 def no_text_error(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to have the text."""
     return CodecError(
-        f"{place} has no text", f"{columns_there(names, expected, _has_names(place.file))}; {NAMING_HINT}"
+        f"{place} has no text", f"{columns_there(names, expected, _has_named_columns(place.file))}; {NAMING_HINT}"
     )
 
 
-def _has_names(file: str) -> bool:
+def _has_named_columns(file: str) -> bool:
     """Returns whether the format itself names the columns, as JSON and Parquet do."""
     return Path(file).suffix.lower() in (".jsonl", ".json", ".parquet")
 
 
-def names_above(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
+def looks_like_header(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
     """Returns whether a first line has a name in a column in which all of these rows have a number."""
     full_rows = [row for row in rows if len(row) == len(first)]
     if len(full_rows) < MIN_NUMBER_ROWS:
         return False
     return any(
-        _WORDS.fullmatch(name.strip()) is not None and all(_NUMBER.fullmatch(row[index].strip()) for row in full_rows)
+        _WORDS_PATTERN.fullmatch(name.strip()) is not None
+        and all(_NUMBER_PATTERN.fullmatch(row[index].strip()) for row in full_rows)
         for index, name in enumerate(first)
     )
 
@@ -138,8 +142,9 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
     """Returns words such as "the columns there are: id, customer said". Names that may be text are only counted.
 
     Args:
-        expected: columns that are looked for, besides the USUAL ones.
-        is_header: whether these are known to be names, not text.
+        names: the cells of the first line, or the names of the columns.
+        expected: columns that are looked for, besides USUAL_COLUMNS.
+        is_header: whether `names` are known to be names, not text.
     """
     shows_all = _are_names(names, expected, is_header)
     shown_names = _shown_columns(names, expected, is_header)
@@ -163,21 +168,21 @@ def _are_names(names: Collection[str], expected: Collection[str], is_header: boo
 def _shown_columns(names: Collection[str], expected: Collection[str], is_header: bool) -> list[str]:
     """Returns the names that a message may show: all of them, or those that cannot be text."""
     shows_all = _are_names(names, expected, is_header)
-    return [shown_name(name) for name in names if name.strip() and (shows_all or _NAME.fullmatch(name))]
+    return [shown_name(name) for name in names if name.strip() and (shows_all or _NAME_PATTERN.fullmatch(name))]
 
 
 def _comparable_name(name: str) -> str:
     """Returns a name for comparison: in small letters, without what is between words."""
-    return _BETWEEN.sub("", name).casefold()
+    return _SEPARATOR_PATTERN.sub("", name).casefold()
 
 
 def shown_name(name: str) -> str:
     """Returns a name for a message: printable, on one line, of bounded length."""
     line = "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
-    return line if len(line) <= MAX_NAME_SHOWN else f"{line[:MAX_NAME_SHOWN]}..."
+    return line if len(line) <= MAX_NAME_CHARACTERS else f"{line[:MAX_NAME_CHARACTERS]}..."
 
 
-def missing(cell: Any) -> bool:
+def is_missing(cell: Any) -> bool:
     """Returns whether a cell is empty: null, NaN as a number, or only blanks. The text "nan" is a text."""
     if isinstance(cell, str):
         return not cell.strip()
@@ -189,7 +194,7 @@ def text_of(place: Place, row: Row, column: str) -> str:
     if column not in row:
         raise CodecError(f"{place} has no {column}", columns_there(row, (column,)))
     cell = row[column]
-    if missing(cell):
+    if is_missing(cell):
         raise EmptyText(f"{place} has an empty {column}", "fill it")
     if not isinstance(cell, str):
         raise CodecError(f"{place} has a {column} that is not a string", "give a string")

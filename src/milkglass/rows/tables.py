@@ -1,6 +1,6 @@
 """Reads rows of files, one at a time: lines, CSV, TSV, JSON Lines, one JSON list, Parquet.
 
-Errors name the file, the line and the column, and never a cell's content. Common arguments: `blank` receives a 1 for
+Errors name the file, the line and the column, and never a cell's content. Common arguments: `on_blank` receives a 1 for
 each blank line that is skipped; a header must have all columns of `required`, and one of `texts`.
 """
 
@@ -18,44 +18,53 @@ from typing import Any
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, lines, not_utf8_error
-from milkglass.rows.place import Place, Rows, repeated_key_error, require_columns, text_of
+from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, not_utf8_error, numbered_lines
+from milkglass.rows.place import Place, PlacedRows, repeated_key_error, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
-DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+DELIMITER_OF_NAME = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 SAMPLE_LETTERS, SAMPLE_ROWS = 1 << 16, 20  # characters and rows that show the delimiter
 BLOCK_LETTERS = 1 << 20  # characters of a JSON list read at a time
-BATCH = 1024  # rows of Parquet read at a time
+BATCH_ROWS = 1024  # rows of Parquet read at a time
 MIN_SENTENCE_WORDS = 5
-END_MARKS = (".", ";", "?", "!")
-_ENDS = re.compile(r"(?<=[.;?!])\s+")
-_SPACE = re.compile(r"[ \t\r\n]*")
+SENTENCE_END_MARKS = (".", ";", "?", "!")
+_SENTENCE_END_PATTERN = re.compile(r"(?<=[.;?!])\s+")
+_SPACE_PATTERN = re.compile(r"[ \t\r\n]*")
 
 
-def text_lines(path: Path, blank: Progress = no_progress, encoding: str = UTF8, strip: bool = False) -> Rows:
-    """Yields every line that is not blank as the column "text". `strip` removes the white space at its ends."""
-    for number, line in lines(path, encoding):
+def text_lines(path: Path, on_blank: Progress = no_progress, encoding: str = UTF8, strip: bool = False) -> PlacedRows:
+    """Yields every line that is not blank as a row with the column "text".
+
+    Args:
+        encoding: the file's encoding.
+        strip: whether white space at the ends of a line is removed.
+    """
+    for number, line in numbered_lines(path, encoding):
         if line.strip():
             yield Place(path.name, number), {"text": line.strip() if strip else line}
         else:
-            blank(1)
+            on_blank(1)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-def table(
-    path: Path, required: Sequence[str], delimiter: str = "\t", quoted: bool = False,
-    header: Sequence[str] | None = None, flawed: bool = False, blank: Progress = no_progress, texts: Sequence[str] = (),
-) -> Rows:  # fmt: skip
+def table_rows(
+    path: Path, required: Sequence[str], delimiter: str = "\t", is_quoted: bool = False,
+    header: Sequence[str] | None = None, is_flawed: bool = False, on_blank: Progress = no_progress,
+    texts: Sequence[str] = (),
+) -> PlacedRows:  # fmt: skip
     """Yields rows of CSV, or of TSV without quoting, as GLUE writes it.
 
     Args:
-        quoted: whether a cell may be quoted. Quotes are doubled inside quotes.
+        is_quoted: whether a cell may be quoted. Quotes are doubled inside quotes.
         header: the columns of a file without a header.
-        flawed: whether the published file has rows with another number of cells. They become empty rows, for the caller
-            to leave out and count.
+        required: the columns that the header must have.
+        delimiter: the sign between cells.
+        is_flawed: whether the published file has rows with another number of cells. They become empty rows, for the
+            caller to leave out and count.
+        texts: columns of which the header must have one; empty: none.
     """
     names = header
-    lines = table_cells(path, delimiter, quoted, header, flawed, blank)
+    lines = table_cells(path, delimiter, is_quoted, header, is_flawed, on_blank)
     for place, cells in lines:
         if names is None:
             names = cells
@@ -72,23 +81,25 @@ def rows_below(lines: Iterator[tuple[Place, Sequence[str]]]) -> Iterator[Sequenc
 
 
 def table_cells(
-    path: Path, delimiter: str, quoted: bool, header: Sequence[str] | None = None, flawed: bool = False,
-    blank: Progress = no_progress,
+    path: Path, delimiter: str, is_quoted: bool, header: Sequence[str] | None = None, is_flawed: bool = False,
+    on_blank: Progress = no_progress,
 ) -> Iterator[tuple[Place, Sequence[str]]]:  # fmt: skip
-    """Yields the names of the header, unless `header` has them, and then the cells of each row. See `table`.
+    """Yields the names of the header, unless `header` has them, and then the cells of each row. See `table_rows`.
 
-    Raises EmptyText for an empty file, CodecError for a row that is no row or has another number of cells.
+    Raises:
+        EmptyText: the file is empty.
+        CodecError: a row cannot be read, or has another number of cells.
     """
     names = header
-    for place, cells in _quoted_lines(path, delimiter) if quoted else _unquoted_lines(path, delimiter):
+    for place, cells in _quoted_lines(path, delimiter) if is_quoted else _unquoted_lines(path, delimiter):
         if not cells:
-            blank(1)
+            on_blank(1)
         elif names is None:
             names = [name.strip() for name in cells]
             yield place, names
         elif len(cells) == len(names):
             yield place, cells
-        elif flawed:
+        elif is_flawed:
             yield place, ()
         else:
             raise CodecError(
@@ -100,7 +111,7 @@ def table_cells(
 
 
 def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
-    for number, line in lines(path):
+    for number, line in numbered_lines(path):
         yield Place(path.name, number), line.split(delimiter) if line else ()
 
 
@@ -120,15 +131,13 @@ def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[
         csv.field_size_limit(limit)
 
 
-# A delimiter gives every first row, the header too, the same number of cells, at least two. If several do, or none does
-# because a row is broken, the header decides, by the names of columns that the caller knows. csv.Sniffer is not used:
-# it counts characters of the text as well, and takes letters for delimiters.
 def parse_delimiter(name: str) -> str:
     """Returns a delimiter, given it or its name. Raises UsageError if it is not one sign."""
-    delimiter = DELIMITERS.get(name, "\t" if name == "\\t" else name)
+    delimiter = DELIMITER_OF_NAME.get(name, "\t" if name == "\\t" else name)
     if len(delimiter) != 1 or delimiter in '"\r\n' or delimiter.isalnum():
         raise UsageError(
-            f"the delimiter {name!r} is not one sign", f"give a sign such as ';', or one of {', '.join(DELIMITERS)}"
+            f"the delimiter {name!r} is not one sign",
+            f"give a sign such as ';', or one of {', '.join(DELIMITER_OF_NAME)}",
         )
     return delimiter
 
@@ -136,13 +145,17 @@ def parse_delimiter(name: str) -> str:
 def delimiter_of(path: Path, column_names: Collection[str]) -> str:
     """Returns the delimiter of a .csv or .tsv file. If the rows do not tell, the file's name decides.
 
+    A delimiter gives every first row, the header too, the same number of cells, at least two. If several do, or none
+    does because a row is broken, the header decides, by the names of columns that the caller knows. csv.Sniffer is not
+    used: it counts characters of the text as well, and takes letters for delimiters.
+
     Text that is not UTF-8 is reported by whoever reads it.
 
     Args:
         column_names: names of columns that the caller looks for.
     """
     usual_sign = "\t" if path.suffix.lower() == ".tsv" else ","
-    signs = [usual_sign, *(sign for sign in DELIMITERS.values() if sign != usual_sign)]
+    signs = [usual_sign, *(sign for sign in DELIMITER_OF_NAME.values() if sign != usual_sign)]
     rows = {sign: _first_rows(path, sign) for sign in signs}
     consistent_signs = [
         sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1
@@ -156,7 +169,7 @@ def delimiter_of(path: Path, column_names: Collection[str]) -> str:
 
 
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
-    """Returns complete first rows, or none if the quotes do not fit this delimiter."""
+    """Returns up to SAMPLE_ROWS complete rows from the file's beginning, up to one whose quotes do not fit."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
         head = file.read(SAMPLE_LETTERS)
         is_cut = bool(file.read(1))
@@ -178,13 +191,14 @@ def quotes_are_text(path: Path, sign: str) -> bool:
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
-def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
-    for number, line in lines(path):
+def json_lines(path: Path, on_blank: Progress = no_progress) -> PlacedRows:
+    """Yields the rows of JSON Lines. Raises CodecError for a line that is not a JSON object."""
+    for number, line in numbered_lines(path):
         if line.strip():
             place = Place(path.name, number)
             yield place, json_object(place, line)
         else:
-            blank(1)
+            on_blank(1)
 
 
 def json_object(place: Place, text: str) -> dict[str, Any]:
@@ -198,7 +212,7 @@ def json_object(place: Place, text: str) -> dict[str, Any]:
     return _object(place, parsed)
 
 
-def json_sentences(path: Path) -> Rows:
+def json_sentences(path: Path) -> PlacedRows:
     """Yields the sentences of the column "text" of JSON Lines, whose documents have a paragraph a line.
 
     Sentences of fewer than MIN_SENTENCE_WORDS, text without a final mark, such as headings, and repeats are left out.
@@ -206,9 +220,9 @@ def json_sentences(path: Path) -> Rows:
     seen_hashes = set[int]()  # hashes: the corpus has sentences by the million
     for place, row in json_lines(path):
         for paragraph in text_of(place, row, "text").splitlines():
-            for sentence in _ENDS.split(paragraph.strip()):
+            for sentence in _SENTENCE_END_PATTERN.split(paragraph.strip()):
                 if (
-                    sentence.endswith(END_MARKS)
+                    sentence.endswith(SENTENCE_END_MARKS)
                     and len(sentence.split()) >= MIN_SENTENCE_WORDS
                     and hash(sentence) not in seen_hashes
                 ):
@@ -216,19 +230,20 @@ def json_sentences(path: Path) -> Rows:
                     yield place, {"text": sentence}
 
 
-def json_rows(path: Path, blank: Progress = no_progress) -> Rows:
+def json_rows(path: Path, on_blank: Progress = no_progress) -> PlacedRows:
     """Yields rows of JSON Lines, or of one list of objects, whatever the file's name."""
-    return json_objects(path) if is_json_list(path) else json_lines(path, blank)
+    return json_objects(path) if is_json_list(path) else json_lines(path, on_blank)
 
 
 def is_json_list(path: Path) -> bool:
+    """Returns whether the first character of a file that is not white space begins a JSON list."""
     with path.open(encoding=UTF8, errors="replace") as file:
         while (head := file.read(BLOCK_LETTERS)).isspace():
             pass
     return head.lstrip().startswith("[")
 
 
-def json_objects(path: Path) -> Rows:
+def json_objects(path: Path) -> PlacedRows:
     """Yields the entries of a JSON list, which must be objects."""
     for place, element in json_list(path):
         yield place, _object(place, element)
@@ -241,9 +256,10 @@ def _object(place: Place, parsed: Any) -> dict[str, Any]:
 
 
 def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
-    """Yields the entries of a file that is one JSON list, with one block and one entry in memory.
+    """Yields the entries of a file that is one JSON list. Only a block and an entry are in memory.
 
-    Raises CodecError for another file, or at an entry that is not JSON.
+    Raises:
+        CodecError: the file is no JSON list, or an entry is not JSON.
     """
     try:
         with path.open(encoding=UTF8) as file:
@@ -311,13 +327,13 @@ def _break_in(buffer: str, position: int) -> int:
 
 
 def _skip_white_space(buffer: str, position: int) -> int:
-    match = _SPACE.match(buffer, position)
+    match = _SPACE_PATTERN.match(buffer, position)
     assert match is not None  # it matches nothing as well
     return match.end()
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
-def parquet(path: Path, required: Sequence[str], texts: Sequence[str] = ()) -> Rows:
+def parquet_rows(path: Path, required: Sequence[str], texts: Sequence[str] = ()) -> PlacedRows:
     """Yields the rows of a Parquet file with all columns. Raises CodecError for another file, or without a column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -329,7 +345,7 @@ def parquet(path: Path, required: Sequence[str], texts: Sequence[str] = ()) -> R
     with file:
         require_columns(path.name, file.schema_arrow.names, required, texts)
         number = 0
-        for batch in file.iter_batches(BATCH):
+        for batch in file.iter_batches(BATCH_ROWS):
             for row in batch.to_pylist():
                 number += 1
                 yield Place(path.name, number, "row"), row

@@ -22,7 +22,7 @@ def json_line(row: Mapping[str, Any]) -> str:
     return line + "\n"
 
 
-def as_row(example: Example, is_score: bool = False) -> dict[str, Any]:
+def example_row(example: Example, is_score: bool = False) -> dict[str, Any]:
     """Returns a row in the format that `finetune`, `audit` and recipes read.
 
     Args:
@@ -38,11 +38,19 @@ def as_row(example: Example, is_score: bool = False) -> dict[str, Any]:
     return {"text": example.text, **pair, "label": label}
 
 
-def write(examples: Iterable[Example], out: Path, are_scores: bool = False, max_count: int | None = None) -> int:
-    """Writes examples, and returns how many. `out` appears when it is complete; only its owner can read it."""
+def write_examples(
+    examples: Iterable[Example], out: Path, are_scores: bool = False, max_count: int | None = None
+) -> int:
+    """Writes examples as JSON Lines, and returns how many.
+
+    Args:
+        out: the file, which appears when it is complete. Only its owner can read it.
+        are_scores: whether labels are the numbers of a regression.
+        max_count: how many examples are written at most. None: all.
+    """
     count = 0
     with atomic_write(out, newline="\n") as file:
         for example in islice(examples, max_count):
-            file.write(json_line(as_row(example, are_scores)))
+            file.write(json_line(example_row(example, are_scores)))
             count += 1
     return count

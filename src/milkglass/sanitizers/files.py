@@ -84,7 +84,7 @@ def count_file(
         partial(_count_block, reader, row_format), blocks_of(path, row_format), workers
     ):
         counts += block_counts
-        progress(block.size)
+        progress(block.character_count)
     return counts
 
 
@@ -115,15 +115,15 @@ def sanitize_file(
     sanitize_block = _BlockSanitizer(sanitizer, row_format, fresh_seed() if seed is None else seed)
     row_count, tally, unchanged_fields = 0, WordTally(), set[str]()
     with new_file(out) as file:
-        file.write(row_format.head())
+        file.write(row_format.header_text())
         for block, (text, tally_of_block, fields_of_block) in map_blocks(
             sanitize_block, blocks_of(source, row_format), workers
         ):
             file.write(text)
-            row_count += len(block.raw)
+            row_count += len(block.raw_rows)
             tally.add(tally_of_block)
             unchanged_fields |= fields_of_block
-            progress(block.size)
+            progress(block.character_count)
         report = about | _report_document(sanitizer, row_count, tally, unchanged_fields, seed is not None)
         with new_file(report_path(out)) as report_file:
             report_file.write(json.dumps(report, indent=2) + "\n")

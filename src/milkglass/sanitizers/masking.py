@@ -91,7 +91,7 @@ def mask_file(
     analyzer()  # a missing library is an error before anything is written
     counts, text_count, masked_count = Counter[str](), 0, 0
     with new_file(out) as file:
-        file.write(row_format.head())
+        file.write(row_format.header_text())
         for block in blocks_of(source, row_format):
             rows, slots, _ = row_format.parse(block)
             for container, key in slots:
@@ -102,7 +102,7 @@ def mask_file(
                 counts.update(masks)
                 text_count, masked_count = text_count + 1, masked_count + bool(masks)
             file.write(row_format.write(rows))
-            progress(block.size)
+            progress(block.character_count)
     report = {
         "method": "mask", "least": min_score, "texts": text_count, "texts with a mask": masked_count,
         "masks": dict(counts.most_common()),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import CodecError, UsageError
-from milkglass.rows.sets.catalogue import SETS, load
+from milkglass.rows.sets.catalogue import PUBLIC_DATASETS, load
 
 ROWS: dict[str, tuple[str, dict[str, Any], tuple[str, str | None, str | None]]] = {
     "sst2": ("nyu-mll/glue", {"sentence": "fine", "label": 1, "idx": 0}, ("fine", None, "positive")),
@@ -81,7 +81,11 @@ def test_conversations_of_the_hub(name: str, hub: dict[str, Any]) -> None:
 
 
 def test_all_sets_but_two_are_on_the_hub() -> None:
-    assert {*ROWS, *CHATS} == {name for name, about in SETS.items() if about.hub} == {*SETS} - {"enron", "legal"}
+    assert (
+        {*ROWS, *CHATS}
+        == {name for name, about in PUBLIC_DATASETS.items() if about.hub}
+        == {*PUBLIC_DATASETS} - {"enron", "legal"}
+    )
     with pytest.raises(UsageError, match="enron .*hub"):
         load("enron", None, "train")
 

@@ -11,15 +11,15 @@ from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
 from milkglass.rows import tables
 from milkglass.rows.examples import Example, checked_summary, read_examples
-from milkglass.rows.sets.catalogue import SETS, describe, files, load
-from milkglass.rows.write import write
+from milkglass.rows.sets.catalogue import PUBLIC_DATASETS, dataset_named, load, split_files
+from milkglass.rows.write import write_examples
 from tests.rows.sets.layouts import CHATS, Expected, lines, put, write_all
 
 NAMES = [
     "sst2", "qnli", "cola", "mrpc", "rte", "stsb", "qqp", "mnli", "alpaca", "dolly", "dialogsum", "ifeval", "ag_news",
     "tweet_sentiment", "enron", "legal", "rotten_tomatoes", "wikitext2",
 ]  # fmt: skip
-SPLITS = [(name, split) for name in NAMES for split in SETS[name].splits]
+SPLITS = [(name, split) for name in NAMES for split in PUBLIC_DATASETS[name].splits]
 LEFT_OUT = {
     ("qqp", "train"): "2 rows were left out of train.tsv: rows that a line break tore apart, or with an empty question",
     ("mnli", "train"): "1 row was left out of train.tsv: rows whose annotators did not agree on a label",
@@ -39,9 +39,9 @@ def expected(root: Path) -> dict[tuple[str, str], list[Expected]]:
 
 
 def test_the_names_that_are_promised_are_there() -> None:
-    assert sorted(SETS) == sorted(NAMES)
+    assert sorted(PUBLIC_DATASETS) == sorted(NAMES)
     with pytest.raises(UsageError, match="'imdb'"):
-        describe("imdb")
+        dataset_named("imdb")
 
 
 @pytest.mark.parametrize(("name", "split"), SPLITS)
@@ -56,16 +56,16 @@ def test_a_split_reads_as_it_was_published(
     else:
         assert [(one.text, one.pair, one.label) for one in found] == expected[name, split]
     assert notes == ([LEFT_OUT[name, split]] if (name, split) in LEFT_OUT else [])
-    inside = files(name, root, split)[0].parent
+    inside = split_files(name, root, split)[0].parent
     assert list(load(name, inside, split)) == found  # the data set's own folder is as good
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_description_holds_together(name: str) -> None:
-    about = SETS[name]
+    about = PUBLIC_DATASETS[name]
     assert about.licence and about.about and about.columns
     assert (about.task == "classification") == bool(about.labels)
-    assert about.numbers == dict(zip(about.labels, range(len(about.labels)), strict=True))
+    assert about.label_numbers == dict(zip(about.labels, range(len(about.labels)), strict=True))
     known = {*glue.MEASURES, *text.MEASURES, "perplexity"}
     assert set(about.metrics) <= known
     assert about.metrics or about.task == "prompts"
@@ -77,9 +77,11 @@ def test_the_metrics_are_glues_own() -> None:
         "sst2": ("accuracy",), "qnli": ("accuracy",), "rte": ("accuracy",), "mnli": ("accuracy",),
         "cola": ("matthews",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman"),
     }  # fmt: skip
-    assert {name: SETS[name].metrics for name in wanted} == wanted
-    assert SETS["mrpc"].numbers["equivalent"] == SETS["qqp"].numbers["duplicate"] == 1  # the class of their F1
-    assert SETS["cola"].numbers["acceptable"] == SETS["sst2"].numbers["positive"] == 1
+    assert {name: PUBLIC_DATASETS[name].metrics for name in wanted} == wanted
+    assert (
+        PUBLIC_DATASETS["mrpc"].label_numbers["equivalent"] == PUBLIC_DATASETS["qqp"].label_numbers["duplicate"] == 1
+    )  # the class of their F1
+    assert PUBLIC_DATASETS["cola"].label_numbers["acceptable"] == PUBLIC_DATASETS["sst2"].label_numbers["positive"] == 1
 
 
 def test_lines_are_those_of_the_file(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:
@@ -95,9 +97,9 @@ def test_what_is_exported_reads_back(
     name: str, split: str, root: Path, expected: dict[tuple[str, str], list[Expected]], tmp_path: Path
 ) -> None:
     before = list(load(name, root, split))
-    score = SETS[name].task == "regression"
+    score = PUBLIC_DATASETS[name].task == "regression"
     out = tmp_path / "out.jsonl"
-    assert write(load(name, root, split), out, score) == len(before)
+    assert write_examples(load(name, root, split), out, score) == len(before)
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
@@ -116,9 +118,9 @@ def test_what_is_exported_reads_back(
 
 def test_an_export_may_be_of_the_first_rows_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\nc\t7\n")
-    assert write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", max_count=2) == 2
+    assert write_examples(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", max_count=2) == 2
     with pytest.raises(CodecError, match=r"line 4 of train\.tsv"):
-        write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
+        write_examples(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.tsv", "two.jsonl"]
 
 

@@ -106,12 +106,12 @@ class ColumnOptions:
 
         Lines of text have none, and only tables have a delimiter. Raises what `data_file` raises.
         """
-        from milkglass.rows.data_file import TABLES
+        from milkglass.rows.data_file import TABLE_SUFFIXES
 
         suffix = path.suffix.lower()
         if suffix == ".txt":
             return ColumnOptions().data_file(path)
-        return (self if suffix in TABLES else replace(self, delimiter=None)).data_file(path)
+        return (self if suffix in TABLE_SUFFIXES else replace(self, delimiter=None)).data_file(path)
 
     def option_text(self) -> str:
         """Returns the options that are set, as on a command line, with a space before them; "" if none is set."""
@@ -136,7 +136,7 @@ def _check_rows(file: DataFile, reads_labels: bool = False) -> DataFile:
 def _note_reading(file: DataFile, summary: Summary, reads_labels: bool) -> None:
     """Prints which columns of a file are read, and how many of its rows are skipped."""
     note_columns(file, reads_labels)
-    note_skipped(file.name, summary.blank, summary.empty)
+    note_skipped(file.name, summary.blank_count, summary.empty_count)
 
 
 def classes_text(summary: Summary) -> str:
@@ -144,7 +144,7 @@ def classes_text(summary: Summary) -> str:
 
     Of many classes only the commonest and the rarest are named.
     """
-    commonest_first = sorted(zip(summary.labels, summary.counts, strict=True), key=lambda entry: -entry[1])
+    commonest_first = sorted(zip(summary.labels, summary.label_counts, strict=True), key=lambda entry: -entry[1])
     classes = [f"{clean_text(name)[:MAX_CLASS_CHARACTERS]} {count:,}" for name, count in commonest_first]
     shown_classes = classes
     if len(classes) > COMMONEST_COUNT + RAREST_COUNT:
@@ -160,8 +160,8 @@ def label_warning(summary: Summary) -> str:
     shown = {name: repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in summary.labels}
     if alike := [shown[name] for name in summary.labels if folded[name.strip().casefold()] > 1]:
         return f"warning: some labels differ in capitals or spaces alone: {first_few(alike)}; each is a class"
-    rare = [shown[name] for name, count in zip(summary.labels, summary.counts, strict=True) if count == 1]
-    if not rare or max(summary.counts) < MIN_COMMON_ROWS:
+    rare = [shown[name] for name, count in zip(summary.labels, summary.label_counts, strict=True) if count == 1]
+    if not rare or max(summary.label_counts) < MIN_COMMON_ROWS:
         return ""
     fault = "a label occurs" if len(rare) == 1 else f"{len(rare):,} labels occur"
     return f"warning: {fault} in one row only: {first_few(rare)}; misspelt?"

@@ -48,7 +48,7 @@ def _is_table(source: Path, has_column_options: bool) -> bool:
     Args:
         has_column_options: whether options name columns. Then JSON Lines are read as rows too.
     """
-    from milkglass.rows.data_file import JSON, SUFFIXES, refuse_spreadsheet
+    from milkglass.rows.data_file import JSON_SUFFIXES, SUFFIXES, refuse_spreadsheet
     from milkglass.rows.tables import is_json_list
 
     require_file(source, "give a file with a text a line, or a table")
@@ -56,16 +56,16 @@ def _is_table(source: Path, has_column_options: bool) -> bool:
     suffix = source.suffix.lower()
     if suffix not in SUFFIXES or suffix in ("", ".txt"):
         return False
-    return suffix not in JSON or has_column_options or is_json_list(source)
+    return suffix not in JSON_SUFFIXES or has_column_options or is_json_list(source)
 
 
 def _table_rows(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
     """Returns the rows of a table without their labels, and prints which columns are read."""
-    from milkglass.rows.examples import ID, read_texts
+    from milkglass.rows.examples import ID_COLUMN, read_texts
 
     file = columns.data_file(source)
     blank, empty = list[int](), list[int]()
     rows = list(read_texts(file, blank.append, id_column, empty.append))
-    note_columns(file, False, id_column or (ID if any(row.row_id for row in rows) else None))
+    note_columns(file, False, id_column or (ID_COLUMN if any(row.row_id for row in rows) else None))
     note_skipped(file.name, len(blank), len(empty))
     return [InputRow(str(row.place(file)), row.text, row.pair, output_id=row.row_id or str(row.line)) for row in rows]

@@ -213,7 +213,7 @@ def _label_column(source: Source, batch: Sequence[Example], labels: Mapping[str,
     if labels is None:
         raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
     if isinstance(labels, Scale):
-        return pa.array([labels.sent(float(str(row.label))) for row in batch], pa.float32())
+        return pa.array([labels.standardise(float(str(row.label))) for row in batch], pa.float32())
     example = next((row for row in batch if row.label not in labels), None)
     if example is not None:
         raise CodecError(

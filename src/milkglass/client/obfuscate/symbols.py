@@ -190,7 +190,7 @@ def count_corpus(
 
 def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
     if scale is not None:
-        return TaskTexts(texts, np.array([scale.sent(float(str(example.label))) for example in examples]), 0)
+        return TaskTexts(texts, np.array([scale.standardise(float(str(example.label))) for example in examples]), 0)
     number_of_label = {name: number for number, name in enumerate(names)}
     labels = np.array([number_of_label[str(example.label)] for example in examples], np.float64)
     return TaskTexts(texts, labels, len(names))

@@ -23,7 +23,7 @@ from milkglass.noise.stream import Stream
 from milkglass.rows.blocks import RowFormat
 from milkglass.rows.examples import Example
 from milkglass.rows.messages import Message
-from milkglass.rows.write import as_row
+from milkglass.rows.write import example_row
 from milkglass.sanitizers.files import report_path, sanitize_file
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.text import TokenReader, TokenTextSanitizer
@@ -68,7 +68,7 @@ def sample(examples: Sequence[Example], row_count: int, seed: int, noun: str) ->
 def write(examples: Sequence[Example], out: Path) -> Path:
     """Writes rows as JSON Lines, and returns the file."""
     files.make_private_dir(out.parent)
-    files.write(out, "".join(json.dumps(as_row(example)) + "\n" for example in examples))
+    files.write(out, "".join(json.dumps(example_row(example)) + "\n" for example in examples))
     return out
 
 
@@ -115,7 +115,7 @@ class ChatSanitizer:
         if not out.is_file():
             report_path(out).unlink(missing_ok=True)  # of a run that was stopped between the two files
             row_format = RowFormat(
-                "json", frozenset(), file=source.name, roles=USER_ROLES, instruction=self.instruction
+                "json", frozenset(), file_name=source.name, roles=USER_ROLES, instruction=self.instruction
             )
             sanitize_file(self.sanitizer, source, row_format, out, self.seed, {})
         return out

@@ -263,7 +263,7 @@ def _tune(
             labels: Sequence[float] = rows.labels
             if training.task == "regression":  # standardised, as the product sends scores
                 scale = Scale.of(map(float, data.train.labels))
-                labels = [scale.sent(float(label)) for label in rows.labels]
+                labels = [scale.standardise(float(label)) for label in rows.labels]
             with count_seconds(folder, "client_seconds"):
                 _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))

@@ -16,42 +16,46 @@ from milkglass.rows.examples import Example
 from milkglass.rows.place import Place
 from milkglass.rows.sets.classified import TASKS, TOPICS
 from milkglass.rows.sets.corpora import CORPORA, INSTRUCTIONS
-from milkglass.rows.sets.description import Build, HubDataset, Layout, PublicDataset
+from milkglass.rows.sets.description import BuildExample, HubDataset, Layout, PublicDataset
 
-SETS: dict[str, PublicDataset] = {data_set.name: data_set for data_set in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
-
-
-def describe(name: str) -> PublicDataset:
-    """Returns the data set of this name. Raises UsageError if there is none."""
-    if name not in SETS:
-        raise UsageError(f"there is no data set {name!r}", f"known: {', '.join(SETS)}")
-    return SETS[name]
+PUBLIC_DATASETS: dict[str, PublicDataset] = {
+    data_set.name: data_set for data_set in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)
+}
 
 
-def load(name: str, folder: Path | None, split: str, progress: Log = no_log) -> Iterator[Example]:
+def dataset_named(name: str) -> PublicDataset:
+    """Returns the description of the data set with this name. Raises UsageError if there is none."""
+    if name not in PUBLIC_DATASETS:
+        raise UsageError(f"there is no data set {name!r}", f"known: {', '.join(PUBLIC_DATASETS)}")
+    return PUBLIC_DATASETS[name]
+
+
+def load(name: str, folder: Path | None, split: str, notice: Log = no_log) -> Iterator[Example]:
     """Yields the rows of one split.
 
     Args:
-        folder: the data set's own, or one with a folder of its name. None: the hub.
-        progress: receives, at the end, how many rows of a flawed published file were left out.
+        name: the data set's name.
+        folder: the data set's own folder, or one with a folder of its name in it. None: it is read from the hub.
+        split: the split's name, such as "train".
+        notice: receives, at the end, how many rows of a flawed published file were left out.
 
     Raises:
         UsageError: the name, split or folder does not exist. This is raised at once.
         CodecError: a row is invalid. It is raised when the row is reached.
     """
-    description = describe(name)
+    description = dataset_named(name)
     if folder is None:
         hub = _hub_of(description, split)
-        return _examples(description, _hub_rows(hub, split), hub.build, f"{name} on the hub", progress)
+        return _examples(description, _hub_rows(hub, split), hub.build, f"{name} on the hub", notice)
     layout, paths = _locate(description, folder, split)
     return _examples(
-        description, layout.rows(*paths), layout.build, " and ".join(path.name for path in paths), progress
+        description, layout.read_rows(*paths), layout.build, " and ".join(path.name for path in paths), notice
     )
 
 
-def files(name: str, folder: Path, split: str) -> list[Path]:
-    """Returns the files that `load` reads."""
-    return _locate(describe(name), folder, split)[1]
+def split_files(name: str, folder: Path, split: str) -> list[Path]:
+    """Returns the files that `load` reads for a split. Raises UsageError as `load` does."""
+    return _locate(dataset_named(name), folder, split)[1]
 
 
 def _locate(description: PublicDataset, folder: Path, split: str) -> tuple[Layout, list[Path]]:
@@ -68,7 +72,7 @@ def _locate(description: PublicDataset, folder: Path, split: str) -> tuple[Layou
 
 
 def _find_files(description: PublicDataset, folder: Path, split: str) -> tuple[Layout, list[Path]] | None:
-    for candidate in description.places(folder):
+    for candidate in description.candidate_folders(folder):
         for layout in description.splits[split]:
             paths = [candidate / file for file in layout.files]
             if all(path.is_file() for path in paths):
@@ -79,7 +83,7 @@ def _find_files(description: PublicDataset, folder: Path, split: str) -> tuple[L
 def _where_looked(description: PublicDataset, folder: Path, split: str) -> str:
     """Returns words on where which files were looked for, and what was found."""
     ways = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
-    paths = ", ".join(map(str, description.places(folder)))
+    paths = ", ".join(map(str, description.candidate_folders(folder)))
     located = {other: _find_files(description, folder, other) for other in description.splits}
     found_splits = [
         f"{other} ({' with '.join(location[0].files)})" for other, location in located.items() if location is not None
@@ -88,20 +92,20 @@ def _where_looked(description: PublicDataset, folder: Path, split: str) -> str:
 
 
 def _examples(
-    description: PublicDataset, rows: Iterator[tuple[Place, Any]], build: Build, source: str, progress: Log
+    description: PublicDataset, rows: Iterator[tuple[Place, Any]], build: BuildExample, source: str, notice: Log
 ) -> Iterator[Example]:
-    left_out = n_yielded = 0
+    left_out_count = yielded_count = 0
     for place, row in rows:
         example = build(place, row)
         if example is None:
-            left_out += 1
+            left_out_count += 1
         else:
-            n_yielded += 1
+            yielded_count += 1
             yield example
-    if left_out:
-        rows_were = "row was" if left_out == 1 else "rows were"
-        progress(f"{left_out} {rows_were} left out of {source}: {description.flaws}")
-    if not n_yielded:
+    if left_out_count:
+        rows_were = "row was" if left_out_count == 1 else "rows were"
+        notice(f"{left_out_count} {rows_were} left out of {source}: {description.flaws}")
+    if not yielded_count:
         raise EmptyText(f"{source} has no rows", "give at least one")
 
 

@@ -18,14 +18,14 @@ from types import MappingProxyType
 from typing import Any
 
 from milkglass.errors import CodecError
-from milkglass.rows.encoding import lines
+from milkglass.rows.encoding import numbered_lines
 from milkglass.rows.place import Place
 from milkglass.rows.sets.description import HubDataset, LabelledColumn, Layout, PublicDataset, alternatives
-from milkglass.rows.tables import table, text_lines
+from milkglass.rows.tables import table_rows, text_lines
 
-FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
-HUB = {"train": "train", "validation": "validation"}
-COLA = ("source", "label", "mark", "sentence")  # CoLA's files have no header
+GLUE_FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
+HUB_SPLITS = {"train": "train", "validation": "validation"}
+COLA_COLUMNS = ("source", "label", "mark", "sentence")  # CoLA's files have no header
 MATCHED_SPLITS = {
     "train": "train",
     "validation": "validation_matched",
@@ -40,19 +40,25 @@ def _number_labels(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
 def _task(
     name: str, description: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
     metrics: tuple[str, ...] = ("accuracy",), has_names: bool = False,
-    further_labels: Mapping[str, str] = MappingProxyType({}), files: Mapping[str, tuple[str, ...]] = FILES,
-    header: tuple[str, ...] | None = None, flawed: bool = False, flaws: str = "", hub_columns: tuple[str, ...] = (),
-    hub_splits: Mapping[str, str] = HUB, scores: tuple[float, float] | None = None,
+    further_labels: Mapping[str, str] = MappingProxyType({}), files: Mapping[str, tuple[str, ...]] = GLUE_FILES,
+    header: tuple[str, ...] | None = None, is_flawed: bool = False, flaws: str = "", hub_columns: tuple[str, ...] = (),
+    hub_splits: Mapping[str, str] = HUB_SPLITS, scores: tuple[float, float] | None = None,
 ) -> PublicDataset:  # fmt: skip
     """Returns the description of a task of GLUE.
 
     Args:
+        name: the task's name.
+        description: what is asked, in words.
         columns: the files' columns: the text, the second text if there is one, the label.
+        labels: the label names, in the order of their numbers; empty for a regression.
+        licence: the licence, or that none is stated.
+        folder: the name of the folder in GLUE's own archive.
+        metrics: names of metrics/glue.py.
         has_names: whether the files write labels by name. Otherwise they write numbers, as the hub does.
         further_labels: further values of the label column.
         files: for each split the names under which it was published.
         header: the columns of files without a header.
-        flawed: whether the files have rows that cannot be used.
+        is_flawed: whether the files have rows that cannot be used.
         hub_columns: the hub's columns, if they differ.
         scores: the lowest and the highest score of a regression. None: it is a classification.
     """
@@ -61,9 +67,9 @@ def _task(
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
         text, *pair, label = cells
-        return LabelledColumn(text, label, name_of_label, pair[0] if pair else None, flawed, scores=scores)
+        return LabelledColumn(text, label, name_of_label, pair[0] if pair else None, is_flawed, score_range=scores)
 
-    rows = partial(table, required=columns, header=header, flawed=flawed)
+    rows = partial(table_rows, required=columns, header=header, is_flawed=is_flawed)
     splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
     hub = HubDataset("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return PublicDataset(
@@ -73,19 +79,19 @@ def _task(
 
 
 ENTAILED_LABELS = ("entailment", "not_entailment")
-NLI = ("entailment", "neutral", "contradiction")
+NLI_LABELS = ("entailment", "neutral", "contradiction")
 TASKS = (
     _task("sst2", "is a piece of a film review friendly?", ("sentence", "label"), ("negative", "positive"),
           "Stanford, none stated", "SST-2"),
     _task("qnli", "does a sentence answer a question?", ("question", "sentence", "label"), ENTAILED_LABELS,
           "CC BY-SA 4.0 (SQuAD)", "QNLI", has_names=True),
     _task("cola", "is a sentence good English?", ("sentence", "label"), ("unacceptable", "acceptable"),
-          "none stated, research", "CoLA", metrics=("matthews",), header=COLA,
+          "none stated, research", "CoLA", metrics=("matthews",), header=COLA_COLUMNS,
           files={"train": ("train.tsv", "in_domain_train.tsv"), "validation": ("dev.tsv", "in_domain_dev.tsv")}),
     _task("mrpc", "are two sentences from the news paraphrases?", ("#1 String", "#2 String", "Quality"),
           ("not_equivalent", "equivalent"), "Microsoft Research Paraphrase Corpus, research only", "MRPC",
           metrics=("accuracy", "f1"), hub_columns=("sentence1", "sentence2", "label"),
-          hub_splits={**HUB, "test": "test"},
+          hub_splits={**HUB_SPLITS, "test": "test"},
           files={"train": ("train.tsv", "msr_paraphrase_train.txt"), "validation": ("dev.tsv",),
                  "test": ("msr_paraphrase_test.txt",)}),
     _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED_LABELS,
@@ -95,9 +101,9 @@ TASKS = (
           hub_columns=("sentence1", "sentence2", "label")),
     _task("qqp", "do two questions ask the same?", ("question1", "question2", "is_duplicate"),
           ("not_duplicate", "duplicate"), "Quora's terms, non-commercial", "QQP", metrics=("accuracy", "f1"),
-          flawed=True, flaws="rows that a line break tore apart, or with an empty question",
+          is_flawed=True, flaws="rows that a line break tore apart, or with an empty question",
           hub_columns=("question1", "question2", "label")),
-    _task("mnli", "does a sentence follow from another?", ("sentence1", "sentence2", "gold_label"), NLI,
+    _task("mnli", "does a sentence follow from another?", ("sentence1", "sentence2", "gold_label"), NLI_LABELS,
           "OANC and others, see the MultiNLI paper", "MNLI", has_names=True, further_labels={"-": ""},
           flaws="rows whose annotators did not agree on a label",
           files={"train": ("train.tsv",), "validation": ("dev_matched.tsv",),
@@ -107,32 +113,36 @@ TASKS = (
 
 
 # --- by topic or mood -------------------------------------------------------------------------------------------------
-CLASSES = ("World", "Sports", "Business", "Sci/Tech")
-MOODS = ("negative", "neutral", "positive")
-SIDES = ("negative", "positive")
+NEWS_LABELS = ("World", "Sports", "Business", "Sci/Tech")
+TWEET_LABELS = ("negative", "neutral", "positive")
+REVIEW_LABELS = ("negative", "positive")
 
 
 def _ag_news() -> PublicDataset:
-    """Describes the published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    long_texts = LabelledColumn("title", "class", _number_labels(CLASSES, 1), joined_column="description")
-    short_texts = LabelledColumn("text", "class", {name: name for name in CLASSES})
-    read_csv = partial(table, required=(), delimiter=",", quoted=True, header=("class", "title", "description"))
-    read_tsv = partial(table, required=(), header=("text", "class"))
+    """Returns the description of AG News.
+
+    It was published as CSV without a header: the class from 1, the title, the description. Another layout is TSV
+    without a header: the text and the name of the class.
+    """
+    long_texts = LabelledColumn("title", "class", _number_labels(NEWS_LABELS, 1), joined_column="description")
+    short_texts = LabelledColumn("text", "class", {name: name for name in NEWS_LABELS})
+    read_csv = partial(table_rows, required=(), delimiter=",", is_quoted=True, header=("class", "title", "description"))
+    read_tsv = partial(table_rows, required=(), header=("text", "class"))
     splits = {
         name: (Layout((f"{name}.csv",), read_csv, long_texts), Layout((f"{name}.tsv",), read_tsv, short_texts))
         for name in ("train", "test")
     }
-    build = LabelledColumn("text", "label", _number_labels(CLASSES))
+    build = LabelledColumn("text", "label", _number_labels(NEWS_LABELS))
     hub = HubDataset("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
     return PublicDataset(
         "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
-        "non-commercial research", CLASSES, ("accuracy",), hub,
+        "non-commercial research", NEWS_LABELS, ("accuracy",), hub,
     )  # fmt: skip
 
 
 def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yields line n of one file with line n of the other. Raises CodecError if one has fewer lines."""
-    for (number, line), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
+    for (number, line), (_, label) in zip_longest(numbered_lines(text), numbered_lines(labels), fillvalue=(0, "")):
         if not number or not label.strip():
             shorter = text.name if not number else labels.name
             raise CodecError(f"{shorter} has fewer lines than the file beside it", "fetch both files again")
@@ -140,7 +150,7 @@ def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, An
 
 
 def _tweets() -> PublicDataset:
-    build = LabelledColumn("text", "label", _number_labels(MOODS))
+    build = LabelledColumn("text", "label", _number_labels(TWEET_LABELS))
     files = {"train": "train", "validation": "val", "test": "test"}
     splits = {
         split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
@@ -148,8 +158,8 @@ def _tweets() -> PublicDataset:
     }
     hub = HubDataset("cardiffnlp/tweet_eval", "sentiment", {file: file for file in files}, build)
     return PublicDataset(
-        "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms", MOODS,
-        ("macro recall", "accuracy"), hub, folders=("sentiment",),
+        "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms",
+        TWEET_LABELS, ("macro recall", "accuracy"), hub, folder_names=("sentiment",),
     )  # fmt: skip
 
 
@@ -157,21 +167,21 @@ def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str,
     """Yields rows of Latin-1 files, as published, alternating between the sides, so that any part has both."""
     rows_of_sides = [text_lines(path, encoding="latin-1", strip=True) for path in (negative, positive)]
     for pair in zip_longest(*rows_of_sides):
-        for name, placed_row in zip(SIDES, pair, strict=True):
+        for name, placed_row in zip(REVIEW_LABELS, pair, strict=True):
             if placed_row is not None:
                 yield placed_row[0], {**placed_row[1], "side": name}
 
 
 def _rotten_tomatoes() -> PublicDataset:
-    build = LabelledColumn("text", "side", {name: name for name in SIDES})
+    build = LabelledColumn("text", "side", {name: name for name in REVIEW_LABELS})
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
     hub = HubDataset(
         "cornell-movie-review-data/rotten_tomatoes", None, {split: split for split in ("train", "validation", "test")},
-        LabelledColumn("text", "label", _number_labels(SIDES)),
+        LabelledColumn("text", "label", _number_labels(REVIEW_LABELS)),
     )  # fmt: skip
     return PublicDataset(
         "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",
-        splits, ("text",), "none stated", SIDES, ("accuracy",), hub, folders=("rt-polaritydata",),
+        splits, ("text",), "none stated", REVIEW_LABELS, ("accuracy",), hub, folder_names=("rt-polaritydata",),
     )  # fmt: skip
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from milkglass.rows.data_file import SUMMARISE
+from milkglass.rows.data_file import SUMMARISE_PROMPT
 from milkglass.rows.sets.description import HubDataset, PlainText, PublicDataset, QuestionAnswer, alternatives
 from milkglass.rows.tables import json_lines, json_list, json_objects, json_sentences, text_lines
 
-ROUGE = ("rouge-1", "rouge-2", "rouge-l")
-TRAIN = {"train": "train"}
+ROUGE_METRICS = ("rouge-1", "rouge-2", "rouge-l")
+HUB_TRAIN_SPLIT = {"train": "train"}
 
 
 def _enron() -> PublicDataset:
@@ -34,7 +34,7 @@ def _legal() -> PublicDataset:
     return PublicDataset(
         "legal", "sentences of Australian law, of five words and more", "text",
         {"train": files}, ("text",), "by document, see its card", metrics=("perplexity",),
-        folders=("au_legal", "open-australian-legal-corpus"),
+        folder_names=("au_legal", "open-australian-legal-corpus"),
     )  # fmt: skip
 
 
@@ -46,15 +46,15 @@ def _wikitext2() -> PublicDataset:
         split: alternatives(stripped, build, f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
         for split, name in names.items()
     }
-    hub = HubDataset("Salesforce/wikitext", "wikitext-2-v1", {name: name for name in names}, PlainText(blank=True))
+    hub = HubDataset("Salesforce/wikitext", "wikitext-2-v1", {name: name for name in names}, PlainText(are_lines=True))
     return PublicDataset(
         "wikitext2", "good and featured articles of Wikipedia", "text", splits, ("text",), "CC BY-SA 3.0",
-        metrics=("perplexity",), hub=hub, flaws="blank lines", folders=("wikitext-2", "wikitext-2-raw"),
+        metrics=("perplexity",), hub=hub, flaws="blank lines", folder_names=("wikitext-2", "wikitext-2-raw"),
     )  # fmt: skip
 
 
 def _alpaca() -> PublicDataset:
-    build = QuestionAnswer("instruction", "output", "input", flawed=True)
+    build = QuestionAnswer("instruction", "output", "input", is_flawed=True)
     train = (
         *alternatives(json_objects, build, "alpaca_data.json", "alpaca_data_cleaned.json", "alpaca_5000.json"),
         *alternatives(json_lines, build, "train.jsonl"),
@@ -63,7 +63,7 @@ def _alpaca() -> PublicDataset:
     splits = {"train": train, "validation": alternatives(json_lines, build, "validation.jsonl")}
     return PublicDataset(
         "alpaca", "instructions with answers written by a model", "chat", splits, ("instruction", "input", "output"),
-        "CC BY-NC 4.0", (), ROUGE, HubDataset("yahma/alpaca-cleaned", None, TRAIN, build),
+        "CC BY-NC 4.0", (), ROUGE_METRICS, HubDataset("yahma/alpaca-cleaned", None, HUB_TRAIN_SPLIT, build),
         flaws="rows without an answer",
     )  # fmt: skip
 
@@ -77,14 +77,14 @@ def _dolly() -> PublicDataset:
     splits = {"train": train, "validation": alternatives(json_lines, build, "validation.jsonl")}
     return PublicDataset(
         "dolly", "instructions with answers written by people", "chat", splits, ("instruction", "context", "response"),
-        "CC BY-SA 3.0", (), ROUGE, HubDataset("databricks/databricks-dolly-15k", None, TRAIN, build),
-        folders=("databricks",),
+        "CC BY-SA 3.0", (), ROUGE_METRICS, HubDataset("databricks/databricks-dolly-15k", None, HUB_TRAIN_SPLIT, build),
+        folder_names=("databricks",),
     )  # fmt: skip
 
 
 def _dialogsum() -> PublicDataset:
-    build = QuestionAnswer("dialogue", "summary", prefix=SUMMARISE)
-    first = QuestionAnswer("dialogue", "summary1", prefix=SUMMARISE)
+    build = QuestionAnswer("dialogue", "summary", prefix=SUMMARISE_PROMPT)
+    first = QuestionAnswer("dialogue", "summary1", prefix=SUMMARISE_PROMPT)
     names = {"train": "train", "validation": "dev", "test": "test"}
     splits = {
         split: alternatives(json_lines, first if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl")
@@ -93,7 +93,7 @@ def _dialogsum() -> PublicDataset:
     hub = HubDataset("knkarthick/dialogsum", None, {name: name for name in names}, build)
     return PublicDataset(
         "dialogsum", "dialogues and their summaries", "chat", splits, ("dialogue", "summary"), "CC BY-NC-SA 4.0", (),
-        ROUGE, hub, folders=("DialogSum_Data",),
+        ROUGE_METRICS, hub, folder_names=("DialogSum_Data",),
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def _ifeval() -> PublicDataset:
     splits = {"train": alternatives(json_lines, build, "input_data.jsonl")}
     return PublicDataset(
         "ifeval", "instructions whose answers rules can check; prompts alone", "prompts", splits, ("prompt",),
-        "Apache-2.0", hub=HubDataset("google/IFEval", None, TRAIN, build),
+        "Apache-2.0", hub=HubDataset("google/IFEval", None, HUB_TRAIN_SPLIT, build),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from milkglass.rows.place import Place, Row, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
 # Returns None for a known row of the published files that cannot be used.
-Build = Callable[[Place, Row], Example | None]
+BuildExample = Callable[[Place, Row], Example | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +23,20 @@ class Layout:
 
     Attributes:
         files: the files that are all needed.
-        rows: reads the files, given their paths in order.
+        read_rows: reads the files, given their paths in order.
         build: makes an Example of a row, or returns None to leave the row out.
     """
 
     files: tuple[str, ...]
-    rows: Callable[..., Iterator[tuple[Place, Any]]]
-    build: Build
+    read_rows: Callable[..., Iterator[tuple[Place, Any]]]
+    build: BuildExample
 
 
-def alternatives(rows: Callable[..., Iterator[tuple[Place, Any]]], build: Build, *names: str) -> tuple[Layout, ...]:
+def alternatives(
+    read_rows: Callable[..., Iterator[tuple[Place, Any]]], build: BuildExample, *names: str
+) -> tuple[Layout, ...]:
     """Returns layouts of one file each, which was published under several names."""
-    return tuple(Layout((name,), rows, build) for name in names)
+    return tuple(Layout((name,), read_rows, build) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class HubDataset:
     """Names a data set on the Hugging Face hub.
 
     Attributes:
+        path: the data set's id on the hub, such as "nyu-mll/glue".
+        config: the name of the configuration. None: it has only one.
         splits: the hub's name of each split.
         build: makes an Example of a row, or returns None to leave the row out.
     """
@@ -49,7 +53,7 @@ class HubDataset:
     path: str
     config: str | None
     splits: Mapping[str, str]
-    build: Build
+    build: BuildExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,17 @@ class PublicDataset:
     """Describes a data set: its files, its columns, its licence and how it is read.
 
     Attributes:
-        columns: of the original files, in the order text, pair, label.
+        name: the data set's name in commands and recipes.
+        about: what the data set is, in words.
+        task: the task that its rows are for.
+        splits: the layouts in which each split was published, in the order in which they are looked for.
+        columns: the columns of the original files, in the order text, pair, label.
+        licence: the licence, or that none is stated.
         labels: label names, in the order of their numbers.
         metrics: names of metrics/glue.py and metrics/text.py.
+        hub: where the data set is on the hub. None: it is not there.
         flaws: why rows of the published files are left out (they are counted and reported), or "".
-        folders: other names of its folder.
+        folder_names: names of the data set's folder, besides `name`.
     """
 
     name: str
@@ -74,15 +84,16 @@ class PublicDataset:
     metrics: tuple[str, ...] = ()
     hub: HubDataset | None = None
     flaws: str = ""
-    folders: tuple[str, ...] = field(default=())
+    folder_names: tuple[str, ...] = field(default=())
 
     @property
-    def numbers(self) -> dict[str, int]:
+    def label_numbers(self) -> dict[str, int]:
+        """Returns the number of each label name."""
         return {name: number for number, name in enumerate(self.labels)}
 
-    def places(self, folder: Path) -> list[Path]:
-        """Returns where its files may be: in a folder of its own inside `folder`, or in `folder` itself."""
-        return [*(folder / name for name in (self.name, *self.folders)), folder]
+    def candidate_folders(self, folder: Path) -> list[Path]:
+        """Returns the folders that may have the files: folders of the data set's name in `folder`, and `folder`."""
+        return [*(folder / name for name in (self.name, *self.folder_names)), folder]
 
 
 # --- builders ---------------------------------------------------------------------------------------------------------
@@ -91,41 +102,53 @@ class LabelledColumn:
     """Builds examples of a text, perhaps a second one, and a label or a score.
 
     Attributes:
-        values: the label's name for each value in the file. "": there is no agreed label, and the row is left out.
-        flawed: whether the published file has empty texts and broken rows, which are left out.
+        text_column: the column of texts.
+        label_column: the column of labels.
+        name_of_value: the label's name for each value in the file. "": there is no agreed label, and the row is left
+            out.
+        pair_column: the column of second texts. None: there are none.
+        is_flawed: whether the published file has empty texts and broken rows, which are left out.
         joined_column: a column that is appended to the text.
-        scores: the lowest and the highest score of a regression. The label is the score as the file writes it.
+        score_range: the lowest and the highest score of a regression. The label is the score as the file writes it.
     """
 
-    text: str
-    label: str
-    values: Mapping[str, str]
-    pair: str | None = None
-    flawed: bool = False
+    text_column: str
+    label_column: str
+    name_of_value: Mapping[str, str]
+    pair_column: str | None = None
+    is_flawed: bool = False
     joined_column: str | None = None
-    scores: tuple[float, float] | None = None
+    score_range: tuple[float, float] | None = None
 
     def __call__(self, place: Place, row: Row) -> Example | None:
-        if self.flawed and not all(str(row.get(name) or "").strip() for name in (self.text, self.pair or self.text)):
+        """Returns the example of a row, or None for a row that is left out."""
+        if self.is_flawed and not all(
+            str(row.get(name) or "").strip() for name in (self.text_column, self.pair_column or self.text_column)
+        ):
             return None
-        text = text_of(place, row, self.text)
+        text = text_of(place, row, self.text_column)
         if self.joined_column is not None:
             text = f"{text} {text_of(place, row, self.joined_column)}"
-        pair = None if self.pair is None else text_of(place, row, self.pair)
-        name = self._name(place, str(row.get(self.label)).strip())
+        pair = None if self.pair_column is None else text_of(place, row, self.pair_column)
+        name = self._name(place, str(row.get(self.label_column)).strip())
         return Example(place.number, "labelled", text, pair, name) if name else None
 
     def _name(self, place: Place, cell: str) -> str:
-        if self.scores is None:
-            if cell not in self.values:
-                names = ", ".join(self.values)
-                raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {names}")
-            return self.values[cell]
-        low, high = self.scores
+        """Returns the label's name, or the score, of a cell. Raises CodecError for an unknown one."""
+        if self.score_range is None:
+            if cell not in self.name_of_value:
+                names = ", ".join(self.name_of_value)
+                raise CodecError(
+                    f"{place} has a {self.label_column} that the data set does not have", f"it has: {names}"
+                )
+            return self.name_of_value[cell]
+        low, high = self.score_range
         with suppress(ValueError):
             if low <= float(cell) <= high:
                 return cell
-        raise CodecError(f"{place} has a {self.label} that is not a number from {low:g} to {high:g}", "check the file")
+        raise CodecError(
+            f"{place} has a {self.label_column} that is not a number from {low:g} to {high:g}", "check the file"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +156,23 @@ class QuestionAnswer:
     """Builds examples of a question and its answer.
 
     Attributes:
-        extra: a column that is put under the question if it is not empty.
+        question_column: the column of questions.
+        answer_column: the column of answers.
+        extra_column: a column that is put under the question if it is not empty.
         prefix: words that are put before the question.
-        flawed: whether the published file has empty answers, which are left out.
+        is_flawed: whether the published file has empty answers, which are left out.
     """
 
-    question: str
-    answer: str
-    extra: str | None = None
+    question_column: str
+    answer_column: str
+    extra_column: str | None = None
     prefix: str = ""
-    flawed: bool = False
+    is_flawed: bool = False
 
     def __call__(self, place: Place, row: Row) -> Example | None:
-        if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
+        if self.is_flawed and isinstance(row.get(self.answer_column), str) and not row[self.answer_column].strip():
             return None
-        messages = question_answer(place, row, self.question, self.answer, self.extra, self.prefix)
+        messages = question_answer(place, row, self.question_column, self.answer_column, self.extra_column, self.prefix)
         return Example(place.number, "chat", messages=messages)
 
 
@@ -156,18 +181,18 @@ class PlainText:
     """Builds examples of one text: a column of a row, or an entry of a list of texts.
 
     Attributes:
-        blank: whether the rows are lines of files. Then blank ones are left out, and texts are stripped.
+        are_lines: whether the rows are lines of files. Then blank ones are left out, and texts are stripped.
     """
 
     column: str = "text"
-    blank: bool = False
+    are_lines: bool = False
 
     def __call__(self, place: Place, row: Row | str) -> Example | None:
         if isinstance(row, str):
             if not row.strip():
                 raise EmptyText(f"{place} is empty", "leave it out")
             return Example(place.number, "text", row)
-        if self.blank and isinstance(value := row.get(self.column), str) and not value.strip():
+        if self.are_lines and isinstance(value := row.get(self.column), str) and not value.strip():
             return None
         text = text_of(place, row, self.column)
-        return Example(place.number, "text", text.strip() if self.blank else text)
+        return Example(place.number, "text", text.strip() if self.are_lines else text)

@@ -22,7 +22,7 @@ from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.blocks import KINDS, Block, RowFormat, blocks_of
+from milkglass.rows.blocks import KIND_OF_SUFFIX, Block, RowFormat, blocks_of
 from milkglass.rows.place import Place
 from milkglass.sanitizers.files import fresh_seed, new_file, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -144,18 +144,18 @@ class GhostJob:
     def of(cls, source: Path, row_format: RowFormat, out: Path) -> GhostJob:
         """Plans a run; lines of text become JSON Lines. Raises UsageError if OUT's name says another format."""
         kind = "json" if row_format.kind == "lines" else row_format.kind
-        if KINDS.get(out.suffix.lower()) != kind:
-            suffix = next(name for name, format_kind in KINDS.items() if format_kind == kind)
+        if KIND_OF_SUFFIX.get(out.suffix.lower()) != kind:
+            suffix = next(name for name, format_kind in KIND_OF_SUFFIX.items() if format_kind == kind)
             raise UsageError(
                 f"{out.name} does not name {kind} rows, in which ids are written beside the text", f"end it in {suffix}"
             )
-        texts = [name for name in row_format.header if name in row_format.texts]
+        texts = [name for name in row_format.header if name in row_format.text_fields]
         ids_names = (_ids_name(name, len(texts)) for name in texts)
         header = (*row_format.header, *ids_names) if row_format.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
         out_format = RowFormat(
-            kind, row_format.texts, header, delimiter=row_format.delimiter, has_mark=row_format.has_mark
+            kind, row_format.text_fields, header, delimiter=row_format.delimiter, has_byte_order_mark=row_format.has_byte_order_mark
         )
         return cls(source, row_format, out, out_format)
 
@@ -206,11 +206,11 @@ def sanitize_dataset(
         finished_parts.make(block.number, ghost, run_seed, partial(_sanitize, plan=plan, part=block))
         tally.add(_read_part(finished_parts, block.number)[1])
         numbers.append(block.number)
-        progress(block.size)
+        progress(block.character_count)
     report = report_document(ghost, tally, seed is not None)
     finished_parts.finish()
     with new_file(plan.out) as file:
-        file.write(plan.out_format.head())
+        file.write(plan.out_format.header_text())
         for number in numbers:
             file.write(_read_part(finished_parts, number)[0])
         with new_file(report_path(plan.out)) as report_file:
@@ -221,7 +221,7 @@ def sanitize_dataset(
 
 def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     """Returns the name of a run, from its source, its model, its parameters and the seed if one was given."""
-    format_of_rows: list[object] = [plan.row_format.kind, sorted(plan.row_format.texts), plan.row_format.header]
+    format_of_rows: list[object] = [plan.row_format.kind, sorted(plan.row_format.text_fields), plan.row_format.header]
     format_of_rows += (
         [plan.row_format.delimiter] if plan.row_format.kind == "csv" and plan.row_format.delimiter != "," else []
     )
@@ -241,8 +241,8 @@ def _parts(plan: GhostJob) -> Iterator[Block]:
     """Yields the rows of the source, ROWS_A_PART at a time."""
     number = 0
     for block in blocks_of(plan.source, plan.row_format):
-        for start in range(0, len(block.raw), ROWS_A_PART):
-            yield Block(number, block.lines[start : start + ROWS_A_PART], block.raw[start : start + ROWS_A_PART])
+        for start in range(0, len(block.raw_rows), ROWS_A_PART):
+            yield Block(number, block.lines[start : start + ROWS_A_PART], block.raw_rows[start : start + ROWS_A_PART])
             number += 1
 
 
@@ -266,7 +266,7 @@ def _parse_part(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], s
     Raises CodecError if a row has a field with the name of the one for ids.
     """
     rows, text_slots, unchanged_fields = list[Any](), list[_Slot](), set[str]()
-    for line, raw in zip(block.lines, block.raw, strict=True):
+    for line, raw in zip(block.lines, block.raw_rows, strict=True):
         parsed, slots, unchanged = plan.row_format.parse(Block(0, (line,), (raw,)))
         unchanged_fields |= unchanged
         if plan.row_format.kind == "lines":
