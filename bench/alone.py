@@ -74,7 +74,7 @@ def grid(train: Rows, labels: np.ndarray, asked: Rows, truth: np.ndarray) -> tup
 
 
 def measured(data: Path, name: str, trained: int, count: int, seed: int) -> dict[str, float]:
-    examples = data_refs.examples(data, name)
+    examples = data_refs.load_examples(data, name)
     order = np.random.default_rng(seed).permutation(len(examples))[: trained + count]
     drawn = [examples[i] for i in order]
     numbers = data_refs.class_numbers(name, examples)

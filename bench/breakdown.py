@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from milkglass.experiments.record import read
+from milkglass.experiments.record import read_records
 from milkglass.plots import GREY, panels, plot_style, svg
 
 PARTS = {"embedding": "#1b7f5c", "crossing": "#b4530a", "wire": "#7b3294", "server": "#0b4f6c", "other": "#9aa4ad"}
@@ -28,7 +28,7 @@ def title(result: Mapping[str, Any]) -> str:
 
 
 def figure(result: Mapping[str, Any]) -> Figure:
-    figures = {(one.measure, one.variant): one for one in read(result)}
+    figures = {(one.measure, one.variant): one for one in read_records(result)}
     totals = {name: one for (measure, name), one in figures.items() if measure == "total s"}
     whole, (axes,) = panels(1, 680, 110 + 34 * len(totals))
     lefts = [0.0] * len(totals)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from milkglass import files
 from milkglass.experiments.kinds.comparison import trial_data
-from milkglass.experiments.procedures.trials import LINEAR, client_alone_figures, fit_own_model
-from milkglass.experiments.recipe import settings
-from milkglass.experiments.record import ALONE, ResultRecord, records
+from milkglass.experiments.procedures.trials import LINEAR_MODEL, client_alone_figures, fit_own_model
+from milkglass.experiments.recipe import read_settings
+from milkglass.experiments.record import CLIENT_ALONE, ResultRecord, make_records
 from milkglass.experiments.runs import current_code
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -33,11 +33,11 @@ SETS = (
 def main(data: Path) -> None:
     made, started, figures = current_code(), time.monotonic(), list[ResultRecord]()
     for recipe, name in SETS:
-        raw = settings(RECIPES / f"{recipe}.toml")
+        raw = read_settings(RECIPES / f"{recipe}.toml")
         seed = raw["seeds"][0]
         trial = trial_data(name, raw["data"][name], data, seed)
         values = client_alone_figures(trial, fit_own_model(trial), seed)
-        found = records(values, data=name, variant=ALONE, note=LINEAR)
+        found = make_records(values, data=name, variant=CLIENT_ALONE, note=LINEAR_MODEL)
         figures += [record.round_to(2) for record in found]
         print(*(f"{record.name}: {record.value:.1f}" for record in found), sep="\n", flush=True)
     document = {"recipe": "client_alone", "made": made, "seconds": round(time.monotonic() - started)}

@@ -49,7 +49,7 @@ from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import MilkglassError
-from milkglass.experiments.record import ResultRecord, read
+from milkglass.experiments.record import ResultRecord, read_records
 from milkglass.experiments.runs import current_code
 from milkglass.lab import audit_defence
 from milkglass.models.checkpoint import Checkpoint
@@ -82,7 +82,7 @@ class Figures:
         if path.is_file():
             stored = json.loads(path.read_text("utf-8"))
             if {name: value for name, value in stored.items() if name != "figures"} == about:
-                self.records = read(stored)
+                self.records = read_records(stored)
 
     def add(self, measure: str, value: float, **parts: str) -> None:
         """Adds a figure and writes the file. `parts` are fields of the record, such as its attack."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from milkglass.experiments.record import numbers, read
+from milkglass.experiments.record import numbers_by_name, read_records
 from milkglass.experiments.report import frontier
 
 ROOT = Path(__file__).parents[1]
@@ -96,11 +96,11 @@ def filled(text: str, page: Path, root: Path = ROOT) -> str:
         begin, kind, recipe, name, old, end = match.groups()
         if recipe not in known:
             document = json.loads((results / f"{recipe}.json").read_text("utf-8"))
-            records = read(document)
+            records = read_records(document)
             printed = {one.name: float(one.published) for one in records if one.published is not None}
             for model, measures in document.get("published", {}).items():  # of a bench, whose models differ from ours
                 printed |= {f"{measure}, {model}": value for measure, value in measures.items()}
-            known[recipe] = {"figure": numbers(records), "printed": printed}
+            known[recipe] = {"figure": numbers_by_name(records), "printed": printed}
         value = known[recipe][kind][name]
         return f"{begin}{value:.{len(old.partition('.')[2])}f}{end}"
 

@@ -34,8 +34,8 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments.kinds.comparison import CellTrainer, ComparisonRecipe
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.needs import GB, RecipeNeeds
-from milkglass.experiments.recipe import QUICK, Recipe, from_entries, settings
-from milkglass.experiments.reproduce import KINDS, reproduce
+from milkglass.experiments.recipe import QUICK_SUFFIX, Recipe, from_entries, read_settings
+from milkglass.experiments.reproduce import RECIPE_CLASSES, reproduce
 from milkglass.experiments.runs import RunFolder, commits_of, current_code
 
 ROOT = Path(__file__).parents[2]
@@ -88,17 +88,17 @@ def _stored_state(stored: Mapping[str, Any]) -> PieceState:
 
 def result_name(recipe: str) -> str:
     """Returns the name of a recipe's results."""
-    base = Path(recipe.removesuffix(QUICK)).name.removesuffix(".toml")
-    return base + (QUICK if recipe.endswith(QUICK) else "")
+    base = Path(recipe.removesuffix(QUICK_SUFFIX)).name.removesuffix(".toml")
+    return base + (QUICK_SUFFIX if recipe.endswith(QUICK_SUFFIX) else "")
 
 
 def open_recipe(name: str) -> tuple[Path, bool, Recipe]:
     """Returns a recipe's file, whether it is run quick, and the recipe. Raises UsageError."""
-    quick, base = name.endswith(QUICK), name.removesuffix(QUICK)
+    quick, base = name.endswith(QUICK_SUFFIX), name.removesuffix(QUICK_SUFFIX)
     path = Path(base) if base.endswith(".toml") else ROOT / "recipes" / f"{base}.toml"
-    kind = KINDS.get(str(settings(path, quick).get("kind")))
+    kind = RECIPE_CLASSES.get(str(read_settings(path, quick).get("kind")))
     if kind is None:
-        raise UsageError(f"{path.name} is of no kind that is known", f"known: {', '.join(KINDS)}")
+        raise UsageError(f"{path.name} is of no kind that is known", f"known: {', '.join(RECIPE_CLASSES)}")
     return path, quick, kind.read(path, quick)
 
 
@@ -327,7 +327,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
             CellTrainer.of(read, data, [key]).train(key, RunFolder(data, out, system.core_count(), say, cache))
         return
     with system.exit_on_sigterm():
-        run, shared = out / "runs" / result_name(recipe), cache if read.cached else None
+        run, shared = out / "runs" / result_name(recipe), cache if read.is_cacheable else None
         result = reproduce(path, data, run, quick, at_once, say, shared)
     (out / "results").mkdir(exist_ok=True)
     shutil.copyfile(result, out / "results" / result.name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from milkglass.experiments.record import read
+from milkglass.experiments.record import read_records
 from milkglass.experiments.report import table
 from milkglass.experiments.reproduce import reproduce
 
@@ -21,7 +21,7 @@ def run(path: Path, data: Path, out: Path, at_once: int, quick: bool = False) ->
 def figures(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every number of a result by its name: "measured", and what the recipe says of it."""
     found: dict[str, dict[str, Any]] = {}
-    for one in read(result):
+    for one in read_records(result):
         recipes = {"published": one.published, "asked": one.asked, "why": one.why}
         found |= {name: {"measured": value} for name, value in one.numbers.items()}
         if one.name in found:

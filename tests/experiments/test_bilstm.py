@@ -16,9 +16,9 @@ from milkglass.experiments.kinds import bilstm
 from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, row_map, scramble_rows, seeded_key
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import (
-    PADDING,
+    PADDING_ID,
     SPECIAL_IDS,
-    UNKNOWN,
+    UNKNOWN_ID,
     BiLSTM,
     LSTMTraining,
     WordTable,
@@ -84,11 +84,11 @@ def test_words_of_a_text(text: str, words: list[str]) -> None:
 
 def test_the_table_has_padding_the_unknown_word_and_the_files_words(table: WordTable) -> None:
     assert len(table) == 122 and table.words[2] == "w0x" and "," not in table.words
-    assert not table.rows[PADDING].any()
-    torch.testing.assert_close(table.rows[UNKNOWN], table.rows[2:].mean(0))
-    assert table.ids("W1X nothing , w0x") == [3, UNKNOWN, 2]
-    assert table.ids(" , ") == [UNKNOWN]
-    assert table.text(np.array([3, PADDING, UNKNOWN, 2])) == "w1x <unk> w0x"
+    assert not table.rows[PADDING_ID].any()
+    torch.testing.assert_close(table.rows[UNKNOWN_ID], table.rows[2:].mean(0))
+    assert table.encode_text("W1X nothing , w0x") == [3, UNKNOWN_ID, 2]
+    assert table.encode_text(" , ") == [UNKNOWN_ID]
+    assert table.text(np.array([3, PADDING_ID, UNKNOWN_ID, 2])) == "w1x <unk> w0x"
     assert np.flatnonzero(~word_id_mask(len(table))).tolist() == list(SPECIAL_IDS)
 
 

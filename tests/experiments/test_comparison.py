@@ -25,7 +25,7 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import ComparisonRecipe, with_training
-from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, own_and_nearest_distances, quantiles
+from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, distance_figures, own_and_nearest_distances
 from milkglass.experiments.procedures.trials import (
     Stopwatch,
     TrialData,
@@ -35,7 +35,7 @@ from milkglass.experiments.procedures.trials import (
     stored_seconds,
     train_cell,
 )
-from milkglass.experiments.record import BESIDE, numbers, records
+from milkglass.experiments.record import POOLED_SUFFIX, make_records, numbers_by_name
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, pack_answers, unpack_answers
 from milkglass.hidden_states.dp_forward import DPForward
@@ -277,19 +277,19 @@ def test_the_servers_answers_are_pooled_with_the_clients_own(
         logits = unpack_answers(record["logits"]).reshape(4, 2)
         assert pack_answers(logits.argmax(1)) == record["predictions"]
         guess = pack_answers((logits - logsumexp(logits, 1, keepdims=True) + own).argmax(1))
-        assert guess in {text for name, text in kept.items() if name.endswith(BESIDE)}
+        assert guess in {text for name, text in kept.items() if name.endswith(POOLED_SUFFIX)}
         path.write_text(json.dumps({name: value for name, value in record.items() if name != "logits"}), "utf-8")
     out = tmp_path / "again"
     again = json.loads(reproduce(recipe, data, out, quick=True, cache=cells).read_text("utf-8"))
     plain = "small, plain, 1"
-    assert again["predictions"][plain + BESIDE] == kept[plain + BESIDE]
+    assert again["predictions"][plain + POOLED_SUFFIX] == kept[plain + POOLED_SUFFIX]
     assert again["predictions"][plain] == kept[plain]
 
 
 def test_an_attack_that_its_budget_cut_is_no_figure() -> None:
     read = {"tokens top-1": Interval(0.5, 0.5, 0.5, 9)}
     cell = AttackResult("knn", "Nearest neighbour", "model only", "done", measures=read)
-    assert numbers(_figures([cell]))["tokens top-1, knn, model only"] == 50
+    assert numbers_by_name(_figures([cell]))["tokens top-1, knn, model only"] == 50
     with pytest.raises(UsageError, match="knn .*budget"):
         _figures([replace(cell, cut=True)])
 
@@ -299,8 +299,8 @@ def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data:
     truth = np.array([int(line.split("\t")[1]) for line in (data / "dev.tsv").read_text("utf-8").splitlines()[1:]])
     kept = done[1]["predictions"]
     names = ("plain", "words", "noise")
-    assert set(kept) == {f"small, {name}, 1{more}" for name in names for more in ("", BESIDE)}
-    for name, more in product(names, ("", BESIDE)):
+    assert set(kept) == {f"small, {name}, 1{more}" for name in names for more in ("", POOLED_SUFFIX)}
+    for name, more in product(names, ("", POOLED_SUFFIX)):
         guess = unpack_answers(kept[f"small, {name}, 1{more}"])
         assert 100 * (guess == truth).mean() == pytest.approx(measured(done[1])[f"accuracy{more}, small, {name}"])
     assert unpack_answers(pack_answers(np.array([0.25, 1.5]))).tolist() == [0.25, 1.5]
@@ -342,7 +342,7 @@ def test_distances_to_the_own_row_and_to_the_nearest_other() -> None:
         far = [float(np.linalg.norm(x - (e - np.append(e[1:], e[0])))) for e in public]
         assert own[i] == pytest.approx(far[origin[i]])
         assert other[i] == pytest.approx(min(far[: origin[i]] + far[origin[i] + 1 :]))
-    assert quantiles(own, other)["own is nearest"] == pytest.approx(100 * (own < other).mean())
+    assert distance_figures(own, other)["own is nearest"] == pytest.approx(100 * (own < other).mean())
 
 
 def test_a_cell_is_its_owners_alone(done: tuple[Path, dict[str, Any]]) -> None:
@@ -430,8 +430,8 @@ def test_means_and_deviations_of_seeds(recipe: Path) -> None:
         ComparisonRecipe.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}}
     )
     values = {("plain", 1): 90.0, ("plain", 2): 92.0, ("x", 1): 80.0, ("x", 2): 86.0}
-    measured = {("d", name, seed): records({"accuracy": v}) for (name, seed), v in values.items()}
-    assert numbers(comparison._mean_figures(several, measured)) == {
+    measured = {("d", name, seed): make_records({"accuracy": v}) for (name, seed), v in values.items()}
+    assert numbers_by_name(comparison._mean_figures(several, measured)) == {
         "accuracy, d, plain": 91.0, "accuracy, d, plain, sd": pytest.approx(2**0.5),
         "accuracy, d, plain, median": 91.0, "accuracy, d, plain, least": 90.0, "accuracy, d, plain, most": 92.0,
         "accuracy, d, x": 83.0, "accuracy, d, x, sd": pytest.approx(3 * 2**0.5),

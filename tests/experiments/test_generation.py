@@ -30,7 +30,7 @@ from milkglass.experiments.kinds.generation import (
     mean_figures,
     row_losses,
 )
-from milkglass.experiments.record import numbers
+from milkglass.experiments.record import numbers_by_name
 from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_key, unpack_answers
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
@@ -70,9 +70,9 @@ def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> Variant:
 
 def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, GeneratedAnswers, dict[str, float]]:
     codec = Codec.open(one.key, base.folder)
-    model = AutoModelForCausalLM.from_pretrained(one.model).eval()
+    model = AutoModelForCausalLM.from_pretrained(one.model_folder).eval()
     made = greedy_answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
-    return codec, made, numbers(attack_figures(1, base, one, codec, made))
+    return codec, made, numbers_by_name(attack_figures(1, base, one, codec, made))
 
 
 def test_era_reads_all_where_nothing_is_scrambled(base: Checkpoint, questions: Path, tmp_path: Path) -> None:
@@ -157,13 +157,13 @@ def test_instructions_are_graded_by_their_rules(
     asked = InstructionFile("input_data.jsonl", prompts=2, new_tokens=6)
     (tmp_path / asked.file).write_text("\n".join(map(json.dumps, rows)), "utf-8")
     one = variant(base, tmp_path, ObfusLM(4, 3.0, beta=0.9))
-    codec, model = Codec.open(one.key, base.folder), AutoModelForCausalLM.from_pretrained(one.model).eval()
+    codec, model = Codec.open(one.key, base.folder), AutoModelForCausalLM.from_pretrained(one.model_folder).eval()
     answered = codec.encode(["the nurse called"]).ids[0]
     with monkeypatch.context() as patch:
         patch.setattr(generation, "greedy_ids", lambda *_: [answered, answered])
         kept: dict[str, str] = {}
         found = instruction_figures(model, codec, asked.read(tmp_path), asked.new_tokens, {"variant": "v"}, kept)
-        values = numbers(found)
+        values = numbers_by_name(found)
     assert values["ifeval prompt strict, v"] == 50 and values["ifeval instruction strict, v"] == 50
     assert unpack_answers(kept["ifeval strict, v"]).tolist() == [1, 0]
     again = instruction_figures(model, codec, replace(asked, prompts=1).read(tmp_path), 6, {"variant": "v"}, {})

@@ -13,7 +13,7 @@ from milkglass import device, system
 from milkglass.errors import UsageError
 from milkglass.experiments import needs
 from milkglass.experiments.needs import GB, USAGE_FILE, RecipeNeeds, note_usage
-from milkglass.experiments.recipe import settings
+from milkglass.experiments.recipe import read_settings
 from milkglass.experiments.reproduce import reproduce
 
 TOML = """
@@ -89,12 +89,12 @@ def test_a_recipe_is_refused_before_anything_is_opened(tmp_path: Path, monkeypat
 def test_a_quick_run_needs_what_it_says_alone(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text(TOML)
-    assert settings(path)["needs"] == {"memory": 40}
-    quick = settings(path, quick=True)
+    assert read_settings(path)["needs"] == {"memory": 40}
+    quick = read_settings(path, quick=True)
     assert quick["needs"] == {"memory": 2}
     assert quick["quick"] == {"rows": 3}  # what was run, which a result has
     path.write_text(TOML.replace("[quick.needs]\nmemory = 2\n", ""))
-    assert "needs" not in settings(path, quick=True)
+    assert "needs" not in read_settings(path, quick=True)
 
 
 @pytest.mark.parametrize("wrong", ["memory = 0", "memory = 'much'", "disk = 3"])

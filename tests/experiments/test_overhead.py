@@ -98,9 +98,9 @@ def test_a_part_that_failed_is_measured_again(tmp_path: Path) -> None:
         raise JobFailed("no", "")
 
     with pytest.raises(JobFailed):
-        parts.get("a", fails)
-    assert parts.get("a", lambda: {"x": 1.0}) == {"x": 1.0}
-    assert PartialResults(tmp_path / "parts.json").get("a", fails) == {"x": 1.0}
+        parts.get_or_compute("a", fails)
+    assert parts.get_or_compute("a", lambda: {"x": 1.0}) == {"x": 1.0}
+    assert PartialResults(tmp_path / "parts.json").get_or_compute("a", fails) == {"x": 1.0}
 
 
 def lines(*events: tuple[float, dict[str, Any]]) -> str:

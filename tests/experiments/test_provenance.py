@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from milkglass.experiments import runs
-from milkglass.experiments.recipe import CUT
-from milkglass.experiments.record import BESIDE, read
+from milkglass.experiments.recipe import CUT_REASON
+from milkglass.experiments.record import POOLED_SUFFIX, read_records
 from milkglass.experiments.runs import commits_of, unpack_answers
 from tests.experiments.running import figures as figures_of
 
@@ -105,8 +105,8 @@ def bare(result: dict[str, Any]) -> list[str]:
     that their attack was cut."""
     return [
         one.name
-        for one in read(result)
-        if HEADLINE.fullmatch(one.measure) and one.half_width is None and one.undefined != CUT
+        for one in read_records(result)
+        if HEADLINE.fullmatch(one.measure) and one.half_width is None and one.undefined != CUT_REASON
         if not ({"low", "high"} <= one.more.keys() or {"least", "most"} <= one.more.keys() or math.isnan(one.value))
     ]
 
@@ -135,7 +135,9 @@ def test_each_cell_of_a_comparison_keeps_its_answers() -> None:
         if kind_of(name) == "comparison":
             cells = {f"{data}, {one}, {seed}" for data in result["data"] for one in result["variants"]
                      for seed in result["seeds"]}  # fmt: skip
-            assert {one.removesuffix(BESIDE) for one in result["predictions"]} == cells <= {*result["predictions"]}
+            assert (
+                {one.removesuffix(POOLED_SUFFIX) for one in result["predictions"]} == cells <= {*result["predictions"]}
+            )
             for data in result["data"]:
                 sizes = {
                     len(unpack_answers(text))

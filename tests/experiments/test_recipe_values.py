@@ -17,7 +17,7 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import recipe as settings_module
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
-from milkglass.experiments.recipe import CUT, UNDEFINED_SHARE
+from milkglass.experiments.recipe import CUT_REASON, UNDEFINED_SHARE_REASON
 from milkglass.experiments.record import ResultRecord
 from tests.experiments.test_recipes import ALL
 from tests.experiments.test_settings import BASE, READERS, recipe
@@ -174,8 +174,8 @@ def test_what_has_no_value_says_why() -> None:
     about = {"name": "a", "paper": "b", "model": "c", "seed": 1, "attacks": []}
     gradients = GradientRecipe(**about, data="d", defences={}, texts={})
     attacks = AttackRecipe(**about, private="d", rows=1, public={}, variants={})
-    for one, cut in ((gradients, CUT), (attacks, UNDEFINED_SHARE)):
+    for one, cut in ((gradients, CUT_REASON), (attacks, UNDEFINED_SHARE_REASON)):
         first, second, third = (each.to_json() for each in one.figures(measured))
         assert first == {"measure": "rouge-1", "value": 0.5, "attack": "dlg", "undefined": cut}
-        assert second == {"measure": "precision", "value": None, "variant": "a", "undefined": UNDEFINED_SHARE}
+        assert second == {"measure": "precision", "value": None, "variant": "a", "undefined": UNDEFINED_SHARE_REASON}
         assert third == {"measure": "loss", "value": 1.0}

@@ -19,7 +19,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
-from milkglass.experiments.entries import Entries, attacks_of
+from milkglass.experiments.entries import AttackEntries, attacks_of
 from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked_rows_by_attacker
 from milkglass.experiments.kinds.attacks import split_texts as split_texts
 from milkglass.experiments.kinds.comparison import ComparisonRecipe
@@ -27,8 +27,8 @@ from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.record import merge_records, numbers, records
-from milkglass.experiments.reproduce import KINDS
+from milkglass.experiments.record import make_records, merge_records, numbers_by_name
+from milkglass.experiments.reproduce import RECIPE_CLASSES
 from milkglass.experiments.runs import seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.examples import Example
@@ -45,7 +45,9 @@ ALL = sorted(FOLDER.glob("*.toml"))
 ATTACKS = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] == "attacks"]
 RUN = [path for path in ALL if "Not run yet" not in path.read_text("utf-8")]
 COMPARISONS = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] == "comparison"]
-TRAININGS = [path for path in ALL if issubclass(KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]], FineTuning)]
+TRAININGS = [
+    path for path in ALL if issubclass(RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]], FineTuning)
+]
 
 
 def result_of(path: Path) -> Path:
@@ -120,7 +122,7 @@ def test_a_shipped_result_says_which_code_made_it(path: Path) -> None:
 def test_a_shipped_recipe_opens_with_its_command(path: Path) -> None:
     first = path.read_text("utf-8").splitlines()[0]
     command = f"# milkglass reproduce recipes/{path.name} --data DATA_FOLDER --out RUN_FOLDER"
-    cached = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].cached
+    cached = RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]].is_cacheable
     assert first == command + (" [--cache CELLS] [--quick]" if cached else "")
 
 
@@ -130,14 +132,14 @@ def test_a_full_run_does_not_give_the_quick_runs_reasons(path: Path) -> None:
     if str(raw["model"]).startswith("hf:"):
         assert not [one for one in raw.get("why", {}).values() if re.search("MiniLM|SmolLM2", one)]
     why = raw.get("quick", {}).get("why", {})
-    whole = KINDS[raw["kind"]].read(path, quick=True)
+    whole = RECIPE_CLASSES[raw["kind"]].read(path, quick=True)
     assert why.items() <= whole.why.items() and "why" not in (whole.quick or {})
 
 
 @pytest.mark.parametrize("path", [path for path in TRAININGS if path in RUN], ids=lambda path: path.stem)
 def test_a_shipped_result_is_of_the_recipe_as_it_stands(path: Path) -> None:
     quick = result_of(path).name.endswith(".quick.json")
-    recipe, result = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick), shipped(path)
+    recipe, result = RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick), shipped(path)
     assert isinstance(recipe, FineTuning)
     assert recipe.variants["plain"] == {}
     assert len(recipe.variants) > 1
@@ -532,7 +534,7 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
         ({"a/b": {"attack": "tfa"}}, "'a/b'"),
     ],
 )
-def test_attacks_that_cannot_be_are_refused(entries: Entries, words: str) -> None:
+def test_attacks_that_cannot_be_are_refused(entries: AttackEntries, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         attacks_of(entries)
 
@@ -574,12 +576,16 @@ def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
 
 
 def test_figures_over_keys_are_a_median_and_a_range() -> None:
-    each = [records({"top": value, "top +-": width, "tokens": 7.0}) for value, width in ((93.0, 3), (0.1, 1), (8.0, 2))]
+    each = [
+        make_records({"top": value, "top +-": width, "tokens": 7.0}) for value, width in ((93.0, 3), (0.1, 1), (8.0, 2))
+    ]
     spread = {"least": np.min, "most": np.max}
-    assert numbers(merge_records(each, np.median, spread, "keys")) == {
+    assert numbers_by_name(merge_records(each, np.median, spread, "keys")) == {
         "top": 8.0, "top +-": 2.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0,
         "tokens, most": 7.0,
     }  # fmt: skip
     assert merge_records(each[:1], np.median, spread, "keys") == each[0]
-    some = numbers(merge_records([records({"a": 1.0}), records({"a": 3.0, "b": 5.0})], np.median, spread, "keys"))
+    some = numbers_by_name(
+        merge_records([make_records({"a": 1.0}), make_records({"a": 3.0, "b": 5.0})], np.median, spread, "keys")
+    )
     assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0), "b applies under one key only"

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
-from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, sample, token_counts
+from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, conversations_of, draw_rows, token_counts
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpack_answers
 from milkglass.models.tokenizer import load_tokenizer
@@ -144,7 +144,7 @@ def test_a_run_goes_on_without_asking_again(done: tuple[Path, Path, dict[str, An
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_prompt_is_the_template_with_the_users_tokens_replaced(base: Path, keep: bool) -> None:
     reader = TokenReader.of_model(base, "base")
-    rows = chats([Example(1, "labelled", text, label="positive") for text in tiny.TEXTS], ASKED, None)
+    rows = conversations_of([Example(1, "labelled", text, label="positive") for text in tiny.TEXTS], ASKED, None)
     kept = ASKED if keep else ""
     counts = token_counts(reader, rows, kept)
     sanitizer = ChatSanitizer.of(RnmMethod(k=4, p=1.0), reader, counts, kept, 5)
@@ -164,16 +164,16 @@ def test_a_prompt_is_the_template_with_the_users_tokens_replaced(base: Path, kee
 
 def test_rows_that_cannot_be_asked_are_refused() -> None:
     labelled = Example(7, "labelled", "a b c", label="positive")
-    assert chats([labelled], ASKED, 5) == []  # six words with the instruction
-    (one,) = chats([labelled], ASKED, 6)
+    assert conversations_of([labelled], ASKED, 5) == []  # six words with the instruction
+    (one,) = conversations_of([labelled], ASKED, 6)
     assert one.messages[0]["content"] == "Good or bad? a b c" and one.messages[1]["content"] == "positive"
     for bad in (Example(7, "text", "a"), Example(7, "labelled", "a", "b", "positive")):
         with pytest.raises(UsageError, match=r"row 7\b"):
-            chats([bad], ASKED, None)
+            conversations_of([bad], ASKED, None)
     with pytest.raises(UsageError, match=r"row 1\b"):
-        chats([one, Example(1, "chat", messages=({"role": "user", "content": "x"},))], ASKED, None)
+        conversations_of([one, Example(1, "chat", messages=({"role": "user", "content": "x"},))], ASKED, None)
     with pytest.raises(UsageError, match=r"\b3 rows of train\b.*\b1\b"):
-        sample([one], 3, 1, "train")
+        draw_rows([one], 3, 1, "train")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
-from milkglass.experiments.recipe import reason_for, settings
+from milkglass.experiments.recipe import read_settings, reason_for
 from milkglass.experiments.record import ResultRecord
-from milkglass.experiments.reproduce import KINDS
+from milkglass.experiments.reproduce import RECIPE_CLASSES
 from milkglass.experiments.runs import newest_metrics_text
 from tests.experiments.running import figures as figures_of
 from tests.experiments.test_recipes import ALL, RUN, result_of, shipped
@@ -53,7 +53,7 @@ def recipe(folder: Path, more: str = "", base: str = BASE) -> Path:
 
 def test_quick_is_laid_over(tmp_path: Path) -> None:
     path = recipe(tmp_path, '[quick]\nrows = 9\nvariants = ["y"]\npublic.two = ["c.txt"]\n')
-    full, quick = settings(path), settings(path, quick=True)
+    full, quick = read_settings(path), read_settings(path, quick=True)
     assert "quick" not in full
     assert full == {**tomllib.loads(BASE), "name": "r"}
     assert quick["name"] == "r.quick"
@@ -80,7 +80,7 @@ def test_quick_is_laid_over(tmp_path: Path) -> None:
 )
 def test_quick_settings_that_cannot_be(more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        settings(recipe(tmp_path, more), quick=True)
+        read_settings(recipe(tmp_path, more), quick=True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_recipe(base: str, message: str, tmp_path: Path) -> No
     with pytest.raises(UsageError, match=message):
         AttackRecipe.read(recipe(tmp_path, base=base))
     with pytest.raises(UsageError, match=r"no recipe .*other\.toml"):
-        settings(tmp_path / "other.toml")
+        read_settings(tmp_path / "other.toml")
 
 
 def test_a_training_that_cannot_be_is_told_in_words(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_training_that_cannot_be_is_told_in_words(tmp_path: Path) -> None:
     )
 
 
-READERS: dict[str, Any] = dict(KINDS)
+READERS: dict[str, Any] = dict(RECIPE_CLASSES)
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
@@ -140,10 +140,10 @@ def test_a_shipped_recipe_has_a_quick_setting(path: Path) -> None:
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_every_published_figure_of_a_shipped_recipe_has_a_reason(path: Path) -> None:
     """Of a quick run; a full one is of the paper's own model, or has the reasons as well."""
-    recipe = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick=True)
+    recipe = RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick=True)
     assert all(reason_for(name, recipe.why) for name in recipe.published)
     if not recipe.quick or not str(tomllib.loads(path.read_text("utf-8"))["model"]).startswith("hf:"):
-        full = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path)
+        full = RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path)
         assert all(reason_for(name, full.why) for name in full.published)
 
 
@@ -151,7 +151,7 @@ def test_every_published_figure_of_a_shipped_recipe_has_a_reason(path: Path) -> 
 def test_every_reason_of_a_shipped_recipe_is_about_a_figure(path: Path) -> None:
     quick = result_of(path).name.endswith(".quick.json")
     recipe, measured = (
-        KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick),
+        RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick),
         figures_of(shipped(path)),
     )
     for pattern in recipe.why:
@@ -199,21 +199,21 @@ def test_data_by_name_and_by_path(tmp_path: Path) -> None:
     train.write_text("s\t1\t\tIt works.\ns\t0\t*\tWorks it.\n", "utf-8")
     (tmp_path / "plain.txt").write_text("one\ntwo\n", "utf-8")
     assert data_refs.parse_ref("cola/train.tsv") is None
-    assert [one.label for one in data_refs.examples(tmp_path, "cola:train")] == ["acceptable", "unacceptable"]
-    assert [one.text for one in data_refs.examples(tmp_path, "plain.txt")] == ["one", "two"]
+    assert [one.label for one in data_refs.load_examples(tmp_path, "cola:train")] == ["acceptable", "unacceptable"]
+    assert [one.text for one in data_refs.load_examples(tmp_path, "plain.txt")] == ["one", "two"]
     out = data_refs.as_file(tmp_path, "cola:train", tmp_path / "run" / "data")
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert rows == [{"text": "It works.", "label": "acceptable"}, {"text": "Works it.", "label": "unacceptable"}]
     assert data_refs.class_numbers("cola:train", ()) == {"unacceptable": 0, "acceptable": 1}  # not by the alphabet
-    before = data_refs.sums(tmp_path, ["cola:train", "plain.txt"])
+    before = data_refs.file_digests(tmp_path, ["cola:train", "plain.txt"])
     train.write_text("s\t1\t\tIt works!\n", "utf-8")
-    after = data_refs.sums(tmp_path, ["cola:train", "plain.txt"])
+    after = data_refs.file_digests(tmp_path, ["cola:train", "plain.txt"])
     assert before["plain.txt"] == after["plain.txt"]
     assert before["cola:train"] != after["cola:train"]
     with pytest.raises(UsageError, match="data set 'imdb'"):
-        data_refs.examples(tmp_path, "imdb:train")
+        data_refs.load_examples(tmp_path, "imdb:train")
     with pytest.raises(UsageError, match=r"other\.txt"):
-        data_refs.sums(tmp_path, ["other.txt"])
+        data_refs.file_digests(tmp_path, ["other.txt"])
 
 
 def test_scores_are_not_trained_as_classes(tmp_path: Path) -> None:

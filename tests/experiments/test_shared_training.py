@@ -182,7 +182,7 @@ def test_training_without_defence_is_ordinary_training(data: Path) -> None:
     for _ in range(2):
         order = rng.permutation(4)
         for start in (0, 2):
-            some = rows.part(order[start : start + 2])
+            some = rows.select(order[start : start + 2])
             ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in some.ids], batch_first=True)
             assert some.labels is not None
             out = theirs.module(input_ids=ids, attention_mask=(ids > 0).long(), labels=torch.from_numpy(some.labels))
@@ -274,14 +274,14 @@ def test_no_slope_is_made_of_rounding() -> None:
 def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None:
     rng = np.random.default_rng(0)
     losses, gradients, after = rng.uniform(0, 0.1, 50), rng.uniform(1, 2, 50), rng.uniform(0, 1, 50)
-    found = theory.figures(losses, gradients, after, 3 * gradients + 1, (1.4, 7.3))
+    found = theory.theory_figures(losses, gradients, after, 3 * gradients + 1, (1.4, 7.3))
     assert found.figures["epsilon is a drift"] == 1 and found.figures["epsilon, largest"] == 7.3
     for name in ("slope of the loss deviation", "slope of the gradient deviation, of its mean"):
         assert name not in found.figures and "drift" in found.undefined[name]
     assert found.figures["slope of the gradient deviation, local"] == pytest.approx(3)
     assert set(found.lines) == {"loss, local epsilon", "gradient, local epsilon"}
     json.dumps(found.to_json(), allow_nan=False)
-    found = theory.figures(losses, gradients, np.zeros(50), 3 * gradients + 1, (0.1, 0.2))
+    found = theory.theory_figures(losses, gradients, np.zeros(50), 3 * gradients + 1, (0.1, 0.2))
     assert (
         found.figures["slope of the gradient deviation"] == pytest.approx(3)
         and found.figures["epsilon is a drift"] == 0
@@ -327,7 +327,7 @@ def test_one_gradient_at_a_time_is_kept_and_each_is_the_same_again(data: Path, d
     """The literal program computes all of them, one after the other, from one stream."""
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
     step, stream = SharedStep.open(data / "bert"), Stream.of_seed(7)
-    literal = [share(step, *rows.part(np.array([i])).batch(0), defence, 0, stream).tensors for i in range(4)]
+    literal = [share(step, *rows.select(np.array([i])).batch(0), defence, 0, stream).tensors for i in range(4)]
     source = SharedGradients(step, rows, defence, 1, 7, 0)
     seen, alive = source.all_gradients(), list[weakref.ref[torch.Tensor]]()
     for number in (0, 1, 2, 3, 1, 1, 0, 3):

@@ -162,14 +162,14 @@ def test_a_pair_writes_what_its_client_would(base: Checkpoint, done: tuple[Path,
     pair = AnsweringPair(client, server, CombinedDistribution(symbols, 0.0), end_ids(base.folder))
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     expected = generation.greedy_ids(client, [prompt], 6)[0].tolist()
-    assert pair.greedy(torch.from_numpy(prompt).long(), 6) == expected
+    assert pair.greedy_answer(torch.from_numpy(prompt).long(), 6) == expected
     rows = TrainingDataset(out / "plain" / "validation.safetensors", "causal-lm", 128)
     chats = [one.messages for one in generation.read_examples(out / "data" / "validation.jsonl")]
     own, together = generation.row_losses(client, rows), row_losses(pair, codec, chats, 128)
     assert own[0].tolist() == pytest.approx(together[0].tolist(), abs=1e-3)
     assert own[1].tolist() == together[2].tolist()
     assert together[1].tolist() == pytest.approx(together[0].tolist())  # one symbol for all says nothing
-    alone = AnsweringPair(client, server, CombinedDistribution(torch.arange(len(symbols)) % 2, 0.0), pair.stops)
+    alone = AnsweringPair(client, server, CombinedDistribution(torch.arange(len(symbols)) % 2, 0.0), pair.stop_ids)
     assert (row_losses(alone, codec, chats, 128)[1] < 0.999 * own[0]).all()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.experiments.record import ResultRecord, read
+from milkglass.experiments.record import ResultRecord, read_records
 from milkglass.experiments.report import curves, table
 from tests.experiments.test_recipes import RUN, shipped
 
@@ -137,7 +137,7 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
         "knn top-1",
         "same",
     ]
-    assert found.notes == ("a smaller model", table.UNEXPLAINED)
+    assert found.notes == ("a smaller model", table.UNEXPLAINED_NOTE)
     assert [one.footnote for one in found.compared_lines] == [1, 1, 2, 0, 0]
     assert found.compared_lines[0].difference == pytest.approx(-2.02)
     assert [(what, len(lines)) for what, lines in found.groups] == [("seconds", 2)]
@@ -149,7 +149,7 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
     text = table.markdown(found)
     assert "| accuracy, k=4 | 85.00 | 1.50 | 89.11 | \u22124.11 |  | 1 |" in text
     assert "1. a smaller model" in text
-    assert f"2. {table.UNEXPLAINED}" in text
+    assert f"2. {table.UNEXPLAINED_NOTE}" in text
 
 
 def test_names_are_explained_to_who_has_not_read_the_code() -> None:
@@ -243,7 +243,7 @@ def test_markdown_escapes_everything() -> None:
 def test_numbers(value: float | None, shown: str) -> None:
     assert table.format_number(value) == shown
     if value is not None and value > 0.01:
-        assert table.format_number(value, sign=True) == f"+{shown}"
+        assert table.format_number(value, has_sign=True) == f"+{shown}"
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
@@ -255,7 +255,7 @@ def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
     assert (text.name, page.name) == (f"{path.stem}.md", f"{path.stem}.html")
     rows = cells(page.read_text("utf-8")).rows
     assert len(rows) > len(result["figures"])
-    assert {row[0] for row in rows} >= {one.name for one in read(result) if not math.isnan(one.value)}
+    assert {row[0] for row in rows} >= {one.name for one in read_records(result) if not math.isnan(one.value)}
     assert text.read_text("utf-8").startswith("# ")
 
 

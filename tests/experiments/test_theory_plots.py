@@ -14,7 +14,7 @@ from milkglass.experiments.report import theory_plots
 def measured(count: int = 30, spread: float = 1.0) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     losses, gradients = spread * rng.random(count), 5 + spread * rng.random(count)
-    found = theory.figures(losses, gradients, 2 * losses, 3 * gradients, (1.0, 2.0))
+    found = theory.theory_figures(losses, gradients, 2 * losses, 3 * gradients, (1.0, 2.0))
     return dict(json.loads(json.dumps(found.to_json())))
 
 

@@ -180,7 +180,7 @@ class _Runner:
         return stored or self._run_attack(turn, adversary, knowledge, turn.attack)
 
     def _load_stored(self, turn: AttackTurn, adversary: Adversary) -> FinishedAttack | None:
-        """Returns the stored result of an earlier run, or None. Its time counts against the budget."""
+        """Returns the stored result of an earlier run, or None. A budget of work is charged with its seconds."""
         stored = None if self.store is None else self.store.stored_result(_file_name(turn, adversary))
         if stored is None:
             return None

@@ -64,9 +64,9 @@ def _require_readable(recipe: Path, data: Path, quick: bool) -> None:
     Raises:
         UsageError: the file is not a recipe, or the folder is missing.
     """
-    from milkglass.experiments.recipe import settings
+    from milkglass.experiments.recipe import read_settings
 
-    settings(recipe, quick)
+    read_settings(recipe, quick)
     if not data.is_dir():
         from milkglass.experiments.data_refs import DATA_HINT
 

@@ -31,7 +31,7 @@ from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDe
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import JobFailed, UnsupportedModel
 from milkglass.experiments.kinds.fine_tuning import write_rows
-from milkglass.experiments.kinds.generation import greedy_ids, load_generator, references, row_losses
+from milkglass.experiments.kinds.generation import greedy_ids, load_generator, reference_answers, row_losses
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import (
@@ -87,7 +87,7 @@ class ChatPreparer:
         """Writes training rows as they are sent, and returns their file."""
         if isinstance(self.client, MaskingClient):
             rows = [replace(row, messages=self._mask(row.messages)) for row in rows]
-        plain = sanitized_chats.write(rows, folder / "rows.jsonl")
+        plain = sanitized_chats.write_chats(rows, folder / "rows.jsonl")
         return plain if self.sanitizer is None else self.sanitizer.write(plain, folder / "sanitized.jsonl")
 
     def asked_rows(self, rows: Sequence[Example], folder: Path) -> list[Example]:
@@ -96,7 +96,7 @@ class ChatPreparer:
             return [replace(row, messages=(*self._prompt(row), row.messages[-1])) for row in rows]
         if self.sanitizer is None:
             return list(rows)
-        plain = sanitized_chats.write(rows, folder / "asked.jsonl")
+        plain = sanitized_chats.write_chats(rows, folder / "asked.jsonl")
         return examples_of(self.sanitizer.write(plain, folder / "asked-sanitized.jsonl"))
 
     def prompt(self, row: Example) -> NDArray[Any]:
@@ -151,7 +151,7 @@ def decoder_cell(
         result = _tune(preparer, server, rows, training, folder, threads, log, deadline) if is_tuned else server
         answered = _answer(preparer, result, rows, training.dtype == "bfloat16", folder, log, deadline)
         client_seconds, training_seconds = stored_seconds(folder)
-    own_answers = references(rows.asked[: extent.written])
+    own_answers = reference_answers(rows.asked[: extent.written])
     likeness = text.mean_similarity(answered["texts"], own_answers, np.random.default_rng(0))["rouge-l"]
     figures = {
         "rouge-l": likeness.value, "rouge-l low": likeness.low, "rouge-l high": likeness.high,

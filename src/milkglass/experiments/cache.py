@@ -21,7 +21,8 @@ class ArtifactCache:
     """Shares files among several runs, and records the commits that made them.
 
     Attributes:
-        folder: of all runs that share, readable by its owner alone. A run that shares with none uses its own folder.
+        folder: the folder of all runs that share, readable by its owner alone. A run that shares with none uses its own
+            folder.
         out: the run folder.
     """
 
@@ -40,7 +41,7 @@ class ArtifactCache:
     def record_writer(self, path: Path) -> None:
         """Records which code writes a file, before the file gets its name or is replaced by a longer one."""
         commits = {*commits_of_file(path), current_code()["commit"]}
-        files.write(_record(path), json.dumps(sorted(commits)) + "\n")
+        files.write(_record_path(path), json.dumps(sorted(commits)) + "\n")
         self._record_used(commits)
 
     def _record_used(self, commits: Iterable[str]) -> None:
@@ -51,10 +52,11 @@ def commits_of_file(path: Path) -> list[str]:
     """Returns the commits that made a file: [] if there is no file, ["not recorded"] if it has no record."""
     if not path.is_file():
         return []
-    return list(json.loads(_record(path).read_text("utf-8"))) if _record(path).is_file() else ["not recorded"]
+    return list(json.loads(_record_path(path).read_text("utf-8"))) if _record_path(path).is_file() else ["not recorded"]
 
 
-def _record(path: Path) -> Path:
+def _record_path(path: Path) -> Path:
+    """Returns the path of the record of the commits that made a file, which lies beside it."""
     return path.with_name(f"{path.name}.made")
 
 
@@ -66,10 +68,11 @@ class PartialResults:
 
     @property
     def finished_parts(self) -> dict[str, dict[str, Any]]:
+        """Returns the results of the parts that are measured, by the name of each part."""
         results: dict[str, dict[str, Any]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
         return results
 
-    def get(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def get_or_compute(self, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns a part's results, computed and stored if they do not exist."""
         results = self.finished_parts
         if name not in results:

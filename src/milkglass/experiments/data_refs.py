@@ -31,8 +31,8 @@ def parse_ref(ref: str) -> tuple[PublicDataset, str] | None:
     return (sets.dataset_named(name), split) if colon and "/" not in name and "." not in name else None
 
 
-def files(data: Path, ref: str) -> list[Path]:
-    """Returns the files of a reference. Raises UsageError if they do not exist."""
+def files_of(data: Path, ref: str) -> list[Path]:
+    """Returns the files of a reference: "cola:train", or a path in `data`. Raises UsageError if they do not exist."""
     if named_split := parse_ref(ref):
         return sets.split_files(named_split[0].name, data, named_split[1])
     path = data / ref
@@ -41,20 +41,24 @@ def files(data: Path, ref: str) -> list[Path]:
     return [path]
 
 
-def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of each reference's files: a run on other data is another run. Raises UsageError."""
+def file_digests(data: Path, refs: Iterable[str]) -> dict[str, str]:
+    """Returns the digest of each reference's files: a run on other data is another run.
+
+    Raises:
+        UsageError: a reference has no files.
+    """
     digest_by_ref = {}
     for ref in refs:
-        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files(data, ref)]
+        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files_of(data, ref)]
         digest_by_ref[ref] = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     return digest_by_ref
 
 
-def examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
+def load_examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
     """Returns the rows of a reference. Raises UsageError if there are no such files, and CodecError for a bad row."""
     if named_split := parse_ref(ref):
         return list(sets.load(named_split[0].name, data, named_split[1], progress))
-    return examples_of(files(data, ref)[0])
+    return examples_of(files_of(data, ref)[0])
 
 
 def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
@@ -64,7 +68,7 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     """
     named_split = parse_ref(ref)
     if named_split is None:
-        return files(data, ref)[0]
+        return files_of(data, ref)[0]
     data_set, split = named_split
     if data_set.task not in ("classification", "chat", "text"):
         raise UsageError(
@@ -78,7 +82,9 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
 
 
 def class_numbers(ref: str, rows: Iterable[Example]) -> dict[str, int]:
-    """Returns the number of each label: a named data set's own, so that its F1 is of class 1; else of those in order.
+    """Returns the number of each label.
+
+    A named data set has numbers of its own, so that its F1 is of class 1. The labels of a file are numbered in order.
 
     Args:
         rows: the rows of `ref`, in which labels are looked for if it is a file.

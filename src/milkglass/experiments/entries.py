@@ -28,8 +28,8 @@ class DatasetSpec:
     """Describes one data set of a comparison, an entry of the recipe's table [data].
 
     Attributes:
-        train: a file or a named data set.
-        held_out: a file or a named data set.
+        train: the training rows: a file or a named data set.
+        held_out: the rows that are asked about: a file or a named data set.
         rows: how many rows of `train` are used. None: all.
         training: overrides the recipe's settings; a defence's own settings override these.
     """
@@ -40,8 +40,12 @@ class DatasetSpec:
     training: Mapping[str, Any] = field(default_factory=dict)
 
 
-def hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
-    """Returns the settings. Raises UsageError with the setting, its value's type and what is needed."""
+def parse_hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
+    """Returns the settings of a training.
+
+    Raises:
+        UsageError: a setting is refused. The message has its name, its value's type and what is needed.
+    """
     try:
         return Hyperparameters(**values)
     except ValidationError as error:
@@ -59,7 +63,7 @@ def require_names(table: Mapping[str, Any], name: str, needed: tuple[str, ...]) 
 
 
 def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks the parameters of schemes; no parameters mean plain. Raises UsageError."""
+    """Raises UsageError for a variant whose scheme refuses its parameters. No parameters mean plain."""
     for name, parameters in variants.items():
         if parameters:
             with naming_refusals(name):
@@ -67,7 +71,7 @@ def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def require_data(name: str, entry: Mapping[str, Any]) -> None:
-    """Checks an entry of [data]. Raises UsageError."""
+    """Raises UsageError for an entry of [data] that `DatasetSpec` does not have, lacks, or has with another type."""
     known_names = [dataset_field.name for dataset_field in fields(DatasetSpec)]
     if unknown := sorted(set(entry) - set(known_names)):
         raise UsageError(f"data.{name} has no {unknown[0]}", f"it has: {', '.join(known_names)}")
@@ -76,7 +80,12 @@ def require_data(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def require_defence(name: str, entry: Mapping[str, Any]) -> None:
-    """Checks an entry of [defences], without its tables `training` and `attacked`. Raises UsageError."""
+    """Raises UsageError for an entry of [defences] that is refused.
+
+    Args:
+        name: the defence's name.
+        entry: the entry without its tables `training` and `attacked`.
+    """
     values = dict(entry)
     if "encoder" in values:
         with naming_refusals(f"defences.{name}"):
@@ -99,7 +108,7 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
 
 @contextmanager
 def naming_refusals(name: str) -> Iterator[None]:
-    """Puts the entry's name before the message of a UsageError."""
+    """Puts the name of an entry before the message of a UsageError that is raised inside the context."""
     try:
         yield
     except UsageError as error:
@@ -115,10 +124,10 @@ def naming_refusals(name: str) -> Iterator[None]:
 #     "sda, K_A=3" = { attack = "sda", candidates = 3 }
 #
 # Figures, and the random draws of an attack, go by the recipe's name.
-Entries = list[str] | dict[str, dict[str, Any]]  # as the recipe has them
+AttackEntries = list[str] | dict[str, dict[str, Any]]  # as the recipe has them
 
 
-def attacks_of(entries: Entries) -> dict[str, Attack]:
+def attacks_of(entries: AttackEntries) -> dict[str, Attack]:
     """Returns the attacks by the recipe's names, in its order.
 
     Raises:
@@ -131,7 +140,7 @@ def attacks_of(entries: Entries) -> dict[str, Attack]:
 
 
 def _attack(name: str, parameters: Mapping[str, Any]) -> Attack:
-    """Returns an attack of a recipe. Raises UsageError."""
+    """Returns an attack of a recipe. Raises what `attacks_of` raises."""
     base = str(parameters.get("attack", name))
     attack = ALL_ATTACKS.make(base, {key: value for key, value in parameters.items() if key != "attack"})
     if name in ALL_ATTACKS and (name != base or attack != ALL_ATTACKS[base]):

@@ -25,7 +25,7 @@ from milkglass.errors import UsageError
 from milkglass.parameters import limited, require
 from milkglass.progress import Log, duration_text
 
-GB = 10**9
+GB = 10**9  # bytes
 USAGE_FILE = "used.json"
 SAMPLE_SECONDS = 1.0  # between two samples of the memory
 
@@ -35,8 +35,10 @@ class RecipeNeeds:
     """Compares a recipe's table [needs] with this machine. A need that is not known is None.
 
     Attributes:
-        memory, device: GB of the machine's memory, and of the GPU's.
-        minutes, device_minutes: on two cores, and on an H100-class GPU.
+        memory: GB of the machine's memory.
+        device: GB of the GPU's memory.
+        minutes: how long the run takes on two cores.
+        device_minutes: how long the run takes on an H100-class GPU.
     """
 
     memory: float | None = limited(None, above=0)

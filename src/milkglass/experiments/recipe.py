@@ -36,8 +36,8 @@ from milkglass.experiments.record import ResultRecord
 if TYPE_CHECKING:
     from milkglass.experiments.runs import RunFolder
 
-UNDEFINED_SHARE = "a share of nothing, such as the precision of a class that no answer names"
-CUT = "the time of the recipe ended the attack: how far a search got is not a sample, and it has no interval"
+UNDEFINED_SHARE_REASON = "a share of nothing, such as the precision of a class that no answer names"
+CUT_REASON = "the time of the recipe ended the attack: how far a search got is not a sample, and it has no interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +45,18 @@ class Recipe(abc.ABC):
     """Measures one table or figure of a paper. Subclasses write `about` and `measure`.
 
     Attributes:
-        name: of its file, with ".quick" for a quick run; the result has it.
+        name: the name of the recipe's file and of its result, with ".quick" for a quick run.
         paper: the table or figure, in words.
         model: a reference that `models/resolve.py` reads, unless the kind says otherwise.
         published: the paper's figures by name.
-        asked: by figure, the demand on the run in words.
-        why: why ours differ, by figure or by a pattern with *; reasons for quick runs only are in [quick.why].
-        quick: the table [quick] of a quick run.
-        needs: see needs.py; neither a result nor a run folder's record has them.
-        digits: decimals of the figures in the result.
-        cached: whether runs of this kind can share what takes longest.
-        cuts: whether the recipe's own time may end an attack, whose figures then have no intervals.
+        asked: the demand on the run in words, by figure.
+        why: the reason why our figure differs, by figure or by a pattern with *; reasons for quick runs only are in
+            [quick.why].
+        quick: the table [quick] of a quick run. None: it is a full run.
+        needs: the memory and time that a run takes (needs.py); neither a result nor a run folder's record has them.
+        decimals: how many decimals the figures have in the result.
+        is_cacheable: whether runs of this kind can share what takes longest.
+        may_cut_attacks: whether the recipe's own time may end an attack, whose figures then have no intervals.
     """
 
     name: str
@@ -67,9 +68,9 @@ class Recipe(abc.ABC):
     quick: Mapping[str, Any] | None = None
     needs: Mapping[str, float] = field(default_factory=dict)
 
-    digits: ClassVar[int] = 2
-    cached: ClassVar[bool] = False
-    cuts: ClassVar[bool] = False
+    decimals: ClassVar[int] = 2
+    is_cacheable: ClassVar[bool] = False
+    may_cut_attacks: ClassVar[bool] = False
 
     @classmethod
     def read(cls, path: Path, quick: bool = False) -> Self:
@@ -78,7 +79,7 @@ class Recipe(abc.ABC):
         Raises:
             UsageError: an entry is missing, unknown, of another type, or refused by `check`.
         """
-        raw = settings(path, quick)
+        raw = read_settings(path, quick)
         raw.pop("kind", None)
         recipe = from_entries(cls, cls.field_values(raw))
         from_entries(RecipeNeeds, recipe.needs)
@@ -125,6 +126,7 @@ class Recipe(abc.ABC):
 
     @property
     def quick_entry(self) -> dict[str, Any]:
+        """Returns what a quick run changed, as an entry of the result; empty for a full run."""
         return {} if self.quick is None else {"quick": self.quick}
 
     def figures(self, measured: Sequence[ResultRecord]) -> list[ResultRecord]:
@@ -142,13 +144,15 @@ class Recipe(abc.ABC):
     def _figure(self, record: ResultRecord) -> ResultRecord:
         """Returns a record as the result states it, with the published figure and the reason for a difference."""
         if math.isnan(record.value):
-            return replace(record, half_width=None, undefined=record.undefined or UNDEFINED_SHARE)
+            return replace(record, half_width=None, undefined=record.undefined or UNDEFINED_SHARE_REASON)
         if record.half_width is not None and math.isnan(record.half_width):
-            record = replace(record, half_width=None, undefined=CUT if self.cuts else UNDEFINED_SHARE)
+            record = replace(
+                record, half_width=None, undefined=CUT_REASON if self.may_cut_attacks else UNDEFINED_SHARE_REASON
+            )
         published = self.published.get(record.name)
         why = "" if published is None else reason_for(record.name, self.why) or ""
         return replace(
-            record.round_to(self.digits), published=published, asked=self.asked.get(record.name, ""), why=why
+            record.round_to(self.decimals), published=published, asked=self.asked.get(record.name, ""), why=why
         )
 
 
@@ -159,7 +163,7 @@ def _as_json(value: Any) -> Any:
 
 
 def reason_for(name: str, why: Mapping[str, str]) -> str | None:
-    """Returns the figure's own reason, or else that of the first matching pattern."""
+    """Returns the figure's own reason, or else that of the first matching pattern. None: there is none."""
     if name in why:
         return why[name]
     # Only * stands for anything: names hold brackets and question marks
@@ -168,9 +172,9 @@ def reason_for(name: str, why: Mapping[str, str]) -> str | None:
 
 
 # --- a recipe's file -------------------------------------------------------------------------------------------------
-QUICK = ".quick"
+QUICK_SUFFIX = ".quick"
 # What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
-CHANGEABLE = (
+QUICK_ENTRIES = (
     "model", "rows", "seconds", "curve", "instructions", "keys", "attacks", "public", "public_rows", "variants",
     "defences", "seeds", "attacked", "data", "training", "texts", "evaluation", "asked", "why", "only", "needs",
 )  # fmt: skip
@@ -178,7 +182,7 @@ CHANGEABLE = (
 T = TypeVar("T")
 
 
-def settings(path: Path, quick: bool = False) -> dict[str, Any]:
+def read_settings(path: Path, quick: bool = False) -> dict[str, Any]:
     """Returns the entries of a recipe's file, and its name.
 
     Raises:
@@ -197,13 +201,13 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
         return {**raw, "name": path.stem}
     if not isinstance(changes, dict):
         raise UsageError(f"{path.name} has no table [quick]", "run it without --quick, or write one")
-    if unknown := [key for key in changes if key not in CHANGEABLE]:
-        raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(CHANGEABLE)}")
+    if unknown := [key for key in changes if key not in QUICK_ENTRIES]:
+        raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(QUICK_ENTRIES)}")
     base = {key: value for key, value in raw.items() if key not in ("asked", "needs")}
     overrides = {key: value for key, value in changes.items() if key != "only"}
     whole = _overlay(_overlay(base, overrides), table_of(changes, "only"))
     reported = {key: value for key, value in changes.items() if key not in ("why", "needs")}  # what decides the run
-    return {**whole, "name": path.stem + QUICK, "quick": reported}
+    return {**whole, "name": path.stem + QUICK_SUFFIX, "quick": reported}
 
 
 def _require_seeds(raw: Mapping[str, Any]) -> None:

@@ -16,11 +16,16 @@ import numpy as np
 
 from milkglass.errors import UsageError
 
-SPREAD = " +-"  # after a measure's name: half the width of its 95 % interval
-BESIDE = " with own model"  # after a measure's name: the server's answers pooled with those of the client's own model
-STRONGEST = "strongest"  # the name of whatever attack reads most
-COMMONEST, ALONE = "commonest class", "client alone"  # variants without a defence: no model, and the client's own
-PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
+SPREAD_SUFFIX = " +-"  # after a measure's name: half the width of its 95 % interval
+POOLED_SUFFIX = (
+    " with own model"  # after a measure's name: the server's answers pooled with those of the client's own model
+)
+STRONGEST_ATTACK = "strongest"  # the name of whatever attack reads most
+COMMONEST_CLASS, CLIENT_ALONE = (
+    "commonest class",
+    "client alone",
+)  # variants without a defence: no model, and the client's own
+NAME_PARTS = ("measure", "attack", "attacker", "data", "variant", "when", "note")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +34,18 @@ class ResultRecord:
 
     Attributes:
         measure: the name of what is measured.
-        value: nan if it is undefined.
-        attack, attacker: how it was read, and by whom.
+        value: the figure; nan if it is undefined.
+        attack: the attack that read it, if it is a figure of an attack.
+        attacker: the attacker who read it.
         data: the data set, if a result has several.
         variant: the defence, the scheme or the model.
         when: the state of the variant's model, such as "before" or "after" training.
-        note: what else distinguishes it.
-        half_width: of the 95 % interval. None: there is no interval.
+        note: what else distinguishes the record from others.
+        half_width: half the width of the 95 % interval. None: there is no interval.
         more: further numbers about the value, such as the "least" and the "most" over keys or seeds.
         published: the paper's figure.
-        asked: the demand on it.
-        why: why it differs from the paper's.
+        asked: the demand on the figure, in words.
+        why: why the figure differs from the paper's.
         undefined: why there is no value, or no interval.
     """
 
@@ -61,10 +67,11 @@ class ResultRecord:
     @property
     def parts(self) -> tuple[str, ...]:
         """Returns what identifies the record within its result."""
-        return tuple(getattr(self, part) for part in PARTS)
+        return tuple(getattr(self, part) for part in NAME_PARTS)
 
     @property
     def name(self) -> str:
+        """Returns the parts that are not empty, joined by commas: "MEASURE, ATTACK, ATTACKER, DATA, VARIANT, NOTE"."""
         variant = f"{self.variant} {self.when}".strip()
         return ", ".join(filter(None, (self.measure, self.attack, self.attacker, self.data, variant, self.note)))
 
@@ -73,20 +80,22 @@ class ResultRecord:
         """Returns the value, half the width of its interval, and the further numbers, each by its name."""
         result = {} if math.isnan(self.value) else {self.name: self.value}
         if self.half_width is not None:
-            result[replace(self, measure=self.measure + SPREAD).name] = self.half_width
+            result[replace(self, measure=self.measure + SPREAD_SUFFIX).name] = self.half_width
         return result | {f"{self.name}, {word}": number for word, number in self.more.items()}
 
     def round_to(self, digits: int) -> ResultRecord:
+        """Returns the record with all its numbers rounded to `digits` decimals."""
         more = {word: round(number, digits) for word, number in self.more.items()}
         half_width = None if self.half_width is None else round(self.half_width, digits)
         return replace(self, value=round(self.value, digits), half_width=half_width, more=more)
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the record as an entry of a result's "figures", without empty fields."""
         raw = {name: value for name, value in asdict(self).items() if value not in ("", None) and name != "more"}
         return {**raw, "value": None if math.isnan(self.value) else self.value, **self.more}
 
 
-def read(result: Mapping[str, Any]) -> list[ResultRecord]:
+def read_records(result: Mapping[str, Any]) -> list[ResultRecord]:
     """Returns the records of a result.
 
     Raises:
@@ -108,21 +117,22 @@ def read(result: Mapping[str, Any]) -> list[ResultRecord]:
     ]
 
 
-def numbers(records: Iterable[ResultRecord]) -> dict[str, float]:
+def numbers_by_name(records: Iterable[ResultRecord]) -> dict[str, float]:
     """Returns every number of these records by its name."""
     return {name: value for record in records for name, value in record.numbers.items()}
 
 
-def records(values: Mapping[str, float], **parts: str) -> list[ResultRecord]:
+def make_records(values: Mapping[str, float], **parts: str) -> list[ResultRecord]:
     """Returns a record for each measure.
 
     Args:
-        values: by measure; "MEASURE +-" is half the width of the interval of MEASURE (metrics/interval.with_spread).
-        parts: of every record.
+        values: the value of each measure; that of "MEASURE +-" is half the width of the interval of MEASURE
+            (metrics/interval.with_spread).
+        parts: the other parts of every record's name.
     """
-    measures = [name for name in values if name.removesuffix(SPREAD) == name]
+    measures = [name for name in values if name.removesuffix(SPREAD_SUFFIX) == name]
     return [
-        ResultRecord(measure=measure, value=values[measure], half_width=values.get(measure + SPREAD), **parts)  # type: ignore[arg-type]
+        ResultRecord(measure=measure, value=values[measure], half_width=values.get(measure + SPREAD_SUFFIX), **parts)  # type: ignore[arg-type]
         for measure in measures
     ]
 
@@ -136,18 +146,18 @@ def merge_records(
     """Returns the records of several runs as one record each; those of a single run as they are.
 
     Args:
-        runs: the records of each.
-        center: of the values, and of the half-widths.
-        spread: further numbers of the values, by name.
-        count_name: the name of the number of runs that have the record, if some have not.
+        runs: the records of each run.
+        center: computes the merged value from the values, and the merged half-width from the half-widths.
+        spread: compute further numbers from the values, by the names of these numbers.
+        count_name: the name under which a record says how many runs have it, if not all have.
     """
     if len(runs) == 1:
         return list(runs[0])
-    by_parts: dict[tuple[str, ...], list[ResultRecord]] = {}
+    records_by_name_parts: dict[tuple[str, ...], list[ResultRecord]] = {}
     for record in itertools.chain.from_iterable(runs):
-        by_parts.setdefault(record.parts, []).append(record)
+        records_by_name_parts.setdefault(record.parts, []).append(record)
     merged = []
-    for group in by_parts.values():
+    for group in records_by_name_parts.values():
         values = np.array([record.value for record in group])
         widths = [record.half_width for record in group if record.half_width is not None]
         more = {} if len(group) == len(runs) else {count_name: float(len(group))}

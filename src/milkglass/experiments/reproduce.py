@@ -17,13 +17,13 @@ from milkglass.experiments.kinds.sanitized_generation import SanitizedGeneration
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.kinds.symbol_generation import SymbolGeneration
 from milkglass.experiments.needs import RecipeNeeds, note_usage
-from milkglass.experiments.recipe import Recipe, from_entries, settings
+from milkglass.experiments.recipe import Recipe, from_entries, read_settings
 from milkglass.experiments.report import table
 from milkglass.experiments.runs import RunFolder
 from milkglass.progress import Log, no_log
 
 # The class of each `kind` that a recipe's file names
-KINDS: Mapping[str, type[Recipe]] = {
+RECIPE_CLASSES: Mapping[str, type[Recipe]] = {
     "attacks": AttackRecipe,
     "bilstm": BiLSTMRecipe,
     "overhead": OverheadRecipe,
@@ -60,11 +60,11 @@ def reproduce(
         UsageError: the recipe, the data or a folder cannot be used, or the machine has less than the recipe needs.
         JobFailed: a training failed.
     """
-    kind = settings(path, quick).get("kind")
-    recipe_class = KINDS.get(kind) if isinstance(kind, str) else None
+    kind = read_settings(path, quick).get("kind")
+    recipe_class = RECIPE_CLASSES.get(kind) if isinstance(kind, str) else None
     if recipe_class is None:
-        raise UsageError(f"{path.name} is of the kind {kind!r}", f"known: {', '.join(KINDS)}")
-    if cache is not None and not recipe_class.cached:
+        raise UsageError(f"{path.name} is of the kind {kind!r}", f"known: {', '.join(RECIPE_CLASSES)}")
+    if cache is not None and not recipe_class.is_cacheable:
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {kind}", "leave out --cache")
     recipe = recipe_class.read(path, quick)
     needs = from_entries(RecipeNeeds, recipe.needs)

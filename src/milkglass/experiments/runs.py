@@ -43,12 +43,12 @@ USED_COMMITS_FILE = "taken.json"  # see `used_commits`
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Says where a recipe runs, and how.
+    """Sets where a recipe runs, and how.
 
     Attributes:
         data: the folder in which the recipe's data paths start.
         out: the run folder.
-        at_once: how many trainings run side by side and share the cores.
+        parallel_trainings: how many trainings run side by side and share the cores.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
         commits: filled by the run: the commits that made what it used of other runs.
@@ -57,7 +57,7 @@ class RunFolder:
 
     data: Path
     out: Path
-    at_once: int = 2
+    parallel_trainings: int = 2
     progress: Log = no_log
     cache: Path | None = None
     commits: list[str] = field(default_factory=list)
@@ -65,7 +65,8 @@ class RunFolder:
 
     @property
     def threads(self) -> int:
-        return max(1, core_count() // self.at_once)
+        """Returns how many threads each training uses."""
+        return max(1, core_count() // self.parallel_trainings)
 
     def provenance(self) -> dict[str, Any]:
         """Returns the code that made this run (`provenance`)."""
@@ -77,21 +78,22 @@ class Variant:
     """Describes one column of a table: a model, the key that scrambles it, and the folder of its training.
 
     Attributes:
-        model: the folder of the model that is trained.
-        key: encodes its data.
-        job: the folder of the training.
-        plain: whether nothing is scrambled.
+        model_folder: the folder of the model that is trained.
+        name: the column's name.
+        key: encodes the data.
+        job_folder: the folder of the training.
+        is_plain: whether nothing is scrambled.
     """
 
     name: str
-    model: Path
+    model_folder: Path
     key: Key
-    job: Path
-    plain: bool
+    job_folder: Path
+    is_plain: bool
 
 
 def secret_of(seed: int) -> bytes:
-    """Returns 32 bytes that anyone can derive: a recipe has no secrets."""
+    """Returns 32 bytes in place of a secret. Anyone can derive them from the seed: a recipe has no secrets."""
     return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
 
 
@@ -104,7 +106,8 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     """Returns a codec that draws among a token's several ids by the key, so that a run gives the same data again.
 
     Args:
-        purpose: has its own draws, which do not depend on where a run was stopped.
+        folder: the folder of the original model.
+        purpose: a name. Each purpose has its own draws, which do not depend on where a run was stopped.
     """
     return Codec.open(key, folder, repeated_stream(key.stream(f"choices/{purpose}")))
 
@@ -152,10 +155,12 @@ def write_spec(
 
 
 def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
-    """Runs the job of this folder with the server's own worker, unless it has succeeded. Its checkpoints then go.
+    """Runs the job of a folder with the server's own worker, unless it has succeeded, and returns its final status.
+
+    The checkpoints of a job that succeeded are removed.
 
     Args:
-        deadline: of `time.monotonic`; the worker then keeps its steps and ends.
+        deadline: a time of `time.monotonic`, at which the worker keeps its steps and ends.
 
     Raises:
         JobFailed: the training failed, or the deadline passed.
@@ -188,7 +193,7 @@ def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     It saves a checkpoint and ends when this process ends, however that happens.
 
     Args:
-        log: receives all that it prints.
+        log: receives all that the worker prints.
     """
     command = [*WORKER_COMMAND, str(job), ATTACHED_ARGUMENT]
     environment = {**LIBRARY_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1"}
@@ -196,8 +201,8 @@ def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)
 
 
-SOURCES = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
-LOOK_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the file, and between lines
+SOURCE_PATHSPECS = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
+POLL_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the file, and between lines
 GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
@@ -210,7 +215,7 @@ def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: 
     due, last_line = time.monotonic(), ""
     while True:
         try:
-            worker.wait(LOOK_SECONDS)
+            worker.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if time.monotonic() > deadline:
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
@@ -273,7 +278,11 @@ def commits_of(code: Mapping[str, Any]) -> list[str]:
 def current_code() -> dict[str, str]:
     """Returns the version and the commit of the code that runs, and today's date in UTC."""
     commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = "+" if commit and _git("status", "--porcelain", "--", *SOURCES, ":(exclude,top)recipes/results") else ""
+    changed = (
+        "+"
+        if commit and _git("status", "--porcelain", "--", *SOURCE_PATHSPECS, ":(exclude,top)recipes/results")
+        else ""
+    )
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 

@@ -29,10 +29,10 @@ from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import TableDefence
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import Entries, attacks_of, require_variants
+from milkglass.experiments.entries import AttackEntries, attacks_of, require_variants
 from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.record import ResultRecord, merge_records, records
+from milkglass.experiments.record import ResultRecord, make_records, merge_records
 from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.defence import LabelledTexts
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
-OBSERVED = "observed"  # entry of a variant: the share of the rows that is observed
+OBSERVED_ENTRY = "observed"  # entry of a variant: the share of the rows that is observed
 MAX_KEYS = 1000
 MAX_ROWS = 10**8  # an order of them is drawn before the text is read
 
@@ -55,14 +55,15 @@ class AttackRecipe(Recipe):
     """Runs attacks by several attackers on the texts that a scheme scrambled.
 
     Attributes:
-        seed: of the first key, of the split and of the attacks.
+        seed: decides the first key, which texts are private, and the draws of the attacks.
         keys: the number of keys under which each variant is attacked. With several, a figure is their median, and has
             the range, "least" and "most".
         private: a file, or a named data set (data_refs.py).
-        rows: how many of its texts are private; the rest may be public.
+        rows: how many texts of the file `private` are private; the rest may be public.
         order: whether random texts are private, or the first.
-        public: for each attacker files, "rest", or "private 10 %".
-        public_rows: the most such texts of an attacker, the first ones. None: all.
+        public: the texts of each attacker: files, "rest", or "private 10 %".
+        public_rows: the most texts of an attacker besides private ones, the first ones. None: all.
+        attacks: the attacks (entries.py).
         variants: parameters of a scheme, and "observed": the share of the private texts that attackers see, by default
             1.
         curve: whether the key's budget is measured too.
@@ -74,7 +75,7 @@ class AttackRecipe(Recipe):
     private: str
     rows: int
     public: Mapping[str, Sequence[str]]
-    attacks: Entries
+    attacks: AttackEntries
     variants: Mapping[str, Mapping[str, Any]]
     order: Literal["random", "first"] = "random"
     curve: bool = False
@@ -86,7 +87,7 @@ class AttackRecipe(Recipe):
         attacks_of(self.attacks)
         require_variants({name: _scheme_entry(entry) for name, entry in self.variants.items()})
         for name, variant in self.variants.items():
-            observed = variant.get(OBSERVED, 1.0)
+            observed = variant.get(OBSERVED_ENTRY, 1.0)
             if isinstance(observed, bool) or not isinstance(observed, float | int) or not 0 < observed <= 1:
                 raise UsageError(
                     f"{name}: observed is {observed!r}, more than 0 to 1 is possible",
@@ -115,7 +116,7 @@ class AttackRecipe(Recipe):
         digest = base.digest()
         all_records: list[ResultRecord] = []
         for name, parameters in self.variants.items():
-            part = replace(self, rows=max(1, round(parameters.get(OBSERVED, 1.0) * self.rows)))
+            part = replace(self, rows=max(1, round(parameters.get(OBSERVED_ENTRY, 1.0) * self.rows)))
             texts = private[: part.rows]
             run.progress(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
             records_by_key = []
@@ -135,7 +136,7 @@ class AttackRecipe(Recipe):
 
     def _rows_of_client(self, data: Path) -> LabelledTexts:
         """Returns all rows of the private file, from which a client finds its map once."""
-        examples = data_refs.examples(data, self.private)
+        examples = data_refs.load_examples(data, self.private)
         return data_refs.labelled_texts(examples, data_refs.numbers_by_label(examples))
 
     def _measure_with_key(
@@ -150,7 +151,7 @@ class AttackRecipe(Recipe):
         scene = assemble(key, codec, base, texts, attackers)
         finished = attack_scene(self, scene, work, progress)
         seconds = sum(cell.seconds for cell in finished.results)  # of earlier runs as well
-        figures = records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
+        figures = make_records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
         figures += _figures(finished.results, name)
         figures += _unleaked_figures(scene, finished, leaked_rows, name)
         if self.curve:
@@ -160,7 +161,8 @@ class AttackRecipe(Recipe):
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name != OBSERVED}
+    """Returns the parameters of a variant's scheme, without "observed"."""
+    return {name: value for name, value in parameters.items() if name != OBSERVED_ENTRY}
 
 
 def _log_once(name: str, progress: Log) -> Log:
@@ -175,38 +177,42 @@ def _log_once(name: str, progress: Log) -> Log:
     return report_once
 
 
-def _cell_line(cell: AttackResult) -> str:
-    if cell.state != "done":
-        return f"{cell.title} ({cell.adversary}): {cell.state}, {cell.reason}"
-    top = f", {cell.measures['tokens top-1']} of the tokens" if "tokens top-1" in cell.measures else ""
-    return f"{cell.attack} ({cell.adversary}){top}, {cell.seconds:.0f} s"
+def _result_line(result: AttackResult) -> str:
+    if result.state != "done":
+        return f"{result.title} ({result.adversary}): {result.state}, {result.reason}"
+    top = f", {result.measures['tokens top-1']} of the tokens" if "tokens top-1" in result.measures else ""
+    return f"{result.attack} ({result.adversary}){top}, {result.seconds:.0f} s"
 
 
 def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
-    """Runs all attacks at once.
+    """Runs the attacks of a recipe on a scene.
 
-    If each has its own budget, it adds one attack at a time and keeps earlier results on disk.
+    If the recipe limits the seconds of an attack, attacks are added one at a time, each with that budget; the results
+    of those before it are read from `work`.
+
+    Raises:
+        UsageError: an attack did not end.
     """
 
-    def cell_done(cell: AttackResult) -> None:
-        progress(_cell_line(cell))
+    def report_result(cell: AttackResult) -> None:
+        progress(_result_line(cell))
 
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
-        return run_attacks(scene, attacks, work, Budget(), recipe.seed, cell_done, RECIPE_OPTIONS)
+        return run_attacks(scene, attacks, work, Budget(), recipe.seed, report_result, RECIPE_OPTIONS)
     # Solvers first: the others start from their candidates
     ordered = sorted(attacks.items(), key=lambda entry: not isinstance(entry[1], Solver))
     for count in range(1, len(ordered) + 1):
         budget = Budget(recipe.seconds)
         part = dict(islice(ordered, count))
-        finished = run_attacks(scene, part, work, budget, recipe.seed, cell_done, RECIPE_OPTIONS)
+        finished = run_attacks(scene, part, work, budget, recipe.seed, report_result, RECIPE_OPTIONS)
         _require_ended(finished.results)
     return finished
 
 
-def _require_ended(cells: Sequence[AttackResult]) -> None:
+def _require_ended(attack_results: Sequence[AttackResult]) -> None:
     """Raises UsageError if an attack that applies did not end, or was cut."""
-    for cell in cells:
+    for cell in attack_results:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
         require_uncut(cell)
@@ -219,7 +225,7 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
 
     Raises UsageError if no row is left beside the private ones.
     """
-    all_rows = data_refs.examples(data, recipe.private)
+    all_rows = data_refs.load_examples(data, recipe.private)
     order = np.arange(len(all_rows))
     if recipe.order == "random":
         order = np.random.default_rng(recipe.seed).permutation(len(all_rows))
@@ -230,7 +236,9 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
     files = {who: [name for name in names if private_share(name) is None] for who, names in recipe.public.items()}
     public = {
         who: [
-            example for name in names for example in (remaining if name == "rest" else data_refs.examples(data, name))
+            example
+            for name in names
+            for example in (remaining if name == "rest" else data_refs.load_examples(data, name))
         ][: recipe.public_rows]
         for who, names in files.items()
     }
@@ -266,7 +274,7 @@ def leaked_rows_by_attacker(recipe: AttackRecipe) -> dict[str, Ids]:
 def _work_identity(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
     """Returns all that decides the results in a variant's work folder."""
     files = {ref for part in recipe.public.values() for ref in part if ref != "rest" and private_share(ref) is None}
-    sums = data_refs.sums(data, sorted({recipe.private, *files}))
+    sums = data_refs.file_digests(data, sorted({recipe.private, *files}))
     return {
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
         "scheme": dict(recipe.variants[variant]), "data": sums,
@@ -276,17 +284,17 @@ def _work_identity(recipe: AttackRecipe, variant: str, data: Path, digest: str) 
     }  # fmt: skip
 
 
-def _figures(cells: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
+def _figures(attack_results: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     """Returns the figures of all attacks that apply."""
-    _require_ended(cells)
+    _require_ended(attack_results)
     figures: list[ResultRecord] = []
-    for cell in cells:
+    for cell in attack_results:
         if cell.state == "does not apply":
             continue
         measured = with_spread(cell.selected_measures(MEASURES))
         measured |= {} if cell.in_group is None else {"in group": 100 * cell.in_group}
         measured |= {"seconds": cell.seconds}
-        figures += records(measured, attack=cell.attack, attacker=cell.adversary, variant=variant)
+        figures += make_records(measured, attack=cell.attack, attacker=cell.adversary, variant=variant)
     return figures
 
 
@@ -301,7 +309,9 @@ def _unleaked_figures(
             is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[who])
             if is_counted.any():
                 hit_share = float((reading == tokens.ids)[is_counted].mean())
-                results += records({"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant)
+                results += make_records(
+                    {"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant
+                )
     return results
 
 
@@ -312,7 +322,7 @@ def _curve_figures(recipe: AttackRecipe, scene: Scene, finished: AuditRun, varia
     return [
         record
         for point in points
-        for record in records(
+        for record in make_records(
             {"running": 100 * point.running, "content": 100 * point.content},
             attacker=point.adversary, variant=variant, note=f"after {point.tokens}",
         )

@@ -28,11 +28,11 @@ from milkglass.client.data.texts import PrivateTexts
 from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
+from milkglass.experiments.entries import AttackEntries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL_IDS, Labels, LSTMTraining, WordTable, word_id_mask
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
-from milkglass.experiments.record import ResultRecord, numbers, records
+from milkglass.experiments.record import ResultRecord, make_records, numbers_by_name
 from milkglass.experiments.runs import SPLITS, RunFolder, pack_answers, require_same_run, unpack_answers
 from milkglass.metrics.interval import share, with_spread
 from milkglass.models.view import Model
@@ -47,8 +47,8 @@ from milkglass.threat.observations import Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, content_tokens
 
 # A table under the name that a family gives its own: attacks on a table read it and nothing else of a model.
-TABLE_NAME, CONFIG = "embeddings.word_embeddings.weight", {"model_type": "bert"}
-ATTACKER = "model only"
+TABLE_NAME, MODEL_CONFIG = "embeddings.word_embeddings.weight", {"model_type": "bert"}
+ATTACKER_NAME = "model only"
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
 
 
@@ -58,17 +58,18 @@ class BiLSTMRecipe(Recipe):
 
     Attributes:
         model: a GloVe file under the data folder.
-        seed: of the keys, the trainings and the texts that are attacked.
+        seed: decides the keys, the trainings and the texts that are attacked.
         data: a file or a named data set for each split.
-        attacks: see entries.py; only those that need no text of the attacker's.
-        variants: parameters of a scheme; none mean plain.
+        training: the settings of the LSTM and its training.
+        attacks: the attacks (entries.py); only those that need no text of the attacker's.
+        variants: the parameters of each variant's scheme; none mean plain.
         evaluation: `texts`, the number of random training texts on which attacks are graded.
     """
 
     seed: int
     data: Mapping[str, str]
     training: LSTMTraining
-    attacks: Entries
+    attacks: AttackEntries
     variants: Mapping[str, Mapping[str, Any]]
     evaluation: Mapping[str, int]
 
@@ -98,8 +99,8 @@ class BiLSTMRecipe(Recipe):
         These are "accuracy loss" in points, and shares of the running words in percent.
         Variants that are done are not trained again.
         """
-        table = WordTable.read(data_refs.files(run.data, self.model)[0])
-        sums = data_refs.sums(run.data, [self.model, *self.data.values()])
+        table = WordTable.read(data_refs.files_of(run.data, self.model)[0])
+        sums = data_refs.file_digests(run.data, [self.model, *self.data.values()])
         require_same_run(run.out, {**self.about(), "sums": sums})
         train, held_out, class_count = _read_splits(self, table, run.data)
         figures: list[ResultRecord] = []
@@ -114,11 +115,11 @@ class BiLSTMRecipe(Recipe):
             )
             run.predictions[f"answer, {name}"] = pack_answers(predictions)
             accuracy = share(predictions == held_out.labels, np.random.default_rng(self.seed))
-            figures += records(with_spread({"accuracy": accuracy}), variant=name)
+            figures += make_records(with_spread({"accuracy": accuracy}), variant=name)
             if scheme is not None and mixture is not None:
                 scene = attack_scene(self, table, rows, key, scheme, mixture, train.texts)
                 figures += _attack(self, name, scene, key, run.out, run.progress)
-        return figures + _accuracy_losses(self, numbers(figures))
+        return figures + _accuracy_losses(self, numbers_by_name(figures))
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _accuracy_losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> lis
 
 def _read_splits(recipe: BiLSTMRecipe, table: WordTable, data_folder: Path) -> tuple[LabelledRows, LabelledRows, int]:
     """Returns both splits and the number of classes. Raises UsageError for rows without labels or with unknown ones."""
-    examples = [data_refs.examples(data_folder, recipe.data[split]) for split in SPLITS]
+    examples = [data_refs.load_examples(data_folder, recipe.data[split]) for split in SPLITS]
     if any(example.label is None for split in examples for example in split):
         raise UsageError("a row has no label", "give data for classification")
     names = sorted({str(example.label) for example in examples[0]})
@@ -171,7 +172,7 @@ def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
 
 
 def row_map(table: WordTable, key: Key, scheme: Scheme) -> RowMap:
-    """Returns W over the words alone."""
+    """Returns the mixture W of the table's rows. Special ids are not mixed."""
     order, special = np.argsort(key.sigma).astype(np.int64), np.array(SPECIAL_IDS, np.int64)
     return scheme.row_map(table.rows, order, special, key.stream, lambda done: None, key.slots)
 
@@ -182,7 +183,8 @@ def scramble_rows(table: WordTable, key: Key, mixture: RowMap) -> torch.Tensor:
 
 
 def model_view(rows: torch.Tensor) -> Model:
-    return Model({TABLE_NAME: rows}, CONFIG)
+    """Returns a word table (n, d) as a model that has nothing but its embedding table."""
+    return Model({TABLE_NAME: rows}, MODEL_CONFIG)
 
 
 # --- one variant ------------------------------------------------------------------------------------------------------
@@ -212,8 +214,8 @@ def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, 
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
-        figures += records(
-            with_spread(cell.selected_measures(MEASURES)), attack=cell.attack, attacker=ATTACKER, variant=name
+        figures += make_records(
+            with_spread(cell.selected_measures(MEASURES)), attack=cell.attack, attacker=ATTACKER_NAME, variant=name
         )
     return figures
 
@@ -222,7 +224,12 @@ def attack_scene(
     recipe: BiLSTMRecipe, table: WordTable, rows: torch.Tensor, key: Key, scheme: Scheme, mixture: RowMap,
     texts: Sequences,
 ) -> Scene:  # fmt: skip
-    """Returns the scene. The attacker has the public table and the scheme (Kerckhoffs)."""
+    """Returns the scene of one variant. The attacker has the public table and the scheme (Kerckhoffs).
+
+    Args:
+        rows: the scrambled table.
+        texts: the training texts in public ids, of which some are attacked.
+    """
     size, sigma = len(table), key.sigma.astype(np.int64)
     attacked = np.random.default_rng(recipe.seed).permutation(len(texts))[: recipe.evaluation["texts"]]
     original = texts.select(np.sort(attacked))
@@ -239,7 +246,7 @@ def attack_scene(
     return Scene.of(
         Transcript((Weights(model_view(rows)), Tokens(sent, "train")), size),
         Truth(np.argsort(sigma).astype(np.int64), word_id_mask(size), content, table.text, sent),
-        Adversary(ATTACKER, "has the public word vectors and no text", knowledge),
+        Adversary(ATTACKER_NAME, "has the public word vectors and no text", knowledge),
         texts=PrivateTexts(sent, original, no_tokens, no_tokens),
         promise=mixture.promise(scheme.k),
         scheme=scheme.document(),

@@ -17,7 +17,7 @@ from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.special_tokens import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
-from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunFolder, Variant, pack_answers
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
@@ -53,13 +53,13 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
     """
     accuracy = {variant.name: 100 * statuses[variant.name].metrics["accuracy"] for variant in variants}
     figures = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
-    plain = next(variant for variant in variants if variant.plain)
+    plain = next(variant for variant in variants if variant.is_plain)
     table = base.read(architecture_of(base).table)
     for variant in variants:
-        if variant.plain:
+        if variant.is_plain:
             continue
         name = "" if len(variants) == 2 else variant.name
-        scrambled = Checkpoint.open(variant.model)
+        scrambled = Checkpoint.open(variant.model_folder)
         hits = (
             nearest(scrambled.read(architecture_of(scrambled).table), table, 3)
             == torch.from_numpy(variant.key.inverse)[:, None]
@@ -73,20 +73,20 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
             counts = occurrence_counts(variant)
             for measure, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
                 values[measure] = float((hit * counts).sum() / counts.sum())
-        figures += records(values, variant=name)
+        figures += make_records(values, variant=name)
     return figures
 
 
 def occurrence_counts(variant: Variant) -> torch.Tensor:
     """Returns (ids,) how often each scrambled id occurs in the training data, without special tokens."""
-    ids = TrainingRows.open(variant.job / "train.safetensors").map_tensor("input_ids")
+    ids = TrainingRows.open(variant.job_folder / "train.safetensors").map_tensor("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))
     special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first_ids))
     counts[variant.key.first_ids[special]] = 0
     return torch.from_numpy(counts)
 
 
-TEXTS_A_BATCH = 64
+BATCH_TEXTS = 64  # texts that are classified at a time
 
 
 @torch.inference_mode()
@@ -100,8 +100,8 @@ def predicted_classes(
     rows = TrainingDataset(held_out_file, "classification", max_length)
     collate = PaddingCollator(net.config.pad_token_id or 0)
     predicted_batches, true_batches = [], []
-    for start in range(0, len(rows), TEXTS_A_BATCH):
-        batch = collate([rows[i] for i in range(start, min(start + TEXTS_A_BATCH, len(rows)))])
+    for start in range(0, len(rows), BATCH_TEXTS):
+        batch = collate([rows[i] for i in range(start, min(start + BATCH_TEXTS, len(rows)))])
         true_batches.append(batch.pop("labels").numpy())
         logits = net(**{name: device.move(tensor) for name, tensor in batch.items()}).logits
         predicted_batches.append(device.array(logits.argmax(-1)))
@@ -114,7 +114,9 @@ def figures_by_measure(
     """Returns each measure of each variant in percent. `packed_answers` receives each variant's answers."""
     figures: list[ResultRecord] = []
     for variant in variants:
-        predicted, truth = predicted_classes(variant.job / "result", variant.job / "validation.safetensors", max_length)
+        predicted, truth = predicted_classes(
+            variant.job_folder / "result", variant.job_folder / "validation.safetensors", max_length
+        )
         packed_answers[variant.name] = pack_answers(predicted)
         for name in measures:
             value = MEASURES[name](predicted, truth, np.random.default_rng(seed)).value

@@ -38,10 +38,16 @@ import numpy as np
 from milkglass.defences.catalogue import defence_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, require_data, require_defence
+from milkglass.experiments.entries import (
+    AttackEntries,
+    attacks_of,
+    parse_hyperparameters,
+    require_data,
+    require_defence,
+)
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import (
-    LINEAR,
+    LINEAR_MODEL,
     GradedCell,
     TrainedHalves,
     TrialData,
@@ -49,11 +55,19 @@ from milkglass.experiments.procedures.trials import (
     commonest_class_figures,
     fit_own_model,
     graded_cell,
+    pooled_figures,
     train_cell,
-    with_own_model,
 )
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
-from milkglass.experiments.record import ALONE, BESIDE, COMMONEST, ResultRecord, Statistic, merge_records, records
+from milkglass.experiments.record import (
+    CLIENT_ALONE,
+    COMMONEST_CLASS,
+    POOLED_SUFFIX,
+    ResultRecord,
+    Statistic,
+    make_records,
+    merge_records,
+)
 from milkglass.experiments.runs import RunFolder, commits_of, pack_answers, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -76,26 +90,26 @@ class ComparisonRecipe(Recipe):
     """Trains and attacks cells, one for each data set, defence and seed.
 
     Attributes:
-        seeds: of the rows that are drawn and of the trainings.
-        data: see the module.
-        defences: see the module.
-        training: of every cell; a defence's entry may override it.
-        attacks: see entries.py.
-        attacked: see procedures/leakage.py; a defence's entry may override it.
+        seeds: decide the rows that are drawn, the keys and the trainings.
+        data: the data sets, as the module describes.
+        defences: the defences, as the module describes.
+        training: the settings of every training; a data set's or a defence's entry may override them.
+        attacks: the attacks (entries.py).
+        attacked: which rows are attacked (procedures/leakage.py); a defence's entry may override it.
     """
 
     data: Mapping[str, Mapping[str, Any]]
     defences: Mapping[str, Mapping[str, Any]]
     seeds: Sequence[int] = (1,)
     training: Mapping[str, Any] = field(default_factory=dict)
-    attacks: Entries = field(default_factory=list)
+    attacks: AttackEntries = field(default_factory=list)
     attacked: Mapping[str, Any] = field(default_factory=lambda: {"rows": 0, "public": 0})
 
     cached = True
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        for row in (COMMONEST, ALONE, f"{ALONE}, {LINEAR}"):
+        for row in (COMMONEST_CLASS, CLIENT_ALONE, f"{CLIENT_ALONE}, {LINEAR_MODEL}"):
             if row in self.defences:
                 raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
         for name, entry in self.data.items():
@@ -112,10 +126,10 @@ class ComparisonRecipe(Recipe):
         """Returns which rows of a defence are attacked: by the table [attacked], under the defence's own."""
         return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
 
-    def hyperparameters(self, problem: TrialData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
+    def hyperparameters(self, trial: TrialData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
         """Returns the settings of the training of one cell."""
-        task = {"task": "regression"} if problem.class_count == 1 else {"num_labels": problem.class_count}
-        return self.settings_of(problem.name, entry, {"seed": seed, **task})
+        task = {"task": "regression"} if trial.class_count == 1 else {"num_labels": trial.class_count}
+        return self.settings_of(trial.name, entry, {"seed": seed, **task})
 
     def settings_of(self, data: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Hyperparameters:
         """Returns the settings of a defence on a data set.
@@ -123,7 +137,7 @@ class ComparisonRecipe(Recipe):
         `defaults` hold where neither the recipe, the data set nor the defence sets a value.
         """
         data_training = table_of(self.data[data], "training")
-        return hyperparameters({**defaults, **self.training, **data_training, **table_of(entry, "training")})
+        return parse_hyperparameters({**defaults, **self.training, **data_training, **table_of(entry, "training")})
 
     def about(self) -> dict[str, Any]:
         return {
@@ -147,24 +161,24 @@ class ComparisonRecipe(Recipe):
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Trains, grades and attacks all cells, and returns their figures. Nothing is written before all is read."""
         trainer = CellTrainer.of(self, run.data, self.cell_keys)
-        base, problems = trainer.base, trainer.problems
+        base, trials = trainer.base, trainer.trials
         # Nothing is written before all of it can be
         require_same_run(run.out, {**self.about(), "base": trainer.digest})
-        halves = [name for name, entry in self.defences.items() if "encoder" in entry]
-        whole_models = (settings for key, settings in trainer.settings.items() if key[1] not in halves)
-        if halves and any(settings.group_by_length for settings in whole_models):
-            run.progress(BATCH_ORDER_WARNING.format(", ".join(halves)))
-        with ThreadPoolExecutor(run.at_once) as pool:
+        halves_names = [name for name, entry in self.defences.items() if "encoder" in entry]
+        whole_models = (settings for key, settings in trainer.settings.items() if key[1] not in halves_names)
+        if halves_names and any(settings.group_by_length for settings in whole_models):
+            run.progress(BATCH_ORDER_WARNING.format(", ".join(halves_names)))
+        with ThreadPoolExecutor(run.parallel_trainings) as pool:
             graded_cells = pool.map(lambda key: trainer.grade(key, run), self.cell_keys)
             cells = dict(zip(self.cell_keys, graded_cells, strict=True))
         run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.provenance))
         run.predictions.update({", ".join(map(str, key)): cell.packed_predictions for key, cell in cells.items()})
-        results: dict[CellKey, list[ResultRecord]] = {key: records(cell.figures) for key, cell in cells.items()}
-        own_models = {data_and_seed: fit_own_model(trial) for data_and_seed, trial in problems.items()}
+        results: dict[CellKey, list[ResultRecord]] = {key: make_records(cell.figures) for key, cell in cells.items()}
+        own_models = {data_and_seed: fit_own_model(trial) for data_and_seed, trial in trials.items()}
         for (name, defence, seed), cell in cells.items():
-            if pooled_figures := with_own_model(cell, problems[name, seed], own_models[name, seed], seed):
-                results[name, defence, seed] += records(pooled_figures[0])
-                run.predictions[f"{name}, {defence}, {seed}{BESIDE}"] = pack_answers(pooled_figures[1])
+            if pooled := pooled_figures(cell, trials[name, seed], own_models[name, seed], seed):
+                results[name, defence, seed] += make_records(pooled[0])
+                run.predictions[f"{name}, {defence}, {seed}{POOLED_SUFFIX}"] = pack_answers(pooled[1])
         for key, cell in cells.items() if self.attacks else ():
             assert isinstance(cell, TrainedHalves)
             run.progress(f"{', '.join(map(str, key))}: attacks")
@@ -172,16 +186,16 @@ class ComparisonRecipe(Recipe):
             name, defence, seed = key
             attacked = self.attacked_of(self.defences[defence])
             about = {"cell": cell.name, "attacked": asdict(attacked)}
-            results[key] += leakage(
-                self.attacks, attacked, base, problems[name, seed], cell, about, folder, run.progress
-            )
+            results[key] += leakage(self.attacks, attacked, base, trials[name, seed], cell, about, folder, run.progress)
         undefended_records: list[ResultRecord] = []
         first_seed = self.seeds[0]
         for name in self.data:
-            trial, own_model = problems[name, first_seed], own_models[name, first_seed]
-            undefended_records += records(commonest_class_figures(trial, first_seed), data=name, variant=COMMONEST)
+            trial, own_model = trials[name, first_seed], own_models[name, first_seed]
+            undefended_records += make_records(
+                commonest_class_figures(trial, first_seed), data=name, variant=COMMONEST_CLASS
+            )
             values = client_alone_figures(trial, own_model, first_seed)
-            undefended_records += records(values, data=name, variant=ALONE, note=LINEAR)
+            undefended_records += make_records(values, data=name, variant=CLIENT_ALONE, note=LINEAR_MODEL)
         return _mean_figures(self, results) + undefended_records
 
 
@@ -190,8 +204,10 @@ class CellTrainer:
     """Trains and grades the cells of a comparison, all or one by one, into one cache.
 
     Attributes:
+        recipe: the recipe of the comparison.
+        base: the model that all cells start from.
         digest: the digest of the base model.
-        problems: the rows of each data set and seed.
+        trials: the rows of each data set and seed.
         defences: the defences by name.
         settings: the training of each cell.
     """
@@ -199,7 +215,7 @@ class CellTrainer:
     recipe: ComparisonRecipe
     base: Checkpoint
     digest: str
-    problems: Mapping[tuple[str, int], TrialData]
+    trials: Mapping[tuple[str, int], TrialData]
     defences: Mapping[str, Defence]
     settings: Mapping[CellKey, Hyperparameters]
 
@@ -209,16 +225,16 @@ class CellTrainer:
         base = Checkpoint.open(resolve(recipe.model))
         entries = recipe.defences
         spare_rows = max(recipe.attacked_of(entry).spare_rows for entry in entries.values()) if recipe.attacks else 0
-        problems = {(name, seed): trial_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in keys}
+        trials = {(name, seed): trial_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in keys}
         defences = {
             name: defence_of(_without_tables(entries[name]), data)
             for name in dict.fromkeys(defence for _, defence, _ in keys)
         }
         settings = {
-            (name, defence, seed): recipe.hyperparameters(problems[name, seed], entries[defence], seed)
+            (name, defence, seed): recipe.hyperparameters(trials[name, seed], entries[defence], seed)
             for name, defence, seed in keys
         }
-        return cls(recipe, base, base.digest(), problems, defences, settings)
+        return cls(recipe, base, base.digest(), trials, defences, settings)
 
     def train(self, key: CellKey, run: RunFolder) -> TrainedHalves:
         """Returns a cell with its model, trained if it is not in the run's cache. Raises what `train_cell` raises."""
@@ -236,7 +252,7 @@ class CellTrainer:
         """Returns all that decides a cell, in the order that trials.py takes it."""
         name, defence, seed = key
         trained_defence = with_training(self.defences[defence], self.settings[key])
-        return self.digest, self.problems[name, seed], trained_defence, self.settings[key], seed
+        return self.digest, self.trials[name, seed], trained_defence, self.settings[key], seed
 
 
 def _folder(run: RunFolder) -> Path:
@@ -289,7 +305,7 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
         UsageError: the data has no labels, or too few rows.
     """
     data_set = data_refs.parse_ref(entry["train"])
-    examples = data_refs.examples(data_folder, entry["train"])
+    examples = data_refs.load_examples(data_folder, entry["train"])
     order = [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))]
     rows = entry.get("rows", len(examples) - spare_rows)
     if not 0 < rows <= len(examples) - spare_rows:
@@ -298,7 +314,7 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
             + (f", of which {spare_rows} are an attacker's" if spare_rows else ""),
             "lower rows",
         )
-    held_out = data_refs.examples(data_folder, entry["held_out"])
+    held_out = data_refs.load_examples(data_folder, entry["held_out"])
     is_regression = data_set is not None and data_set[0].task == "regression"
     numbers = data_refs.class_numbers(entry["train"], examples)
     return TrialData(
@@ -308,7 +324,7 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
         data_refs.labelled_texts(order[rows:], numbers, is_regression),
         data_set[0].metrics if data_set else ("accuracy",),
         1 if is_regression else len(numbers),
-        {**data_refs.sums(data_folder, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
+        {**data_refs.file_digests(data_folder, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
     )
 
 

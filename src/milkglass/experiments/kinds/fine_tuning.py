@@ -21,7 +21,7 @@ from milkglass.client.data.training_rows import WriteCounts, write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import hyperparameters, require_names, require_variants
+from milkglass.experiments.entries import parse_hyperparameters, require_names, require_variants
 from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import (
@@ -47,10 +47,11 @@ class FineTuning(Recipe):
     """Fine-tunes every variant of a recipe. Subclasses write `grade_variants`.
 
     Attributes:
-        seed: of the keys and of the trainings.
+        seed: decides the keys and the trainings.
         data: for each split a file, or a named data set (data_refs.py).
-        variants: parameters of a scheme (schemes/catalogue.py); none mean plain.
-        evaluation: integers by the names in `needed`.
+        training: the settings of the server's worker.
+        variants: the parameters of each variant's scheme (schemes/catalogue.py); none mean plain.
+        evaluation: whole numbers by the names in `evaluation_names`.
     """
 
     seed: int
@@ -62,17 +63,17 @@ class FineTuning(Recipe):
     digits = 4
     task: ClassVar[Task]
     splits: ClassVar[tuple[str, ...]] = SPLITS  # the entries that `data` needs
-    needed: ClassVar[tuple[str, ...]] = ()
+    evaluation_names: ClassVar[tuple[str, ...]] = ()
     reported_fields: ClassVar[tuple[str, ...]] = ("seed", "training", "variants", "evaluation")  # in a result
 
     @classmethod
     def field_values(cls, raw: dict[str, Any]) -> dict[str, Any]:
         defaults = {"task": cls.task, "seed": raw.get("seed", 0), **_label_count_setting(table_of(raw, "data"))}
-        return {**raw, "training": hyperparameters({**defaults, **table_of(raw, "training")})}
+        return {**raw, "training": parse_hyperparameters({**defaults, **table_of(raw, "training")})}
 
     def check(self) -> None:
         require_names(self.data, "data", self.splits)
-        require_names(self.evaluation, "evaluation", self.needed)
+        require_names(self.evaluation, "evaluation", self.evaluation_names)
         self.check_variants()
 
     def check_variants(self) -> None:
@@ -101,14 +102,14 @@ class FineTuning(Recipe):
         return dict.fromkeys(self.variants, paths)
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
-        data_refs.sums(run.data, self.data.values())  # missing data are reported before a model is fetched
+        data_refs.file_digests(run.data, self.data.values())  # missing data are reported before a model is fetched
         base = Checkpoint.open(resolve(self.model))
         variants = self.prepare_variants(base, run)
         return self.grade_variants(run, base, variants, train_variants(variants, run))
 
     def prepare_variants(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
         """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
-        digest, sums = base.digest(), data_refs.sums(run.data, self.data.values())
+        digest, sums = base.digest(), data_refs.file_digests(run.data, self.data.values())
         require_same_run(run.out, {**self.about(), "base": digest, "data": sums})
         paths = self.text_files(base, run)
         variants = []
@@ -143,19 +144,19 @@ def write_job(
     """Writes a variant's encoded data and its job's spec.
 
     Args:
-        base: whose tokenizer encodes the texts.
+        base: the model whose tokenizer encodes the texts.
         text_files: the file of each split.
     """
-    files.make_private_dir(variant.job)
+    files.make_private_dir(variant.job_folder)
     has_labels = recipe.task == "classification"
     numbers = data_refs.class_numbers(recipe.data["train"], read_examples(text_files["train"])) if has_labels else None
     for split in SPLITS:
-        path = variant.job / f"{split}.safetensors"
+        path = variant.job_folder / f"{split}.safetensors"
         if path.is_file():
             continue
         codec = seeded_codec(variant.key, base.folder, split)
         write_rows(codec, text_files[split], path, numbers, recipe.training.max_length)
-    write_spec(variant.job, variant.model, recipe.training, threads)
+    write_spec(variant.job_folder, variant.model_folder, recipe.training, threads)
 
 
 def write_rows(
@@ -166,7 +167,7 @@ def write_rows(
     max_length: int,
     skip_long: bool = False,
 ) -> WriteCounts:
-    """Writes a file of texts encoded, in the server's format. See `write_parquet`."""
+    """Writes a file of texts encoded, in the server's format. See `write_parquet` for the arguments and errors."""
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         rows = Path(scratch) / "rows.parquet"
         counts = write_parquet(codec, text_file, rows, numbers, max_length, skip_long=skip_long)
@@ -178,7 +179,7 @@ def train_variants(variants: list[Variant], run: RunFolder) -> dict[str, Status]
     """Runs the jobs with the server's own worker. A job that succeeded is not run again."""
 
     def job(variant: Variant) -> Status:
-        return run_job(variant.job, lambda line: run.progress(f"{variant.name}: {line}"))
+        return run_job(variant.job_folder, lambda line: run.progress(f"{variant.name}: {line}"))
 
-    with ThreadPoolExecutor(run.at_once) as pool:
+    with ThreadPoolExecutor(run.parallel_trainings) as pool:
         return dict(zip((variant.name for variant in variants), pool.map(job, variants), strict=True))

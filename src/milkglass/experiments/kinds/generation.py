@@ -36,7 +36,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.recipe import from_entries
-from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_codec
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
@@ -52,7 +52,7 @@ from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Outputs, Transcript, Weights
 from milkglass.threat.truth import Truth, score
 
-PROMPTS_PER_BATCH, PROMPTS_ON_GPU = 8, 64  # a GPU takes as long for many as for few
+PROMPTS_PER_BATCH, PROMPTS_PER_GPU_BATCH = 8, 64  # prompts answered at a time; a GPU takes as long for many as for few
 MEASURES = ("rouge-1", "rouge-l")
 RowValues = NDArray[np.float64]  # (rows,)
 RecordFields = Mapping[str, str]  # the values of `variant`, `when` and `note` in records
@@ -63,8 +63,8 @@ class GeneratedAnswers:
     """Holds generated answers to prompts.
 
     Attributes:
-        prompts: scrambled ids.
-        ids: scrambled ids of the answers.
+        prompts: the scrambled ids of the prompts.
+        ids: the scrambled ids of the answers.
         references: the data set's own answers.
     """
 
@@ -93,7 +93,7 @@ class InstructionFile:
 
     def read(self, data: Path) -> list[ifeval.Prompt]:
         """Returns the prompts. Raises UsageError if the file does not exist or is not IFEval's."""
-        with data_refs.files(data, self.file)[0].open(encoding="utf-8") as lines:
+        with data_refs.files_of(data, self.file)[0].open(encoding="utf-8") as lines:
             try:
                 rows = [json.loads(line) for line in islice(lines, self.prompts)]
             except ValueError:
@@ -120,6 +120,7 @@ class GeneratorTuning(FineTuning):
 
     @property
     def instruction_file(self) -> InstructionFile | None:
+        """Returns the prompts whose answers are checked by rule. None: there are none."""
         return from_entries(InstructionFile, self.instructions) if self.instructions else None
 
     def about(self) -> dict[str, Any]:
@@ -140,9 +141,10 @@ class GeneratorTuning(FineTuning):
         """Returns the mean loss of a token, and ROUGE between answers and references in percent.
 
         Args:
-            losses: (rows,) the sum over each row's tokens, and (rows,) their number.
+            losses: (rows,) the sum over each row's tokens, and (rows,) the number of these tokens.
+            texts: the answers.
             references: the data set's answers to the same prompts.
-            fields: of every record.
+            fields: the fields of every record.
         """
         scores = text.scores_by_text(texts, references)
         figures = loss_figures(losses, self.seed, fields, run.predictions)
@@ -173,9 +175,11 @@ class GenerationRecipe(GeneratorTuning):
         for variant in variants:
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
             codec = seeded_codec(variant.key, base.folder, "evaluation")
-            for when, folder in (("before", variant.model), ("after", variant.job / "result")):
+            for when, folder in (("before", variant.model_folder), ("after", variant.job_folder / "result")):
                 model = load_generator(folder)
-                rows = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
+                rows = TrainingDataset(
+                    variant.job_folder / "validation.safetensors", "causal-lm", self.training.max_length
+                )
                 answers = greedy_answers(model, codec, held_out, self.evaluation)
                 texts, fields = [codec.decode(ids) for ids in answers.ids], {"variant": variant.name, "when": when}
                 figures += self.answer_figures(run, row_losses(model, rows), texts, answers.references, fields)
@@ -195,8 +199,8 @@ def instruction_figures(
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
     Args:
-        fields: of every record.
-        predictions: see `rule_figures`.
+        fields: the fields of every record.
+        predictions: receives how many instructions of each prompt are followed strictly.
     """
     return rule_figures(prompts, instruction_answers(model, codec, prompts, new_tokens), fields, predictions)
 
@@ -215,12 +219,12 @@ def rule_figures(
     """Returns IFEval's accuracies of given answers in percent.
 
     Args:
-        fields: of every record.
+        fields: the fields of every record.
         predictions: receives how many instructions of each prompt are followed strictly.
     """
     scores = ifeval.score(prompts, texts)
     add_predictions(predictions, {"ifeval strict": scores.strict_counts}, fields)
-    return records(with_spread({f"ifeval {name}": measure for name, measure in scores.measures.items()}), **fields)
+    return make_records(with_spread({f"ifeval {name}": measure for name, measure in scores.measures.items()}), **fields)
 
 
 def load_generator(folder: Path) -> PreTrainedModel:
@@ -232,7 +236,7 @@ def load_generator(folder: Path) -> PreTrainedModel:
     )
 
 
-def references(examples: Sequence[Example]) -> list[str]:
+def reference_answers(examples: Sequence[Example]) -> list[str]:
     """Returns the rows' own last answers."""
     return [str(example.messages[-1]["content"]) for example in examples]
 
@@ -268,12 +272,13 @@ def loss_figures(
     """Returns the mean loss of a token.
 
     Args:
-        losses: (rows,) each row's sum, and (rows,) its number of tokens.
-        fields: of every record.
+        losses: (rows,) each row's sum over its tokens, and (rows,) its number of tokens.
+        seed: draws the samples from which intervals are computed.
+        fields: the fields of every record.
         predictions: receives the losses.
     """
     add_predictions(predictions, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, fields)
-    return records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **fields)
+    return make_records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **fields)
 
 
 def mean_figures(
@@ -282,12 +287,13 @@ def mean_figures(
     """Returns the mean of each measure in percent.
 
     Args:
-        scores: (rows,) by measure, from 0 to 1.
-        fields: of every record.
+        scores: for each measure (rows,) scores from 0 to 1.
+        seed: draws the samples from which intervals are computed.
+        fields: the fields of every record.
         predictions: receives the scores.
     """
     add_predictions(predictions, scores, fields)
-    return records(with_spread(text.mean_scores(scores, np.random.default_rng(seed))), **fields)
+    return make_records(with_spread(text.mean_scores(scores, np.random.default_rng(seed))), **fields)
 
 
 def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
@@ -295,14 +301,14 @@ def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation:
     examples = list(islice(read_examples(path), evaluation["answers"]))
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
     answers = Sequences.of(greedy_ids(model, prompts, evaluation["new_tokens"]))
-    return GeneratedAnswers(Sequences.of(prompts), answers, references(examples))
+    return GeneratedAnswers(Sequences.of(prompts), answers, reference_answers(examples))
 
 
 @torch.inference_mode()
 def greedy_ids(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
     """Returns the ids of the greedy answer to each prompt, up to its end-of-sequence id, included."""
     generated: list[np.ndarray[Any, Any]] = []
-    size = PROMPTS_ON_GPU if device.on_gpu() else PROMPTS_PER_BATCH
+    size = PROMPTS_PER_GPU_BATCH if device.on_gpu() else PROMPTS_PER_BATCH
     for start in range(0, len(prompts), size):
         group = prompts[start : start + size]
         rows = [torch.from_numpy(prompt).long() for prompt in group]
@@ -340,8 +346,8 @@ def attack_figures(
     """
     transcript = Transcript(
         (
-            Weights(Model.open(variant.model)),
-            Weights(Model.open(variant.job / "result"), tuned=True),
+            Weights(Model.open(variant.model_folder)),
+            Weights(Model.open(variant.job_folder / "result"), tuned=True),
             Outputs(answers.ids, answers.prompts),
         ),
         len(codec.inverse),
@@ -352,14 +358,14 @@ def attack_figures(
         return np.random.default_rng(seed)
 
     guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
-    if not variant.plain:
+    if not variant.is_plain:
         candidates = table_candidates(transcript, knowledge, rng())
         guesses["matching"] = guess_by_rank(candidates, transcript.size)
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=candidates), Budget(), rng())
     figures: list[ResultRecord] = []
     for attack, guess in guesses.items():
         measures = guess_figures(guess, codec, answers, rng())
-        figures += records(measures, attack=attack, variant=variant.name, when="after")
+        figures += make_records(measures, attack=attack, variant=variant.name, when="after")
     return figures
 
 
@@ -370,7 +376,10 @@ def table_candidates(transcript: Transcript, knowledge: Knowledge, rng: np.rando
 
 
 def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
-    """Compares the attacker's text with the data set's answers, as Table 6, and with the client's, in percent."""
+    """Returns how similar the attacker's text is to the data set's answers, as in Table 6, and to the client's text.
+
+    Figures are in percent.
+    """
 
     def decode_visible(ids: np.ndarray[Any, Any]) -> str:
         known_ids = ids[

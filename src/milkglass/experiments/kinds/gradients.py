@@ -35,7 +35,7 @@ from milkglass.audit.scene import Scene
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache, PartialResults
-from milkglass.experiments.entries import Entries, attacks_of
+from milkglass.experiments.entries import AttackEntries, attacks_of
 from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
@@ -47,7 +47,7 @@ from milkglass.experiments.procedures.private_rows import (
     shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
-from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -62,16 +62,16 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class GradientTexts:
-    """Says which texts are attacked, how many, and how many others attackers have.
+    """Sets which texts are attacked, how many, and how many others attackers have.
 
     Attributes:
         texts: how many are attacked.
         least: the fewest words of a text.
         most: the most words of a text.
-        batch: texts in each step.
+        batch: how many texts each step has.
         public: how many other texts an attacker has, none of which contains an attacked text or is part of one
             (audit/decontaminate.py).
-        reference: the data that these come from; "" means the same data.
+        reference: the data that the public texts come from; "" means the same data.
         seconds: CPU time of one attack on all texts. None: no limit.
     """
 
@@ -94,11 +94,11 @@ class GradientRecipe(SharedStepRecipe):
 
     Attributes:
         texts: fields of `GradientTexts`.
-        attacks: see entries.py.
+        attacks: the attacks (entries.py).
     """
 
     texts: Mapping[str, Any]
-    attacks: Entries
+    attacks: AttackEntries
 
     digits = 3
     cuts = True
@@ -117,7 +117,9 @@ class GradientRecipe(SharedStepRecipe):
         base = Checkpoint.open(resolve(self.model))
         texts = from_entries(GradientTexts, self.texts)
         refs = [self.data, *([texts.reference] if texts.reference else [])]
-        require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_refs.sums(run.data, refs)})
+        require_same_run(
+            run.out, {**self.about(), "base": base.digest(), "sums": data_refs.file_digests(run.data, refs)}
+        )
         cache = ArtifactCache(run.cache or run.out, run.out)
         builder = SceneBuilder(self, base, texts, run.data, cache, run.progress)
         figures = list[ResultRecord]()
@@ -142,12 +144,13 @@ def attack_defence(
             progress(f"{defence_name}: {result.attack} does not apply: {result.reason}")
         else:
             keep_records(
-                result.attack, partial_results.get(f"{result.attack}, {defence_name}", partial(attack_figures, result))
+                result.attack,
+                partial_results.get_or_compute(f"{result.attack}, {defence_name}", partial(attack_figures, result)),
             )
 
     def keep_records(attack_name: str, values: dict[str, float]) -> None:
         progress(f"{defence_name}: {attack_name}: ROUGE-1 {values['rouge-1']:.2f} in {values['seconds']:.0f} s")
-        records_of_attacks[attack_name] = records(values, attack=attack_name, variant=defence_name)
+        records_of_attacks[attack_name] = make_records(values, attack=attack_name, variant=defence_name)
 
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
@@ -174,8 +177,11 @@ class SceneBuilder:
     """Makes the scene of each defence: what is attacked, and what attackers have.
 
     Attributes:
+        recipe: the recipe that is run.
+        base: the public model.
         settings: which texts are attacked.
-        cache: for the shadows.
+        data_folder: the folder in which the recipe's data paths start.
+        cache: keeps the shadows.
         progress: receives lines for the user.
     """
 
@@ -227,7 +233,7 @@ def _choose_texts(
     recipe: GradientRecipe, settings: GradientTexts, tokenizer: Any, data_folder: Path
 ) -> tuple[PrivateRows, Sequences | None, int]:
     """Returns the private rows, the attacker's texts, and the number of classes."""
-    examples = data_refs.examples(data_folder, recipe.data)
+    examples = data_refs.load_examples(data_folder, recipe.data)
     numbers = data_refs.class_numbers(recipe.data, examples) if recipe.task == "classification" else None
     rng = np.random.default_rng(recipe.seed)
     order = [examples[i] for i in rng.permutation(len(examples))]
@@ -236,7 +242,7 @@ def _choose_texts(
     private = choose_rows(tokenizer, order[:middle], numbers, private_filter, rng)
     public = None
     if settings.public:
-        pool = data_refs.examples(data_folder, settings.reference) if settings.reference else order[middle:]
+        pool = data_refs.load_examples(data_folder, settings.reference) if settings.reference else order[middle:]
         private_texts = read_texts(private.ids, tokenizer)
         pool_texts = as_read([example.text for example in pool], tokenizer)
         unrelated = [pool[i] for i in decontaminate(pool_texts, private_texts)]

@@ -35,10 +35,10 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import PartialResults
-from milkglass.experiments.entries import hyperparameters, require_names, require_variants
+from milkglass.experiments.entries import parse_hyperparameters, require_names, require_variants
 from milkglass.experiments.kinds.generation import load_generator
 from milkglass.experiments.recipe import Recipe, table_of
-from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key, write_spec
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -47,7 +47,7 @@ from milkglass.rows.examples import read_examples
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Event, Hyperparameters
 
-NEEDED = ("repeats", "epochs", "prompts", "new_tokens")
+NEEDED = ("repeats", "epochs", "prompts", "new_tokens")  # the entries of [evaluation]
 T = TypeVar("T")
 
 
@@ -56,9 +56,9 @@ class OverheadRecipe(Recipe):
     """Times the work of the client and of the server.
 
     Attributes:
-        seed: of the key and of the training.
+        seed: decides the key and the training.
         data: `train`, a file or a named data set of conversations.
-        training: of the server's worker; `max_steps` is how many steps are timed.
+        training: the settings of the server's worker; `max_steps` is how many steps are timed.
         variants: one variant, with a scheme.
         evaluation: `repeats` of obfuscation and tokenisation, `epochs` of the training whose time is extrapolated,
             `prompts`, and `new_tokens` of each answer.
@@ -75,7 +75,7 @@ class OverheadRecipe(Recipe):
     @classmethod
     def field_values(cls, raw: dict[str, Any]) -> dict[str, Any]:
         defaults = {"task": "causal-lm", "seed": raw.get("seed", 0), "logging_steps": 1}
-        return {**raw, "training": hyperparameters({**defaults, **table_of(raw, "training")})}
+        return {**raw, "training": parse_hyperparameters({**defaults, **table_of(raw, "training")})}
 
     def check(self) -> None:
         if missing := [name for name in NEEDED if self.evaluation.get(name, 0) < 1]:
@@ -94,24 +94,33 @@ class OverheadRecipe(Recipe):
         """Returns seconds, and hours of the extrapolated training, as "PART, client" and "PART, server"."""
         base = Checkpoint.open(resolve(self.model))
         digest, out = base.digest(), run.out
-        require_same_run(out, {**self.about(), "base": digest, "sums": data_refs.sums(run.data, self.data.values())})
+        require_same_run(
+            out, {**self.about(), "base": digest, "sums": data_refs.file_digests(run.data, self.data.values())}
+        )
         ((name, parameters),) = self.variants.items()
         key = seeded_key(base, self.model, digest, self.seed, scheme_of_recipe(parameters))
         codec = Codec.open(key, base.folder)
         source = data_refs.as_file(run.data, self.data["train"], out / "data", run.progress)
-        variant = Variant(name, out / f"{name}-model", key, out / name, plain=False)
+        variant = Variant(name, out / f"{name}-model", key, out / name, is_plain=False)
         partial_results, result = PartialResults(out / "parts.json"), dict[str, float]()
         run.progress("client: obfuscation")
-        result |= partial_results.get("obfuscation", lambda: _time_obfuscation(self, base, key, variant.model))
+        result |= partial_results.get_or_compute(
+            "obfuscation", lambda: _time_obfuscation(self, base, key, variant.model_folder)
+        )
         run.progress("client: tokenisation of the training file")
-        result |= partial_results.get("tokenisation", lambda: _time_tokenisation(self, codec, source, variant))
+        result |= partial_results.get_or_compute(
+            "tokenisation", lambda: _time_tokenisation(self, codec, source, variant)
+        )
         run.progress(f"server: {self.training.max_steps} steps of fine-tuning")
-        result |= partial_results.get(
+        result |= partial_results.get_or_compute(
             "training", lambda: _time_training(self, variant, int(result["training rows"]), run.progress)
         )
         run.progress(f"{self.evaluation['prompts']} answers")
-        return records(
-            result | partial_results.get("answers", lambda: _time_answers(self, codec, variant.model, source))
+        return make_records(
+            result
+            | partial_results.get_or_compute(
+                "answers", lambda: _time_answers(self, codec, variant.model_folder, source)
+            )
         )
 
 
@@ -133,22 +142,22 @@ def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: P
 
 def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
     """Returns the median seconds of tokenising the training rows, and their number."""
-    files.make_private_dir(variant.job)
-    out, length = variant.job / "train.parquet", recipe.training.max_length
+    files.make_private_dir(variant.job_folder)
+    out, length = variant.job_folder / "train.parquet", recipe.training.max_length
     write = partial(write_parquet, codec, source, out, max_length=length)
     seconds, counts = zip(*(timed(write) for _ in range(recipe.evaluation["repeats"])), strict=True)
-    write_tensors(variant.job / "train.safetensors", parquet_tensors(out))
+    write_tensors(variant.job_folder / "train.safetensors", parquet_tensors(out))
     return {"tokenisation, client": median(seconds), "training rows": float(counts[0].row_count)}
 
 
 def _time_training(recipe: OverheadRecipe, variant: Variant, row_count: int, progress: Log) -> dict[str, float]:
     """Returns the median seconds of a training step, and the hours of the whole training that follow from them."""
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
-        leftover = variant.job / name
+        leftover = variant.job_folder / name
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
-    write_spec(variant.job, variant.model, recipe.training, None, ("train",))
-    run_job(variant.job, lambda words: progress(f"{variant.name}: {words}"))
-    step = median(step_seconds((variant.job / "events.jsonl").read_text("utf-8")))
+    write_spec(variant.job_folder, variant.model_folder, recipe.training, None, ("train",))
+    run_job(variant.job_folder, lambda words: progress(f"{variant.name}: {words}"))
+    step = median(step_seconds((variant.job_folder / "events.jsonl").read_text("utf-8")))
     steps = math.ceil(row_count / recipe.training.batch_size) * recipe.evaluation["epochs"]
     return {"a step of fine-tuning, server": step, "hours of fine-tuning (extrapolated), server": step * steps / 3600}
 

@@ -41,14 +41,14 @@ from milkglass.experiments.kinds.generation import (
     instruction_answers,
     load_generator,
     loss_figures,
-    references,
+    reference_answers,
     row_losses,
     rule_figures,
 )
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import quality_figures
-from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
 from milkglass.metrics.interval import ratio, share, with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -88,8 +88,8 @@ class SanitizedGeneration(GeneratorTuning):
     Attributes:
         rows: how many rows of the training data are used; the seed draws them.
         words: the most words of a row's first message; longer rows are left out. None: no limit.
-        instruction: put before a classified text; conversations begin with it.
-        keep_instruction: whether it is not sanitized.
+        instruction: is put before a classified text; conversations begin with it.
+        keep_instruction: whether the instruction is not sanitized.
     """
 
     rows: int
@@ -120,8 +120,8 @@ class SanitizedGeneration(GeneratorTuning):
         row_counts = {"train": self.rows, "validation": self.evaluation["answers"]}
         for split, path in plain.items():
             if not path.is_file():
-                sanitized_chats.write(
-                    sanitized_chats.sample(self._chats(run, split), row_counts[split], self.seed, split), path
+                sanitized_chats.write_chats(
+                    sanitized_chats.draw_rows(self._chats(run, split), row_counts[split], self.seed, split), path
                 )
         paths_by_variant: dict[str, Mapping[str, Path]] = {}
         for name, sanitizer in self._sanitizers(base, run).items():
@@ -133,8 +133,8 @@ class SanitizedGeneration(GeneratorTuning):
         return paths_by_variant
 
     def _chats(self, run: RunFolder, split: str) -> list[Any]:
-        return sanitized_chats.chats(
-            data_refs.examples(run.data, self.data[split], run.progress), self.instruction, self.words
+        return sanitized_chats.conversations_of(
+            data_refs.load_examples(run.data, self.data[split], run.progress), self.instruction, self.words
         )
 
     def _sanitizers(self, base: Checkpoint, run: RunFolder) -> Mapping[str, ChatSanitizer | None]:
@@ -154,7 +154,7 @@ class SanitizedGeneration(GeneratorTuning):
     def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
-        """Returns the figures. One model is loaded at a time and answers all its prompts."""
+        """Returns the figures of all variants. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
         prompts = {name: self._prompt_set(run, codec, sanitizer) for name, sanitizer in sanitizers.items()}
@@ -162,7 +162,7 @@ class SanitizedGeneration(GeneratorTuning):
         for name in (variant_name for variant_name, sanitizer in sanitizers.items() if sanitizer):
             counts = prompts[name].unchanged_counts.astype(np.float64), prompts[name].private_counts.astype(np.float64)
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
-            figures += records(with_spread({"tokens unchanged": unchanged}), variant=name)
+            figures += make_records(with_spread({"tokens unchanged": unchanged}), variant=name)
         for folder, tasks in self._answer_plan(base, variants):
             model: Any = None
             for variant, when in tasks:
@@ -179,12 +179,12 @@ class SanitizedGeneration(GeneratorTuning):
         self, base: Checkpoint, variants: list[Variant]
     ) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
         """Yields the folder of each model, and the variants whose prompts it answers, with the figure's last word."""
-        plain = next(variant for variant in variants if variant.plain)
-        sanitizing = [variant for variant in variants if not variant.plain]
+        plain = next(variant for variant in variants if variant.is_plain)
+        sanitizing = [variant for variant in variants if not variant.is_plain]
         yield base.folder, [(variant, BEFORE) for variant in variants]
-        yield plain.job / "result", [(plain, AFTER), *((variant, CLEAR) for variant in sanitizing)]
+        yield plain.job_folder / "result", [(plain, AFTER), *((variant, CLEAR) for variant in sanitizing)]
         for variant in sanitizing:
-            yield variant.job / "result", [(variant, AFTER)]
+            yield variant.job_folder / "result", [(variant, AFTER)]
 
     def _prompt_set(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
         """Returns the validation prompts as one variant sends them, with the true answers."""
@@ -193,21 +193,21 @@ class SanitizedGeneration(GeneratorTuning):
         if sanitizer is None:
             prompts = [codec.encode_chat(chat).astype(np.int64) for chat in conversations]
             lengths = np.array([len(prompt_ids) for prompt_ids in prompts])
-            return PromptSet(prompts, references(examples), lengths, lengths)
+            return PromptSet(prompts, reference_answers(examples), lengths, lengths)
         sent = [sanitizer.sent_prompt(codec.tokenizer, chat, codec.max_tokens) for chat in conversations]
         counts = np.array([(prompt.private_count, prompt.unchanged_count) for prompt in sent])
         private_counts, unchanged_counts = counts.T
-        return PromptSet([prompt.ids for prompt in sent], references(examples), private_counts, unchanged_counts)
+        return PromptSet([prompt.ids for prompt in sent], reference_answers(examples), private_counts, unchanged_counts)
 
     def _answer(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
     ) -> dict[str, Any]:
         """Returns a model's losses and its written answers, as they are stored."""
-        held_out = TrainingDataset(variant.job / "validation.safetensors", "causal-lm", self.training.max_length)
+        held_out = TrainingDataset(variant.job_folder / "validation.safetensors", "causal-lm", self.training.max_length)
         texts = [codec.decode(ids) for ids in greedy_ids(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
         answers: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
-        if (instructions := self.instruction_file) and (when == AFTER or (when == BEFORE and variant.plain)):
+        if (instructions := self.instruction_file) and (when == AFTER or (when == BEFORE and variant.is_plain)):
             run.progress(f"{variant.name}: instructions {when}")
             prompts = instructions.read(run.data)
             answers["followed"] = instruction_answers(model, codec, prompts, instructions.new_tokens)
@@ -243,7 +243,7 @@ class SanitizedGeneration(GeneratorTuning):
         add_predictions(predictions, {"answer": predicted}, fields)
         named_share = share(predicted != NO_CLASS, np.random.default_rng(self.seed))
         quality = quality_figures(predicted, truth, ("accuracy",), len(labels), self.seed)
-        return records(quality | with_spread({"answers that name a class": named_share}), **fields)
+        return make_records(quality | with_spread({"answers that name a class": named_share}), **fields)
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:

@@ -44,7 +44,7 @@ from milkglass.experiments.procedures.private_rows import (
     shadow_rows,
 )
 from milkglass.experiments.recipe import from_entries
-from milkglass.experiments.record import ResultRecord, records
+from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.report import theory_plots
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence
@@ -55,8 +55,8 @@ from milkglass.progress import Log
 from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep
 
-ROWS = "rows"  # of a part: see `ModelQuality`
-THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
+ROWS_KEY = "rows"  # the entry of a measured part with the packed values by row (`ModelQuality`)
+THEORY_FILE = "theory.json"  # the values of each pair from which theory.svg, with Figures 3 and 4, is drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class SharedTraining(SharedStepRecipe):
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures of each defence; "untrained" is the model before training."""
         base = Checkpoint.open(resolve(self.model))
-        sums = data_refs.sums(run.data, [self.data])
+        sums = data_refs.file_digests(run.data, [self.data])
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
         rows_and_class_count = _split_rows(self, tokenizer, run.data)
@@ -104,13 +104,13 @@ class SharedTraining(SharedStepRecipe):
             parts_to_measure["theory"] = partial(_theory_figures, site)
         parts, figure_records = PartialResults(run.out / "figures.json"), list[ResultRecord]()
         for name, measure_part in parts_to_measure.items():
-            measured = parts.get(name, measure_part)
-            rows = measured.pop(ROWS, {})  # parts that older code measured have none
+            measured = parts.get_or_compute(name, measure_part)
+            rows = measured.pop(ROWS_KEY, {})  # parts that older code measured have none
             run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
             run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in measured.items()))
-            figure_records += records(measured, variant=name)
+            figure_records += make_records(measured, variant=name)
         if self.evaluation.get("theory"):
-            figures = json.loads((run.out / THEORY).read_text("utf-8"))
+            figures = json.loads((run.out / THEORY_FILE).read_text("utf-8"))
             undefined = figures["untold"] if "untold" in figures else figures["undefined"]  # older code wrote "untold"
             figure_records += [
                 ResultRecord(measure=measure, value=math.nan, variant="theory", undefined=reason)
@@ -124,8 +124,14 @@ class TrainingSite:
     """Trains the client's model behind a defence, and measures it.
 
     Attributes:
-        train, held_out: the rows that are trained with, and those on which the model is measured.
-        cache: for the shadows and the trained models.
+        base: the public model.
+        recipe: the recipe that is run.
+        train: the rows that are trained with.
+        held_out: the rows on which the model is measured.
+        class_count: the number of classes.
+        tokenizer: the public model's tokenizer.
+        out: the run folder.
+        cache: keeps the shadows and the trained models.
         progress: receives lines for the user.
     """
 
@@ -141,10 +147,12 @@ class TrainingSite:
 
     @property
     def training(self) -> LocalTraining:
+        """Returns the settings of the training."""
         return from_entries(LocalTraining, self.recipe.training)
 
     @property
-    def pad(self) -> int:
+    def pad_id(self) -> int:
+        """Returns the id with which texts are padded."""
         return int(self.tokenizer.pad_token_id or 0)
 
     def step(self) -> SharedStep:
@@ -168,7 +176,7 @@ class TrainingSite:
             step.module.load_state_dict(tensors, strict=False)  # what is not trained is unchanged
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        fit(step, rows, defence.shield, self.training, self.recipe.seed, self.pad, info)
+        fit(step, rows, defence.shield, self.training, self.recipe.seed, self.pad_id, info)
         tensors = {name: weight.detach().cpu().clone() for name, weight in step.parameters.items()}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
@@ -186,11 +194,12 @@ class TrainingSite:
         return digest.hexdigest()[:16]
 
     def step_figures(self, step: SharedStep) -> dict[str, Any]:
-        """Returns the model's figures, and under `ROWS` the rows from which they follow."""
-        measured = utility(step, self.held_out, self.pad, self.recipe.seed)
-        return {**measured.figures, ROWS: measured.rows}
+        """Returns the model's figures, and under `ROWS_KEY` the rows from which they follow."""
+        measured = utility(step, self.held_out, self.pad_id, self.recipe.seed)
+        return {**measured.figures, ROWS_KEY: measured.rows}
 
     def figures(self, name: str, defence: DefenceSpec) -> dict[str, Any]:
+        """Returns the figures of the model that was trained behind a defence, and how similar its shadows are."""
         figures = self.step_figures(self.trained_step(name, defence))
         if defence.ghost is not None:
             shadows = self.defended_rows(name, defence).ids
@@ -209,30 +218,36 @@ def _theory_figures(site: TrainingSite) -> dict[str, float]:
     if plain is None or ghost is None:
         raise UsageError("theory needs an empty defence and one with ghost", "see the recipe")
     first_rows = np.arange(min(site.recipe.evaluation["theory"], len(site.train)))
-    texts_and_shadows = (site.train.part(first_rows), site.defended_rows(ghost, specs[ghost]).part(first_rows))
+    texts_and_shadows = (site.train.select(first_rows), site.defended_rows(ghost, specs[ghost]).select(first_rows))
     models = site.step(), site.trained_step(plain, specs[plain]), site.trained_step(ghost, specs[ghost])
     findings = theory.measure_theory(*models, *texts_and_shadows)
-    files.write(site.out / THEORY, json.dumps(findings.to_json(), allow_nan=False) + "\n")
-    files.write((site.out / THEORY).with_suffix(".svg"), theory_plots.theory_svg(findings.to_json()))
+    files.write(site.out / THEORY_FILE, json.dumps(findings.to_json(), allow_nan=False) + "\n")
+    files.write((site.out / THEORY_FILE).with_suffix(".svg"), theory_plots.theory_svg(findings.to_json()))
     return findings.figures
 
 
 def _split_rows(recipe: SharedTraining, tokenizer: Any, data_folder: Path) -> tuple[PrivateRows, PrivateRows, int]:
     """Returns the training rows, the held-out rows, and the number of classes."""
     training = from_entries(LocalTraining, recipe.training)
-    examples = data_refs.examples(data_folder, recipe.data)
+    examples = data_refs.load_examples(data_folder, recipe.data)
     numbers = data_refs.class_numbers(recipe.data, examples) if recipe.task == "classification" else None
     row_filter = RowFilter(training.rows, 1, training.words, training.longest)
     rows = choose_rows(tokenizer, examples, numbers, row_filter, np.random.default_rng(recipe.seed))
     is_held_out = held_out_mask(rows.labels, len(rows), training.share)
-    train, held_out = rows.part(np.flatnonzero(~is_held_out)), rows.part(np.flatnonzero(is_held_out))
+    train, held_out = rows.select(np.flatnonzero(~is_held_out)), rows.select(np.flatnonzero(is_held_out))
     return train, held_out, (2 if numbers is None else len(numbers))
 
 
 def held_out_mask(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
-    """Returns (count,) which rows are held out: the share of each class by largest remainder, its first rows.
+    """Returns (count,) whether each row is held out: the first rows of each class, by the largest remainder method.
 
-    Rows come in random order. Raises UsageError if a class would have no row held out, or none left.
+    Args:
+        labels: (count,) the class of each row. None: all rows are of one class.
+        count: the number of rows, which come in random order.
+        share: the share of each class that is held out.
+
+    Raises:
+        UsageError: a class would have no row held out, or none left.
     """
     labels_or_zero = np.zeros(count, np.int64) if labels is None else labels
     classes, sizes = np.unique(labels_or_zero, return_counts=True)

@@ -58,7 +58,7 @@ class SymbolGeneration(GeneratorTuning):
     """Fine-tunes decoders over symbols, and measures clients that write with them.
 
     Attributes:
-        client_layers: numbers of layers from 0, ascending.
+        client_layers: the numbers of the layers that the client keeps, from 0, ascending.
         words: the most words of a row's first message; longer rows are left out. None: no limit.
         weights: the weights of the server's word (symbol_writer.py), each from 0 to 1.
         evaluation: `rows`, the held-out rows for losses; `answers`, how many of them get written answers; `new_tokens`,
@@ -101,7 +101,7 @@ class SymbolGeneration(GeneratorTuning):
     def _count_public_tokens(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
         """Returns counts of public text alone, since the weights of the symbols' rows can be read from the table."""
         codec = public_codec(base)
-        public = data_refs.examples(run.data, self.data[PUBLIC])
+        public = data_refs.load_examples(run.data, self.data[PUBLIC])
         counts = encode_examples(codec, public).original.counts(len(codec.sigma))
         special = reserved_ids(base, len(codec.sigma))
         counts[special] = 0
@@ -111,20 +111,20 @@ class SymbolGeneration(GeneratorTuning):
         paths = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
         for split, path in paths.items():
             if not path.is_file():
-                rows = sanitized_chats.chats(
-                    data_refs.examples(run.data, self.data[split], run.progress), "", self.words
+                rows = sanitized_chats.conversations_of(
+                    data_refs.load_examples(run.data, self.data[split], run.progress), "", self.words
                 )
-                sanitized_chats.write(rows if split == "train" else rows[: self.evaluation["rows"]], path)
+                sanitized_chats.write_chats(rows if split == "train" else rows[: self.evaluation["rows"]], path)
         return dict.fromkeys(self.variants, paths)
 
     def prepare_variants(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
         """Returns the variants, and the client's model as one more."""
         require_layers(base, self.client_layers)  # before anything is scrambled
         variants = super().prepare_variants(base, run)
-        plain = next(variant for variant in variants if variant.plain)
-        client = replace(plain, name=CLIENT, model=run.out / f"{CLIENT}-model", job=run.out / CLIENT)
-        if not (client.model / "config.json").is_file():
-            write_with_layers(base, self.client_layers, client.model)
+        plain = next(variant for variant in variants if variant.is_plain)
+        client = replace(plain, name=CLIENT, model_folder=run.out / f"{CLIENT}-model", job_folder=run.out / CLIENT)
+        if not (client.model_folder / "config.json").is_file():
+            write_with_layers(base, self.client_layers, client.model_folder)
         write_job(self, base, self.text_files(base, run)[PLAIN], client, run.threads)
         return [*variants, client]
 
@@ -132,7 +132,7 @@ class SymbolGeneration(GeneratorTuning):
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
-        folders = {variant.name: variant.job / "result" for variant in variants} | {PUBLIC: base.folder}
+        folders = {variant.name: variant.job_folder / "result" for variant in variants} | {PUBLIC: base.folder}
         stops = end_ids(base.folder)
         clients = {name: load_model(folders[name], stops) for name in (CLIENT, PUBLIC)}
         plain = next(variant for variant in variants if variant.name == PLAIN)
@@ -166,11 +166,11 @@ class SymbolGeneration(GeneratorTuning):
     ) -> list[ResultRecord]:
         """Returns the figures of one model that answers alone."""
         codec = public_codec(base)
-        rows = TrainingDataset(plain.job / "validation.safetensors", "causal-lm", self.training.max_length)
+        rows = TrainingDataset(plain.job_folder / "validation.safetensors", "causal-lm", self.training.max_length)
         prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
         texts = [codec.decode(ids) for ids in generation.greedy_ids(model, prompts, self.evaluation["new_tokens"])]
         return self.answer_figures(
-            run, generation.row_losses(model, rows), texts, generation.references(examples), {"variant": name}
+            run, generation.row_losses(model, rows), texts, generation.reference_answers(examples), {"variant": name}
         )
 
     def _pair_figures(
@@ -185,7 +185,9 @@ class SymbolGeneration(GeneratorTuning):
         """Returns the figures of a client and a server together.
 
         Args:
-            codec: of original ids.
+            codec: a codec of original ids.
+            pair: the two models.
+            examples: the rows whose answers are written.
             fields: the variant of every record, and when or a note.
             known_fields: the same for a client that gets the true symbols. None: no answers are written.
         """
@@ -194,8 +196,8 @@ class SymbolGeneration(GeneratorTuning):
         if known_fields is None:
             return loss_figures((losses, tokens), self.seed, fields, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(example.messages[:-1])).long() for example in examples]
-        texts = [codec.decode(pair.greedy(prompt, self.evaluation["new_tokens"])) for prompt in prompts]
-        figures = self.answer_figures(run, (losses, tokens), texts, generation.references(examples), fields)
+        texts = [codec.decode(pair.greedy_answer(prompt, self.evaluation["new_tokens"])) for prompt in prompts]
+        figures = self.answer_figures(run, (losses, tokens), texts, generation.reference_answers(examples), fields)
         return figures + loss_figures((losses_symbols_known, tokens), self.seed, known_fields, run.predictions)
 
     def _id_entropy(self, run: RunFolder, codec: Codec) -> float:

@@ -43,10 +43,12 @@ def require_layers(base: Checkpoint, layer_numbers: Sequence[int]) -> str:
 
 
 def write_with_layers(base: Checkpoint, layer_numbers: Sequence[int], folder: Path) -> None:
-    """Writes the checkpoint, config.json last, so that a folder with that file is complete.
+    """Writes a checkpoint with some of the layers. config.json is written last: a folder with that file is complete.
 
     Args:
-        layer_numbers: those of the layers that are kept, from 0, ascending.
+        base: the whole model.
+        layer_numbers: the numbers of the layers that are kept, from 0, ascending.
+        folder: the folder to write.
 
     Raises:
         UsageError, UnsupportedModel: see `require_layers`.

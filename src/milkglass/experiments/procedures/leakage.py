@@ -32,9 +32,9 @@ from milkglass.audit.run import RECIPE_OPTIONS, run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.catalogue import signature
 from milkglass.errors import UsageError
-from milkglass.experiments.entries import Entries, attacks_of
+from milkglass.experiments.entries import AttackEntries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
-from milkglass.experiments.record import STRONGEST, ResultRecord, records
+from milkglass.experiments.record import STRONGEST_ATTACK, ResultRecord, make_records
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -45,19 +45,19 @@ from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.observations import Weights
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l", "bag f1")
-BITS = ("tokens hidden bits", "content hidden bits")
-Tables = Literal["uploaded", "tuned", "both"]
-Private = Literal["training", "held out"]
+BITS_MEASURES = ("tokens hidden bits", "content hidden bits")
+AttackedTables = Literal["uploaded", "tuned", "both"]
+PrivateTextsKind = Literal["training", "held out"]
 
 
 @dataclass(frozen=True)
 class LeakageTexts:
-    """Says which texts of a cell are attacked, and what an attacker has.
+    """Sets which texts of a cell are attacked, and what an attacker has.
 
     Attributes:
         rows: how many texts are private.
         public: the most other texts of an attacker.
-        seconds: of all attacks of a cell. None: no limit.
+        seconds: the time of all attacks of a cell. None: no limit.
         private: which texts are attacked: "training" rows, or "held out" ones, for which an attacker also has the
             training rows.
         tables: which tables attacks on tables read: as uploaded, after training, or both in turn.
@@ -66,14 +66,14 @@ class LeakageTexts:
     rows: int
     public: int
     seconds: float | None = None
-    tables: Tables = "uploaded"
-    private: Private = "training"
+    tables: AttackedTables = "uploaded"
+    private: PrivateTextsKind = "training"
 
     def __post_init__(self) -> None:
-        if self.private not in get_args(Private):
-            raise UsageError(f"attacked.private is {self.private!r}", f"one of {', '.join(get_args(Private))}")
-        if self.tables not in get_args(Tables):
-            raise UsageError(f"attacked.tables is {self.tables!r}", f"one of {', '.join(get_args(Tables))}")
+        if self.private not in get_args(PrivateTextsKind):
+            raise UsageError(f"attacked.private is {self.private!r}", f"one of {', '.join(get_args(PrivateTextsKind))}")
+        if self.tables not in get_args(AttackedTables):
+            raise UsageError(f"attacked.tables is {self.tables!r}", f"one of {', '.join(get_args(AttackedTables))}")
 
     @property
     def spare_rows(self) -> int:
@@ -82,7 +82,7 @@ class LeakageTexts:
 
 
 def leakage(
-    attacks: Entries, attacked: LeakageTexts, base: Checkpoint, problem: TrialData, cell: TrainedHalves,
+    attacks: AttackEntries, attacked: LeakageTexts, base: Checkpoint, trial: TrialData, cell: TrainedHalves,
     identity: Mapping[str, Any], folder: Path, progress: Log = no_log,
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns what each attack and attacker reads, in percent.
@@ -90,15 +90,20 @@ def leakage(
     The attack "strongest" is the one that reads most, for each measure separately.
 
     Args:
+        attacks: the recipe's attacks.
+        attacked: which texts are attacked.
+        base: the model from which the cell was trained.
+        trial: the rows of the cell.
+        cell: the trained halves.
         identity: what decides the results besides the attacks.
         folder: keeps the results, so that a stopped run resumes.
 
     Raises:
         UsageError: there are fewer texts than are attacked, or an attack failed or did not end.
     """
-    attacked_texts, other_texts = problem.train.texts, problem.others.texts
+    attacked_texts, other_texts = trial.train.texts, trial.others.texts
     if attacked.private == "held out":
-        attacked_texts, other_texts = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
+        attacked_texts, other_texts = trial.held_out.texts, [*trial.others.texts, *trial.train.texts]
     if attacked.rows > len(attacked_texts):
         raise UsageError(
             f"{attacked.rows} private rows are more than the {len(attacked_texts)} of {attacked.private}",
@@ -108,7 +113,7 @@ def leakage(
     scene = scene_of(base, cell.client, cell.server, private, {ALIKE: other_texts[: attacked.public]})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
     instances = attacks_of(attacks)
-    cells: list[AttackResult] = []
+    results: list[AttackResult] = []
 
     def report_outcome(outcome: AttackResult) -> None:
         top = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
@@ -122,15 +127,17 @@ def leakage(
         uploaded_attacks = {name: attack for name, attack in instances.items() if not _reads_tables(attack)}
     if uploaded_attacks:
         store = _resume_store(folder, identity, uploaded_attacks)
-        cells += run(scene, uploaded_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).results
+        results += run(scene, uploaded_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).results
     if attacks_tuned:
         tuned_attacks = {name: attack for name, attack in instances.items() if _reads_tables(attack)}
         store = _resume_store(folder / "tuned", identity, tuned_attacks)
-        cells += run(_tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).results
+        results += run(
+            _tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS
+        ).results
     corpora = [adversary.knowledge.corpus for adversary in scene.adversaries if adversary.name == ALIKE]
     text_count = sum(len(corpus) for corpus in corpora if corpus is not None)
     measured = {"texts, attacker": float(text_count), **_ceiling_figures(scene)}
-    return _figures(cells) + records(measured | (_distance_figures(scene, cell) if attacks_tuned else {}))
+    return _figures(results) + make_records(measured | (_distance_figures(scene, cell) if attacks_tuned else {}))
 
 
 def _resume_store(folder: Path, identity: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
@@ -159,7 +166,9 @@ def _distance_figures(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
     if tuned.shape != public.table.shape:
         return {}
     rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
-    return quantiles(*own_and_nearest_distances(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows]))
+    return distance_figures(
+        *own_and_nearest_distances(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows])
+    )
 
 
 def _ceiling_figures(scene: Scene) -> dict[str, float]:
@@ -180,23 +189,23 @@ def _ceiling_figures(scene: Scene) -> dict[str, float]:
     }
 
 
-def _figures(cells: Sequence[AttackResult]) -> list[ResultRecord]:
+def _figures(results: Sequence[AttackResult]) -> list[ResultRecord]:
     """Returns the figures of all attacks, and of those that read most. Raises UsageError if one failed or was cut."""
     figures: list[ResultRecord] = []
-    for cell in cells:
+    for cell in results:
         if cell.state == "failed":
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
         if cell.state != "done":
             continue
         require_uncut(cell)
-        for names, scale in ((MEASURES, 100), (BITS, 1)):
+        for names, scale in ((MEASURES, 100), (BITS_MEASURES, 1)):
             values = with_spread(cell.selected_measures(names), scale)
-            figures += records(values, attack=cell.attack, attacker=cell.adversary)
+            figures += make_records(values, attack=cell.attack, attacker=cell.adversary)
     for measure in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
-        intervals = [cell.measures[measure] for cell in cells if cell.state == "done" and measure in cell.measures]
+        intervals = [cell.measures[measure] for cell in results if cell.state == "done" and measure in cell.measures]
         if intervals := [interval for interval in intervals if not np.isnan(interval.value)]:
             values = with_spread({measure: max(intervals, key=lambda interval: interval.value)})
-            figures += records(values, attack=STRONGEST)
+            figures += make_records(values, attack=STRONGEST_ATTACK)
     return figures
 
 
@@ -210,7 +219,7 @@ def require_uncut(cell: AttackResult) -> None:
 
 
 # --- EDNN, Figure 2 ---------------------------------------------------------------------------------------------------
-ROWS_AT_A_TIME = 1024  # rows that are compared at a time
+BATCH_ROWS = 1024  # rows that are compared at a time
 Floats = NDArray[np.float64]
 
 
@@ -218,15 +227,15 @@ def own_and_nearest_distances(server: torch.Tensor, public: torch.Tensor, origin
     """Returns (n,) the distance of each server row to its own public row, and (n,) to the nearest other public row.
 
     Args:
-        server: (n, d).
-        public: (m, d).
-        origin: (n,) the public row for which each row stands.
+        server: (n, d) rows of the server's table.
+        public: (m, d) the public table.
+        origin: (n,) the public row for which each server row stands.
     """
     public_differences, server_differences = (device.move(differences(table.double())) for table in (public, server))
     own_distances, nearest_other = [], []
-    for start in range(0, len(server_differences), ROWS_AT_A_TIME):
-        own_rows = torch.from_numpy(origin[start : start + ROWS_AT_A_TIME])
-        distances = torch.cdist(server_differences[start : start + ROWS_AT_A_TIME], public_differences)
+    for start in range(0, len(server_differences), BATCH_ROWS):
+        own_rows = torch.from_numpy(origin[start : start + BATCH_ROWS])
+        distances = torch.cdist(server_differences[start : start + BATCH_ROWS], public_differences)
         rows = torch.arange(len(own_rows))
         own_distances.append(distances[rows, own_rows].clone())
         distances[rows, own_rows] = torch.inf
@@ -234,7 +243,7 @@ def own_and_nearest_distances(server: torch.Tensor, public: torch.Tensor, origin
     return device.array(torch.cat(own_distances)), device.array(torch.cat(nearest_other))
 
 
-def quantiles(own_distances: Floats, other_distances: Floats) -> dict[str, float]:
+def distance_figures(own_distances: Floats, other_distances: Floats) -> dict[str, float]:
     """Returns the medians, the facing ends of the distributions, and the share of rows nearest to their own."""
     return {
         "own distance, median": float(np.median(own_distances)),

@@ -35,7 +35,9 @@ class LocalTraining:
     Attributes:
         rows: how many rows are used, held-out ones included.
         held_out: how many of them are held out. None: a fifth.
-        batch: texts of a step.
+        epochs: how many passes over the rows.
+        batch: how many texts each step has.
+        learning_rate: the constant rate of AdamW.
         longest: the most tokens of a text, special ones too.
         words: the most words of a text.
     """
@@ -59,10 +61,19 @@ class LocalTraining:
 
 
 def fit(
-    step: SharedStep, rows: PrivateRows, shield: GradientDefence, training: LocalTraining, seed: int, pad: int,
+    step: SharedStep, rows: PrivateRows, shield: GradientDefence, training: LocalTraining, seed: int, pad_id: int,
     progress: Log,
 ) -> None:  # fmt: skip
-    """Trains the step's model in place. The order of the rows and a shield's noise come from the seed."""
+    """Trains the step's model in place. The order of the rows and a shield's noise follow from the seed.
+
+    Args:
+        step: the model, and how it computes a gradient.
+        rows: the training rows.
+        shield: changes each gradient before it is used.
+        training: the settings.
+        pad_id: the id with which texts are padded.
+        progress: receives a line for each epoch.
+    """
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
     parameters = step.parameters
     optimizer = torch.optim.AdamW(parameters.values(), lr=training.learning_rate, fused=True)
@@ -70,7 +81,7 @@ def fit(
     for epoch in range(training.epochs):
         order = rng.permutation(len(rows))
         for start in range(0, len(order), training.batch):
-            ids, mask, targets = rows.part(order[start : start + training.batch]).batch(pad)
+            ids, mask, targets = rows.select(order[start : start + training.batch]).batch(pad_id)
             shared = share(step, ids, mask, targets, shield, step_count, stream)
             optimizer.zero_grad(set_to_none=True)
             for name, gradient in shared.tensors.items():
@@ -85,17 +96,25 @@ class ModelQuality:
     """Holds a model's quality on held-out rows.
 
     Attributes:
-        figures: each measure and, as " +-", half the width of its 95 % interval over rows.
-        rows: packed values by row, from which the figures follow: "answer", or "loss" (a sum) and "tokens".
+        figures: the value of each measure and, under its name with " +-", half the width of its 95 % interval over
+            rows.
+        packed_rows: packed values by row, from which the figures follow: "answer", or "loss" (a sum) and "tokens".
     """
 
     figures: dict[str, float]
-    rows: dict[str, str]
+    packed_rows: dict[str, str]
 
 
 @torch.no_grad()
-def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, batch_size: int = 32) -> ModelQuality:
-    """Returns "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
+def utility(step: SharedStep, rows: PrivateRows, pad_id: int, seed: int, batch_size: int = 32) -> ModelQuality:
+    """Returns a model's "accuracy" and "f1", or its "loss" (nats, the mean over predicted tokens) and "perplexity".
+
+    Args:
+        step: the model.
+        rows: the held-out rows.
+        pad_id: the id with which texts are padded.
+        seed: draws the samples from which intervals are computed.
+    """
     if step.task == "next-token":
         return _prediction_utility(step, rows, seed)
     assert rows.labels is not None
@@ -103,7 +122,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, batch_size
     predicted = np.empty(len(rows), np.int64)
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]
-        ids, mask, _ = rows.part(part).batch(pad)
+        ids, mask, _ = rows.select(part).batch(pad_id)
         predicted[part] = step.logits(step.embed(ids), mask).argmax(-1).cpu().numpy()
     return ModelQuality(
         with_spread(_class_measures(predicted, rows.labels, seed), scale=1), {"answer": pack_answers(predicted)}

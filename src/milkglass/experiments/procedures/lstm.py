@@ -28,8 +28,8 @@ from milkglass.sanitizers.table import read_glove
 from milkglass.sanitizers.words import is_word, pattern
 from milkglass.sequences import Ids, Sequences
 
-PADDING, UNKNOWN = 0, 1
-SPECIAL_IDS: tuple[int, ...] = (PADDING, UNKNOWN)
+PADDING_ID, UNKNOWN_ID = 0, 1
+SPECIAL_IDS: tuple[int, ...] = (PADDING_ID, UNKNOWN_ID)
 SPECIAL_WORDS = ("", "<unk>")  # how the two are read
 
 
@@ -38,8 +38,8 @@ class WordTable:
     """Holds the words of a GloVe file and their vectors, and encodes texts as ids.
 
     Attributes:
-        words: (n,) by id, SPECIAL_WORDS before the file's own.
-        rows: (n, d) fp32; the row of padding is zero, that of the unknown word the mean of all others.
+        words: the word of each id, SPECIAL_WORDS before the file's own.
+        rows: (n, d) the vectors in fp32; the row of padding is zero, that of the unknown word the mean of all others.
     """
 
     words: tuple[str, ...]
@@ -60,19 +60,22 @@ class WordTable:
     def _id_of_word(self) -> dict[str, int]:
         return {word: word_id for word_id, word in enumerate(self.words) if word_id not in SPECIAL_IDS}
 
-    def ids(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
         """Returns the ids of a text. A text without words is one unknown word."""
-        word_ids = [self._id_of_word.get(word, UNKNOWN) for word in split_words(text)]
-        return word_ids or [UNKNOWN]
+        word_ids = [self._id_of_word.get(word, UNKNOWN_ID) for word in split_words(text)]
+        return word_ids or [UNKNOWN_ID]
 
     def encode(self, texts: Iterable[str]) -> Sequences:
-        return Sequences.of(self.ids(text) for text in texts)
+        """Returns the ids of several texts."""
+        return Sequences.of(self.encode_text(text) for text in texts)
 
     def text(self, ids: Ids) -> str:
-        return " ".join(self.words[word_id] for word_id in ids.tolist() if word_id != PADDING)
+        """Returns the words of ids, joined by blanks, without padding."""
+        return " ".join(self.words[word_id] for word_id in ids.tolist() if word_id != PADDING_ID)
 
 
 def split_words(text: str) -> list[str]:
+    """Returns the words of a text in lower case, as the module describes."""
     words: list[str] = []
     for piece in text.lower().split():
         words += [piece] if is_word(piece) else pattern(splits_contractions=True).findall(piece)
@@ -80,7 +83,7 @@ def split_words(text: str) -> list[str]:
 
 
 def word_id_mask(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Returns (n,) which ids stand for words."""
+    """Returns (size,) whether each id stands for a word."""
     return ~np.isin(np.arange(size), SPECIAL_IDS)
 
 
@@ -94,9 +97,12 @@ class LSTMTraining:
     """Holds the settings of the LSTM and its training.
 
     Attributes:
-        hidden: units of each direction.
-        train_table: whether the word vectors learn too; by default not, since the paper feeds GloVe's to the model.
+        hidden: the number of units of each direction.
+        layers: the number of layers.
         epochs: how many passes over the texts.
+        batch_size: how many texts each step has.
+        learning_rate: the constant rate of Adam.
+        train_table: whether the word vectors learn too; by default not, since the paper feeds GloVe's to the model.
     """
 
     hidden: int = limited(256, least=1)
@@ -145,7 +151,14 @@ def train(
 ) -> BiLSTM:
     """Trains an LSTM. The seed decides the initial weights and the texts' order.
 
-    Raises JobFailed if the loss is not finite.
+    Args:
+        rows: (n, d) the word table.
+        texts: the ids of the training texts.
+        labels: (texts,) the class of each text.
+        progress: receives a line at intervals.
+
+    Raises:
+        JobFailed: the loss is not finite.
     """
     ids = list(texts)
     with torch.random.fork_rng(devices=[]):

@@ -27,11 +27,12 @@ class SharedGradients:
     """Computes the gradients that one client shares, one for each batch, when they are read.
 
     Attributes:
-        step: the training step that computes them.
+        step: the training step that computes the gradients.
+        rows: the rows, of which each batch has the next ones.
         defence: changes a gradient before it is shared.
-        batch_size: texts of each batch.
-        seed: of all draws; a batch's draws follow from it and the batch's index.
-        pad: the id with which texts are padded.
+        batch_size: how many texts each batch has.
+        seed: decides all draws; a batch's draws follow from the seed and the batch's index.
+        pad_id: the id with which texts are padded.
     """
 
     step: SharedStep
@@ -39,7 +40,7 @@ class SharedGradients:
     defence: GradientDefence
     batch_size: int
     seed: int
-    pad: int
+    pad_id: int
     _last: tuple[int, Tensors] | None = field(default=None, repr=False)
 
     def all_gradients(self) -> tuple[Gradients, ...]:
@@ -54,8 +55,8 @@ class SharedGradients:
             self._last = None
             stream = Stream.of_seed(self.seed)
             stream.bytes(STREAM_BYTES * index)
-            part = self.rows.part(np.arange(self.batch_size * index, self.batch_size * (index + 1)))
-            shared = share(self.step, *part.batch(self.pad), self.defence, 0, stream)
+            part = self.rows.select(np.arange(self.batch_size * index, self.batch_size * (index + 1)))
+            shared = share(self.step, *part.batch(self.pad_id), self.defence, 0, stream)
             self._last = index, dict(shared.tensors)
         return self._last[1]
 

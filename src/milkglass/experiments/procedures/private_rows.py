@@ -38,7 +38,7 @@ from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import Task, pad_texts
 
-SENTENCES_PER_SAVE = 32
+SENTENCES_PER_SAVE = 32  # sentences whose shadows are found before they are written to disk
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,23 +56,25 @@ class PrivateRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def part(self, indices: Ids) -> PrivateRows:
+    def select(self, indices: Ids) -> PrivateRows:
+        """Returns the rows with these indices."""
         return PrivateRows(self.ids.select(indices), None if self.labels is None else self.labels[indices])
 
-    def batch(self, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns ids and mask (texts, tokens), padded with the id `pad`, and the labels (texts,)."""
-        ids, mask = pad_texts(list(self.ids), pad)
+    def batch(self, pad_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Returns ids and mask (texts, tokens), padded with the id `pad_id`, and the labels (texts,)."""
+        ids, mask = pad_texts(list(self.ids), pad_id)
         return ids, mask, None if self.labels is None else torch.from_numpy(self.labels)
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Says which texts `choose_rows` takes.
+    """Sets which texts `choose_rows` takes.
 
     Attributes:
-        count: how many texts, the same number of each class.
-        min_words, max_words: limits of a text.
-        max_tokens: limit of a text, special tokens included.
+        count: how many texts are taken, the same number of each class.
+        min_words: the fewest words of a text.
+        max_words: the most words of a text.
+        max_tokens: the most tokens of a text, special ones included.
     """
 
     count: int
@@ -95,7 +97,7 @@ class DefenceSpec:
 
     @classmethod
     def of(cls, name: str, entry: Mapping[str, Any]) -> DefenceSpec:
-        """Parses an entry. Raises UsageError."""
+        """Returns an entry of [defences], parsed. Raises UsageError if the shield or GHOST refuses a parameter."""
         values = dict(entry)
         ghost_entry = table_of(values, "ghost") if "ghost" in values else None
         values.pop("ghost", None)
@@ -163,6 +165,7 @@ def choose_rows(
 
 
 def open_ghost(base: Checkpoint, defence: DefenceSpec, seed: int) -> Ghost:
+    """Returns the GHOST of a defence that has one, over a model's folder."""
     assert defence.ghost is not None
     return Ghost.open(base.folder, *defence.ghost, seed=seed)
 
@@ -204,10 +207,10 @@ class SharedStepRecipe(Recipe):
     """Measures or attacks the gradients that a client shares. Subclasses write `measure`.
 
     Attributes:
-        seed: of the rows, the shadows, the model's new head and all noise.
+        seed: decides the rows, the shadows, the model's new head and all noise.
         data: a file or a named data set.
-        defences: see the module.
-        task: of the model.
+        defences: the defences, as the module describes.
+        task: the task of the model.
         lora: the rank of adapters, if only these are trained. None: the whole model is trained.
     """
 

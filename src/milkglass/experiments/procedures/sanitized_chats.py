@@ -32,12 +32,13 @@ from milkglass.sequences import Ids
 USER_ROLES = frozenset({"user"})
 
 
-def chats(examples: Sequence[Example], instruction: str, max_words: int | None) -> list[Example]:
+def conversations_of(examples: Sequence[Example], instruction: str, max_words: int | None) -> list[Example]:
     """Returns rows as conversations.
 
     A classified text becomes a user's message after the instruction, and its label the answer.
 
     Args:
+        instruction: the text with which the first message of each conversation begins.
         max_words: the most words of a first message; longer conversations are left out. None: no limit.
 
     Raises:
@@ -58,14 +59,21 @@ def chats(examples: Sequence[Example], instruction: str, max_words: int | None) 
     return result
 
 
-def sample(examples: Sequence[Example], row_count: int, seed: int, noun: str) -> list[Example]:
-    """Draws rows without replacement: the first of the seed's order. Raises UsageError if there are too few."""
+def draw_rows(examples: Sequence[Example], row_count: int, seed: int, noun: str) -> list[Example]:
+    """Returns rows that are drawn without replacement: the first ones of the seed's order.
+
+    Args:
+        noun: what messages call the rows.
+
+    Raises:
+        UsageError: there are too few rows.
+    """
     if not 0 < row_count <= len(examples):
         raise UsageError(f"{row_count} rows of {noun} are needed, {len(examples)} fit", "lower it, or raise words")
     return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:row_count]]
 
 
-def write(examples: Sequence[Example], out: Path) -> Path:
+def write_chats(examples: Sequence[Example], out: Path) -> Path:
     """Writes rows as JSON Lines, and returns the file."""
     files.make_private_dir(out.parent)
     files.write(out, "".join(json.dumps(example_row(example)) + "\n" for example in examples))
@@ -77,7 +85,7 @@ class SentPrompt:
     """Holds a prompt as it is sent.
 
     Attributes:
-        ids: (tokens,) of the rendered conversation.
+        ids: (tokens,) the ids of the rendered conversation.
         private_count: how many tokens are the user's.
         unchanged_count: how many of these are sent unchanged.
     """
@@ -94,7 +102,7 @@ class ChatSanitizer:
     Attributes:
         sanitizer: sanitizes text.
         instruction: begins each message of the user, and is not sanitized. "": there is none.
-        seed: of the draws, which anyone can repeat: a recipe has no secrets.
+        seed: decides the draws, which anyone can repeat: a recipe has no secrets.
     """
 
     sanitizer: TokenTextSanitizer = field(repr=False)
@@ -111,7 +119,7 @@ class ChatSanitizer:
         return cls(sanitizer, instruction, seed)
 
     def write(self, source: Path, out: Path) -> Path:
-        """Writes the file's conversations with the user's text sanitized, unless the result exists."""
+        """Writes a file's conversations to `out` with the user's text sanitized, unless `out` exists. Returns `out`."""
         if not out.is_file():
             report_path(out).unlink(missing_ok=True)  # of a run that was stopped between the two files
             row_format = RowFormat(

@@ -37,11 +37,11 @@ class CombinedDistribution:
     """Combines the distributions of a client's and a server's model.
 
     Attributes:
-        symbols: (n,) the server's number of each token's symbol, from 0 without gaps.
-        weight: w of the module, from 0 to 1.
+        symbol_of_token: (n,) the server's number of each token's symbol, from 0 without gaps.
+        weight: the weight w of the server's word, from 0 to 1.
     """
 
-    symbols: torch.Tensor = field(repr=False)
+    symbol_of_token: torch.Tensor = field(repr=False)
     weight: float
 
     def log_probs(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
@@ -50,17 +50,19 @@ class CombinedDistribution:
         client_log_probs, mass = self._beliefs(client, server_log_probs)
         client_share = (1 - self.weight) * mass.clamp(min=MIN_LOG_PROBABILITY)
         belief = (client_share + self.weight * server_log_probs).log_softmax(-1)
-        return client_log_probs + (belief - mass)[..., self.symbols]
+        return client_log_probs + (belief - mass)[..., self.symbol_of_token]
 
     def log_shares(self, client: torch.Tensor, server: torch.Tensor) -> torch.Tensor:
         """Returns (..., n) the logarithm of each token's share of its symbol, by the client. See `log_probs`."""
         client_log_probs, mass = self._beliefs(client, server.double())
-        return client_log_probs - mass[..., self.symbols]
+        return client_log_probs - mass[..., self.symbol_of_token]
 
     def _beliefs(self, client: torch.Tensor, server: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (..., n) log p_c, and (..., m) log m."""
-        client_log_probs = client.double().log_softmax(-1)[..., : len(self.symbols)].clamp(min=MIN_LOG_PROBABILITY)
-        mass = torch.zeros_like(server).index_add_(-1, self.symbols.to(server.device), client_log_probs.exp())
+        client_log_probs = (
+            client.double().log_softmax(-1)[..., : len(self.symbol_of_token)].clamp(min=MIN_LOG_PROBABILITY)
+        )
+        mass = torch.zeros_like(server).index_add_(-1, self.symbol_of_token.to(server.device), client_log_probs.exp())
         return client_log_probs, mass.log()
 
 
@@ -69,15 +71,16 @@ class AnsweringPair:
     """Answers with a client's and a server's model together.
 
     Attributes:
-        client, server: causal language models.
-        writer: how their distributions are combined.
-        stops: tokens that end an answer.
+        client: the client's causal language model.
+        server: the server's causal language model.
+        writer: combines the distributions of both models.
+        stop_ids: tokens that end an answer.
     """
 
     client: Any
     server: Any
     writer: CombinedDistribution
-    stops: frozenset[int]
+    stop_ids: frozenset[int]
 
     @torch.inference_mode()
     def losses(self, tokens: torch.Tensor, is_answer: torch.Tensor) -> tuple[float, float, int]:
@@ -98,11 +101,11 @@ class AnsweringPair:
         return -float(combined.sum()), -float(log_shares.sum()), len(answer_indices)
 
     @torch.inference_mode()
-    def greedy(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
+    def greedy_answer(self, prompt: torch.Tensor, new_tokens: int) -> list[int]:
         """Returns the likeliest tokens after a prompt (t,), up to the first that ends the answer, included."""
         answer_ids, caches = list[int](), [None, None]
         ids = prompt.to(self.client.device)
-        while len(answer_ids) < new_tokens and not (answer_ids and answer_ids[-1] in self.stops):
+        while len(answer_ids) < new_tokens and not (answer_ids and answer_ids[-1] in self.stop_ids):
             outputs = [
                 model(input_ids=model_ids[None], past_key_values=cache, use_cache=True)
                 for (model, model_ids), cache in zip(self._models_and_ids(ids, self._sent(ids)), caches, strict=True)
@@ -113,7 +116,7 @@ class AnsweringPair:
         return answer_ids
 
     def _sent(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.writer.symbols.to(tokens.device)[tokens]
+        return self.writer.symbol_of_token.to(tokens.device)[tokens]
 
     def _models_and_ids(self, tokens: torch.Tensor, sent: torch.Tensor) -> tuple[tuple[Any, torch.Tensor], ...]:
         """Returns each model with the ids that it reads."""
@@ -126,7 +129,10 @@ def row_losses(
     """Returns the losses of the examples that keep an answer within max_length tokens.
 
     Args:
-        codec: of original ids.
+        pair: the two models.
+        codec: a codec of original ids.
+        conversations: the conversations of the examples.
+        max_length: the most tokens of an example.
 
     Returns:
         (rows,) the sum over the answers' tokens, (rows,) the same with symbols known, and (rows,) the number of these

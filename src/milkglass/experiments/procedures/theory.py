@@ -45,9 +45,10 @@ class TheoryFigures:
     """Holds the measurements for section 5.2 of GHOST.
 
     Attributes:
-        figures: by name.
-        pairs: for each pair "loss", "gradient", "local", "epsilon", "loss after", "gradient after".
-        lines: of Figure 4, by "DEVIATION, EPSILON".
+        figures: the values by name.
+        pairs: (pairs,) the values of each pair by the names "loss", "gradient", "local", "epsilon", "loss after" and
+            "gradient after".
+        lines: the lines of Figure 4, by "DEVIATION, EPSILON".
         undefined: the reason for each undefined figure.
     """
 
@@ -57,6 +58,7 @@ class TheoryFigures:
     undefined: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns pairs, lines and undefined figures as JSON-like data, from which the plots are drawn."""
         lines = {name: asdict(line) for name, line in self.lines.items()}
         return {"pairs": self.pairs, "lines": lines, "undefined": self.undefined}
 
@@ -74,18 +76,22 @@ def measure_theory(
     """
     losses, gradients = deviations(initial, texts, shadows)
     after_losses, after_gradients = deviations(ghost, texts, shadows)
-    return figures(losses, gradients, after_losses, after_gradients, (drift(initial, plain), drift(initial, ghost)))
+    return theory_figures(
+        losses, gradients, after_losses, after_gradients, (drift(initial, plain), drift(initial, ghost))
+    )
 
 
-def figures(
+def theory_figures(
     losses: Floats, gradients: Floats, losses_after: Floats, gradients_after: Floats, drifts: tuple[float, float]
 ) -> TheoryFigures:
     """Returns the figures from the deviations and drifts.
 
     Args:
-        losses, gradients: (pairs,) the deviations before the training.
-        losses_after, gradients_after: (pairs,) the deviations after it.
-        drifts: of the trainings on texts and on shadows.
+        losses: (pairs,) the deviations of the loss before the training.
+        gradients: (pairs,) the deviations of the gradient before the training.
+        losses_after: (pairs,) the deviations of the loss after the training.
+        gradients_after: (pairs,) the deviations of the gradient after the training.
+        drifts: the drifts of the trainings on texts and on shadows.
     """
     local = np.maximum(losses, gradients)
     epsilon = np.maximum(local, max(drifts))

@@ -28,7 +28,7 @@ from milkglass.client.data.marked_rows import write_tensors
 from milkglass.client.training_request import HELD_OUT_SHARE, MIN_HELD_OUT, held_out_count
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
-from milkglass.experiments.record import BESIDE, SPREAD
+from milkglass.experiments.record import POOLED_SUFFIX, SPREAD_SUFFIX
 from milkglass.experiments.runs import (
     pack_answers,
     provenance,
@@ -47,10 +47,10 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
-LINEAR = "linear model"  # the name of the client's own model
+LINEAR_MODEL = "linear model"  # the name of the client's own model
 ANSWERS_FILE = "figures.json"  # the file in a cell's folder
 COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COSTS
-COSTS = ("client_seconds", "training_seconds")
+COST_NAMES = ("client_seconds", "training_seconds")
 CELL_VERSION = 4  # raised when a change of the code changes the result of the same settings
 
 
@@ -59,13 +59,13 @@ class TrialData:
     """Holds a data set as a recipe uses it.
 
     Attributes:
-        name: as the recipe has it.
+        name: the data set's name in the recipe.
         train: the rows that are trained with.
         held_out: the rows that are asked about.
         others: rows of the training file that are kept out of training, some of which attackers have.
         metrics: names of metrics/glue.py.
-        class_count: 1 for scores.
-        identity: the digests of its files and which rows are used.
+        class_count: the number of classes; 1 for scores.
+        identity: the digests of the data set's files, and which rows are used.
     """
 
     name: str
@@ -101,7 +101,8 @@ class TrainedHalves(GradedCell):
     """Holds a graded cell with its halves.
 
     Attributes:
-        client, server: the halves as they were split.
+        client: the client's half as it was split.
+        server: the server's half as it was split.
         tuned: the server's half after training.
         client_seconds: the processor's seconds for splitting the model and preparing the training rows. For halves that
             are trained when they are split, that training is included. nan: earlier code made the cell.
@@ -128,6 +129,7 @@ class Stopwatch:
         return spent.user + spent.system + spent.children_user + spent.children_system
 
     def seconds(self) -> float:
+        """Returns the seconds since the stopwatch was made."""
         return self._now() - self._started
 
 
@@ -138,7 +140,7 @@ def count_seconds(folder: Path, name: Literal["client_seconds", "training_second
     try:
         yield
     finally:
-        costs = dict(zip(COSTS, stored_seconds(folder), strict=True))
+        costs = dict(zip(COST_NAMES, stored_seconds(folder), strict=True))
         costs[name] = watch.seconds() + (0.0 if math.isnan(costs[name]) else costs[name])
         counted = {cost: seconds for cost, seconds in costs.items() if not math.isnan(seconds)}
         files.write(folder / COSTS_FILE, json.dumps(counted) + "\n")
@@ -148,7 +150,7 @@ def stored_seconds(folder: Path) -> tuple[float, ...]:
     """Returns a cell's `client_seconds` and `training_seconds`; nan for what was not counted."""
     path = folder / COSTS_FILE
     stored = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return tuple(float(stored.get(name, math.nan)) for name in COSTS)
+    return tuple(float(stored.get(name, math.nan)) for name in COST_NAMES)
 
 
 def train_cell(
@@ -156,6 +158,17 @@ def train_cell(
     cells_folder: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
 ) -> TrainedHalves:  # fmt: skip
     """Returns a cell, trained if it does not exist.
+
+    Args:
+        base: the model that is split.
+        base_digest: the digest of `base`.
+        data: the rows.
+        defence: splits the model.
+        training: the settings of the server's worker.
+        seed: decides the secret and the training.
+        cells_folder: the folder with all cells.
+        threads: how many threads the training uses. None: the worker decides.
+        deadline: the time of `time.monotonic` at which the training is stopped.
 
     Raises:
         JobFailed: the training fails, or the deadline passes.
@@ -167,7 +180,7 @@ def train_cell(
         client, server = load_or_split(base, data.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
-            tuned = _tune(client, server, data, training, folder, threads, progress, deadline)
+            tuned = _train_server_half(client, server, data, training, folder, threads, progress, deadline)
         answers = _grade_answers(client, tuned, data, seed, folder)
         client_seconds, training_seconds = stored_seconds(folder)
     return TrainedHalves(
@@ -210,7 +223,8 @@ def cell_folder(cells_folder: Path, identity: Mapping[str, Any]) -> Iterator[Pat
     """Yields a cell's folder, locked, since several runs may share it. The lock of a process that dies is released.
 
     Args:
-        identity: its digest is the folder's name.
+        cells_folder: the folder with all cells.
+        identity: what decides the cell. The digest of it is the folder's name.
     """
     folder = cells_folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     files.make_private_dir(folder)
@@ -243,7 +257,7 @@ def load_or_split(
     return client, server
 
 
-def _tune(
+def _train_server_half(
     client: TokenClient, server: Server, data: TrialData, training: Hyperparameters, folder: Path, threads: int | None,
     progress: Log, deadline: float,
 ) -> TokenServer:  # fmt: skip
@@ -363,7 +377,7 @@ def client_alone_figures(data: TrialData, own_model: LinearModel | None, seed: i
     return quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)
 
 
-def with_own_model(
+def pooled_figures(
     cell: GradedCell, data: TrialData, own_model: LinearModel | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
     """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and (rows,) classes.
@@ -376,5 +390,7 @@ def with_own_model(
     log_probabilities = own_model.log_probabilities(held_out.texts, held_out.pairs, data.class_count)
     predictions = pool_probabilities(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
     figures = quality_figures(predictions, held_out.labels, data.metrics, 0, seed)  # 0: no precision and recall
-    pooled = {f"{name}{BESIDE}{mark}": figures[name + mark] for name in data.metrics for mark in ("", SPREAD)}
+    pooled = {
+        f"{name}{POOLED_SUFFIX}{mark}": figures[name + mark] for name in data.metrics for mark in ("", SPREAD_SUFFIX)
+    }
     return pooled, predictions

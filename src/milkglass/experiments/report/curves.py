@@ -22,7 +22,8 @@ class Curves:
     """Holds the figures of one measure over epsilon.
 
     Attributes:
-        lines: the points of one line, in order of epsilon, by the state of the models ("before training" and alike).
+        measure: the name of the measure.
+        lines: the points of each line, in order of epsilon, by the state of the models ("before" and alike).
         levels: the plain variant's figure, by the same states.
     """
 
@@ -63,6 +64,7 @@ def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def curves_svg(panels_curves: Sequence[Curves]) -> str:
+    """Returns the curves as one SVG, with a panel for each measure."""
     with plot_style():
         figure, axes = panels(len(panels_curves))
         for panel, curves in zip(axes, panels_curves, strict=True):

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from milkglass.errors import UsageError
-from milkglass.experiments.record import ALONE, COMMONEST, STRONGEST, ResultRecord, read
+from milkglass.experiments.record import CLIENT_ALONE, COMMONEST_CLASS, STRONGEST_ATTACK, ResultRecord, read_records
 from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
 
-UTILITY = ("accuracy", "matthews", "f1", "pearson")
-PLAIN, CONTROL = "plain", "no defence"
+UTILITY_MEASURES = ("accuracy", "matthews", "f1", "pearson")  # the first of these that a result has is its utility
+PLAIN_VARIANT, CONTROL_PREFIX = "plain", "no defence"
 ALL_READ_PERCENT = 99.95  # percent of the content: nothing is hidden
 OFF_FRONTIER, ON_FRONTIER = COLOURS[:2]
 
@@ -32,12 +32,15 @@ class DefencePoint:
     """Holds the utility of one defence on one data set, and what is read of what it sends.
 
     Attributes:
-        measure: the name of the utility.
-        utility: of the measure, in points.
+        data: the name of the data set.
+        defence: the name of the defence.
+        measure: the measure of the utility, such as "accuracy".
+        utility: the value of the measure, in points.
         tokens: what the strongest attack reads of all tokens, in percent.
-        content: the same of content tokens. None: the attack reads words without their order, so that there is no such
-            figure.
-        utility_spread, content_spread: half of their 95 % intervals; 0: the result has none.
+        content: what the strongest attack reads of content tokens, in percent. None: the attack reads words without
+            their order, so that there is no such figure.
+        utility_spread: half the width of the 95 % interval of the utility; 0: the result has none.
+        content_spread: half the width of the 95 % interval of `content`; 0: the result has none.
     """
 
     data: str
@@ -51,11 +54,12 @@ class DefencePoint:
 
     @property
     def is_control(self) -> bool:
-        return self.defence.startswith(CONTROL)
+        """Returns whether this is no defence but a control, by its name."""
+        return self.defence.startswith(CONTROL_PREFIX)
 
     @property
     def content_read(self) -> float:
-        """Returns the share of the content, or of all tokens if there is no such figure."""
+        """Returns what is read of the content in percent, or of all tokens if there is no such figure."""
         return self.tokens if self.content is None else self.content
 
     def is_beaten(self, others: Sequence[DefencePoint]) -> bool:
@@ -69,18 +73,20 @@ class DefencePoint:
         )
 
 
-def defences(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
+def points_by_data(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
     """Returns the defences of a comparison by data set, in the order of its figures; none of any other result."""
     records = [*records]
     own_figures = [record for record in records if not record.attack and not record.note]
     utilities = {(record.data, record.variant, record.measure): record for record in own_figures}
-    content_figures = [record for record in records if (record.measure, record.attack) == ("content top-1", STRONGEST)]
+    content_figures = [
+        record for record in records if (record.measure, record.attack) == ("content top-1", STRONGEST_ATTACK)
+    ]
     content = {(record.data, record.variant): record for record in content_figures}
     points_by_data: dict[str, list[DefencePoint]] = {}
     for record in records:
-        possible_utilities = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY)
+        possible_utilities = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY_MEASURES)
         utility = next((entry for entry in possible_utilities if entry is not None), None)
-        if (record.measure, record.attack) == ("tokens top-1", STRONGEST) and utility is not None:
+        if (record.measure, record.attack) == ("tokens top-1", STRONGEST_ATTACK) and utility is not None:
             content_read = content.get((record.data, record.variant))
             point = DefencePoint(
                 record.data, record.variant, utility.measure, utility.value, record.value,
@@ -104,14 +110,14 @@ def one_result_svg(points: Sequence[DefencePoint]) -> str:
 
 
 # --- several results --------------------------------------------------------------------------------------------------
-def points(results: Sequence[Sequence[ResultRecord]], data: str) -> list[DefencePoint]:
+def points_of_results(results: Sequence[Sequence[ResultRecord]], data: str) -> list[DefencePoint]:
     """Returns the defences of several results that send something for each token.
 
     Raises:
         UsageError: "plain" differs, so that the results cannot be compared.
     """
-    all_points = [defence_point for records in results for defence_point in defences(records).get(data, ())]
-    plain = {round(point.utility, 1) for point in all_points if point.defence == PLAIN}
+    all_points = [defence_point for records in results for defence_point in points_by_data(records).get(data, ())]
+    plain = {round(point.utility, 1) for point in all_points if point.defence == PLAIN_VARIANT}
     if len(plain) > 1:
         raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
     point_of_defence: dict[str, DefencePoint] = {}
@@ -129,17 +135,19 @@ def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[Re
 
 def best_alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
     """Returns the best utility of a client that sends nothing; None if no result has it."""
-    return max((accuracy.value for accuracy in _accuracies(results, data) if accuracy.variant == ALONE), default=None)
+    return max(
+        (accuracy.value for accuracy in _accuracies(results, data) if accuracy.variant == CLIENT_ALONE), default=None
+    )
 
 
 def without_point(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
     """Returns the defences that have a utility but no point, since they send one vector for a text."""
-    known_names = {COMMONEST, ALONE, *(point.defence for point in points(results, data))}
+    known_names = {COMMONEST_CLASS, CLIENT_ALONE, *(point.defence for point in points_of_results(results, data))}
     names = dict.fromkeys(record.variant for record in _accuracies(results, data))
     return [name for name in names if name not in known_names]
 
 
-def is_on_frontier(all_points: Sequence[DefencePoint], alone_utility: float | None) -> list[bool]:
+def frontier_mask(all_points: Sequence[DefencePoint], alone_utility: float | None) -> list[bool]:
     """Returns whether each defence is on the frontier. `alone_utility` is the client's alone."""
     return [
         not point.is_control
@@ -150,7 +158,7 @@ def is_on_frontier(all_points: Sequence[DefencePoint], alone_utility: float | No
     ]
 
 
-def finding(all_points: Sequence[DefencePoint], alone_utility: float | None) -> str:
+def finding_text(all_points: Sequence[DefencePoint], alone_utility: float | None) -> str:
     """Returns in a sentence what the points show. `alone_utility` is the client's alone."""
     candidates = [point for point in all_points if not point.is_control and point.content_read < ALL_READ_PERCENT]
     if alone_utility is None:
@@ -184,8 +192,8 @@ def frontier_svg(
         names: the defences that are drawn, and how each is called there. None: all, by their own names.
     """
     shown = [entry for entry in all_points if names is None or entry.defence in names]
-    is_on = dict(zip((entry.defence for entry in all_points), is_on_frontier(all_points, alone_utility), strict=True))
-    sentences = (finding(all_points, alone_utility), caption, *notes)
+    is_on = dict(zip((entry.defence for entry in all_points), frontier_mask(all_points, alone_utility), strict=True))
+    sentences = (finding_text(all_points, alone_utility), caption, *notes)
     caption_lines = [line for sentence in sentences for line in textwrap.wrap(sentence, 95)]
     with plot_style():
         figure, (axes,) = panels(1, 640, 420 + 16 * len(caption_lines))
@@ -197,7 +205,7 @@ def frontier_svg(
                 color=ON_FRONTIER if is_on[point.defence] else OFF_FRONTIER, markersize=7,
             )  # fmt: skip
         lines = [] if alone_utility is None else [(alone_utility, "a linear model, nothing sent")]
-        plain = [point.utility for point in all_points if point.defence == PLAIN]
+        plain = [point.utility for point in all_points if point.defence == PLAIN_VARIANT]
         lines += [(utility, "the same model at home, nothing sent") for utility in plain]
         for height, label in lines:
             axes.axhline(height, color=GREY, linestyle="--", linewidth=1)
@@ -205,14 +213,14 @@ def frontier_svg(
         figure.supxlabel("\n".join(caption_lines), x=0.01, ha="left", fontsize=11, color=GREY)
         point_names = [shown_point.defence if names is None else names[shown_point.defence] for shown_point in shown]
         write_names(axes, [(shown_point.content_read, shown_point.utility) for shown_point in shown], point_names)
-        return svg(figure, finding(all_points, alone_utility))
+        return svg(figure, finding_text(all_points, alone_utility))
 
 
 def svg_of_results(
     results: Sequence[Mapping[str, Any]], data: str, caption: str, names: Mapping[str, str] | None = None
 ) -> str:
     """Returns the frontier of results as their files have them. `names` as for `frontier_svg`."""
-    figures = [read(result) for result in results]
+    figures = [read_records(result) for result in results]
     undrawn = without_point(figures, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(undrawn)}."] if undrawn else []
-    return frontier_svg(points(figures, data), best_alone(figures, data), caption, notes, names)
+    return frontier_svg(points_of_results(figures, data), best_alone(figures, data), caption, notes, names)

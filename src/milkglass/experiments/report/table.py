@@ -20,14 +20,14 @@ from markupsafe import Markup
 
 from milkglass.errors import UsageError
 from milkglass.experiments import record
-from milkglass.experiments.record import SPREAD, ResultRecord
+from milkglass.experiments.record import SPREAD_SUFFIX, ResultRecord
 from milkglass.experiments.report import curves, frontier
 from milkglass.experiments.report.glossary import meanings
 
 SAME_FIGURE_TOLERANCE = 0.005  # figures that differ by less, relative to the paper's, are the same number
 SETTING_NAMES = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
 LAST_MEASURES = ("private tokens", "seconds")  # input and cost of a run, which follow its results
-UNEXPLAINED = "Not explained: the recipe gives no reason."
+UNEXPLAINED_NOTE = "Not explained: the recipe gives no reason."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class TableLine:
     """Holds a figure as a line of a table, with its footnote.
 
     Attributes:
-        footnote: the number of its footnote, from 1; 0: there is none.
+        record: the figure.
+        footnote: the number of the line's footnote, from 1; 0: there is none.
     """
 
     record: ResultRecord
@@ -43,6 +44,7 @@ class TableLine:
 
     @property
     def name(self) -> str:
+        """Returns the name of the figure."""
         return self.record.name
 
     @property
@@ -61,6 +63,7 @@ class ResultTable:
     """Holds a result in the form that the pages show.
 
     Attributes:
+        title: the name of the recipe, and that the run was a quick one if it was.
         quick: the changes of a quick run; "" for a full run.
         paper: the citation of the recipe's paper.
         about: the settings, as names and values.
@@ -89,7 +92,7 @@ class ResultTable:
 def result_table(result: Mapping[str, Any]) -> ResultTable:
     """Returns the table of a result, which a run wrote as JSON."""
     notes: list[str] = []
-    all_records = record.read(result)
+    all_records = record.read_records(result)
     records = [entry for entry in all_records if not math.isnan(entry.value)]
     lines = [TableLine(entry, _footnote_number(entry, notes)) for entry in records]
     lines_by_measure: dict[str, list[TableLine]] = {}
@@ -105,7 +108,7 @@ def result_table(result: Mapping[str, Any]) -> ResultTable:
         quick="" if quick_changes is None else json.dumps(quick_changes, ensure_ascii=False),
         paper=str(result["paper"]),
         about=tuple(_settings_rows(result)),
-        overview=frontier.defences(records),
+        overview=frontier.points_by_data(records),
         curves=curves.curves_of(records, result.get("variants", {})),
         compared_lines=tuple(line for line in lines if line.record.published is not None or line.record.asked),
         groups=tuple(
@@ -113,12 +116,12 @@ def result_table(result: Mapping[str, Any]) -> ResultTable:
             for measure in sorted(lines_by_measure, key=lambda measure: measure in LAST_MEASURES)
         ),
         undefined=tuple(
-            (entry.name if math.isnan(entry.value) else f"{entry.name}{SPREAD}", entry.undefined)
+            (entry.name if math.isnan(entry.value) else f"{entry.name}{SPREAD_SUFFIX}", entry.undefined)
             for entry in all_records
             if entry.undefined
         ),
         notes=tuple(notes),
-        meanings=meanings(records, attack_of_name, shares="task" in result),
+        meanings=meanings(records, attack_of_name, are_shares="task" in result),
     )
 
 
@@ -131,7 +134,7 @@ def _footnote_number(record: ResultRecord, notes: list[str]) -> int:
         return 0
     if abs(record.value - record.published) <= SAME_FIGURE_TOLERANCE * abs(record.published):
         return 0
-    reason = record.why or UNEXPLAINED
+    reason = record.why or UNEXPLAINED_NOTE
     if reason not in notes:
         notes.append(reason)
     return notes.index(reason) + 1
@@ -162,23 +165,23 @@ def _named_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {_setting_text(value, True)}" for name, value in values.items())
 
 
-def _setting_text(value: Any, inner: bool = False) -> str:
-    """Returns a setting in words, in brackets if it is a list or a table `inner` to another setting."""
+def _setting_text(value: Any, is_nested: bool = False) -> str:
+    """Returns a setting in words, in brackets if it is a list or a table `is_nested` to another setting."""
     if isinstance(value, Mapping):
         text = _named_values({name: inner_value for name, inner_value in value.items() if inner_value is not None})
     elif isinstance(value, list):
         text = ", ".join(map(str, value))
     else:
         return str(value)
-    return f"({text})" if inner else text
+    return f"({text})" if is_nested else text
 
 
-def format_number(value: float | None, sign: bool = False) -> str:
+def format_number(value: float | None, has_sign: bool = False) -> str:
     """Returns a number with four significant digits or more, no trailing zeros, and a minus that does not break off."""
     if value is None:
         return ""
-    text = f"{value:+.4f}" if sign else f"{value:.4f}"
-    text = (text.rstrip("0").rstrip(".") if abs(value) < 1 else f"{value:{'+' if sign else ''},.2f}").replace(
+    text = f"{value:+.4f}" if has_sign else f"{value:.4f}"
+    text = (text.rstrip("0").rstrip(".") if abs(value) < 1 else f"{value:{'+' if has_sign else ''},.2f}").replace(
         "-", "\u2212"
     )
     return "0" if text in ("+0", "\u22120", "") else text
@@ -234,7 +237,7 @@ def terminal_text(table: ResultTable) -> str:
     text_lines = [table.title]
     for line in lines:
         record = line.record
-        spread = f"{SPREAD} {format_number(record.half_width)}" if record.half_width is not None else ""
+        spread = f"{SPREAD_SUFFIX} {format_number(record.half_width)}" if record.half_width is not None else ""
         paper = f"   paper {format_number(record.published)}" if record.published is not None else ""
         demand = f"   asked: {record.asked}" if record.asked else ""
         text_lines.append(f"{record.name:{width}} {format_number(record.value):>10}{spread}{paper}{demand}")

@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter
 
 from milkglass.plots import COLOURS, GREY, MARKERS, panels, plot_style, svg
 
-MAX_BARS = 16
+MAX_BARS = 16  # bars of the histogram
 MIN_DRAWN = 1e-6  # what is below this is drawn as this: zero has no logarithm
 
 
@@ -31,6 +31,7 @@ def theory_svg(theory: Mapping[str, Any]) -> str:
 
 
 def theory_figure(theory: Mapping[str, Any]) -> Figure:
+    """Returns the three panels of the document that `TheoryFigures.to_json` returns."""
     pairs, lines = theory["pairs"], theory["lines"]
     local, epsilon = np.array(pairs["local"]), np.array(pairs["epsilon"])
     figure, (histogram, bounds, growth) = panels(3)
