@@ -211,7 +211,7 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
         step.module.classifier.bias.copy_(torch.tensor([0.0, 1.0]))
     graded = utility(step, rows, 0, seed=0)
     found = graded.figures
-    assert unpack_answers(graded.rows["answer"]).tolist() == [1, 1, 1]
+    assert unpack_answers(graded.packed_rows["answer"]).tolist() == [1, 1, 1]
     assert (found["accuracy"], found["f1"]) == (pytest.approx(2 / 3), pytest.approx(0.8))
     assert 0 < found["accuracy +-"] <= 0.5 and 0 < found["f1 +-"] <= 0.5
     assert rows.labels is not None
@@ -225,7 +225,7 @@ def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> 
     step = SharedStep.open(data / "gpt2", "next-token")
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8], [9, 10, 11, 12, 13]]), None)
     graded = utility(step, rows, 0, seed=0)
-    found, losses, tokens = graded.figures, *(unpack_answers(graded.rows[name]) for name in ("loss", "tokens"))
+    found, losses, tokens = graded.figures, *(unpack_answers(graded.packed_rows[name]) for name in ("loss", "tokens"))
     assert tokens.tolist() == [2, 0, 4] and losses.sum() / tokens.sum() == pytest.approx(found["loss"], rel=1e-5)
     ids, mask = pad_texts([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
     with torch.no_grad():

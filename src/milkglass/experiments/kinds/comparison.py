@@ -105,7 +105,7 @@ class ComparisonRecipe(Recipe):
     attacks: AttackEntries = field(default_factory=list)
     attacked: Mapping[str, Any] = field(default_factory=lambda: {"rows": 0, "public": 0})
 
-    cached = True
+    is_cacheable = True
 
     def check(self) -> None:
         attacks_of(self.attacks)

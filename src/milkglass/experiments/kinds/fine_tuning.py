@@ -60,7 +60,7 @@ class FineTuning(Recipe):
     variants: Mapping[str, Mapping[str, Any]]
     evaluation: Mapping[str, int] = field(default_factory=dict)
 
-    digits = 4
+    decimals = 4
     task: ClassVar[Task]
     splits: ClassVar[tuple[str, ...]] = SPLITS  # the entries that `data` needs
     evaluation_names: ClassVar[tuple[str, ...]] = ()

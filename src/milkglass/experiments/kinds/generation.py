@@ -115,7 +115,7 @@ class GeneratorTuning(FineTuning):
     instructions: Mapping[str, Any] = field(default_factory=dict)
 
     task = "causal-lm"
-    needed: ClassVar[tuple[str, ...]] = ("answers", "new_tokens")
+    evaluation_names: ClassVar[tuple[str, ...]] = ("answers", "new_tokens")
     rouge: ClassVar[tuple[str, ...]] = ("rouge-1", "rouge-2", "rouge-l")
 
     @property

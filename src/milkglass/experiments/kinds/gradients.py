@@ -100,8 +100,8 @@ class GradientRecipe(SharedStepRecipe):
     texts: Mapping[str, Any]
     attacks: AttackEntries
 
-    digits = 3
-    cuts = True
+    decimals = 3
+    may_cut_attacks = True
 
     def check(self) -> None:
         from_entries(GradientTexts, self.texts)

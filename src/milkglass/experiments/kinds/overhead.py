@@ -70,7 +70,7 @@ class OverheadRecipe(Recipe):
     variants: Mapping[str, Mapping[str, Any]]
     evaluation: Mapping[str, int]
 
-    digits = 6
+    decimals = 6
 
     @classmethod
     def field_values(cls, raw: dict[str, Any]) -> dict[str, Any]:

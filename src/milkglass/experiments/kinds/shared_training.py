@@ -71,7 +71,7 @@ class SharedTraining(SharedStepRecipe):
     training: Mapping[str, Any]
     evaluation: Mapping[str, int] = field(default_factory=dict)
 
-    digits = 4
+    decimals = 4
 
     def check(self) -> None:
         from_entries(LocalTraining, self.training)
@@ -196,7 +196,7 @@ class TrainingSite:
     def step_figures(self, step: SharedStep) -> dict[str, Any]:
         """Returns the model's figures, and under `ROWS_KEY` the rows from which they follow."""
         measured = utility(step, self.held_out, self.pad_id, self.recipe.seed)
-        return {**measured.figures, ROWS_KEY: measured.rows}
+        return {**measured.figures, ROWS_KEY: measured.packed_rows}
 
     def figures(self, name: str, defence: DefenceSpec) -> dict[str, Any]:
         """Returns the figures of the model that was trained behind a defence, and how similar its shadows are."""

@@ -70,7 +70,7 @@ class SymbolGeneration(GeneratorTuning):
     words: int | None = None
 
     splits = (*SPLITS, PUBLIC)
-    needed = ("rows", "answers", "new_tokens")
+    evaluation_names = ("rows", "answers", "new_tokens")
     reported_fields = ("seed", "words", "client_layers", "weights", "training", "variants", "evaluation")
 
     def check(self) -> None:

@@ -220,7 +220,7 @@ class SharedStepRecipe(Recipe):
     task: Task = "classification"
     lora: int | None = None
 
-    cached = True
+    is_cacheable = True
 
     def about(self) -> dict[str, Any]:
         return {
