@@ -84,7 +84,14 @@ class CoarseFiles:
 
 
 def measure_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
-    """Measures what the map of a coarse vocabulary lets through, and records the figures beside the key at `path`."""
+    """Measures what the map of a coarse vocabulary lets through, and records the figures beside the key.
+
+    Args:
+        path: the key file.
+        key: the key in it.
+        base: the original model.
+        texts: the counts of the tokens, from which the map was found.
+    """
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import token_pieces
     from milkglass.client.key.scheme import scheme_of

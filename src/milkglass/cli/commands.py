@@ -20,10 +20,11 @@ class CommandEntry:
     """Describes a command, or a group of commands, of the command line, and loads it.
 
     Attributes:
-        name: as users write it.
-        module: of `milkglass.cli`. A command is the function of the same name with _ in place of -; a group is the
-            `typer.Typer` with _commands behind the name.
+        name: the name that users type.
+        module: the module in `milkglass.cli` that defines it. A command is the function of the same name with _ in
+            place of -; a group is the `typer.Typer` with _commands behind the name.
         summary: what `milkglass --help` says of it, on one line of 80 columns.
+        is_group: whether it is a group of commands.
     """
 
     name: str

@@ -16,7 +16,7 @@ from milkglass.progress import duration_text, heartbeat
 
 # The work of the attacks on one way, as seconds of one core: a busy machine finds the same
 ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 90.0
-TEXT_LENGTH, QUICK_TEXT_LENGTH = 256, 64  # the tokens that models read of a text with a label, if no option says it
+TEXT_TOKENS, QUICK_TEXT_TOKENS = 256, 64  # the tokens that models read of a text with a label, if no option says it
 QUICK_ROW_COUNT = 2_000  # the most rows with --quick
 REMOVABLE_NOTE = "its folders cells and runs only let another run take over what is done, and may be removed"
 
@@ -43,7 +43,7 @@ def compare(
         bool,
         typer.Option(
             "--quick",
-            help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of {QUICK_TEXT_LENGTH} "
+            help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of {QUICK_TEXT_TOKENS} "
             "tokens: about 10 minutes on two cores that do nothing else.",
         ),
     ] = False,
@@ -136,7 +136,7 @@ def compare(
 
     prepared = prepare(
         lambda: open_original(model), data_file, held_out, options, seed, task=task, quick=quick,
-        text_length=QUICK_TEXT_LENGTH if quick else TEXT_LENGTH, max_rows=QUICK_ROW_COUNT if quick else None,
+        text_length=QUICK_TEXT_TOKENS if quick else TEXT_TOKENS, max_rows=QUICK_ROW_COUNT if quick else None,
         report_skipped=report_skipped,
     )  # fmt: skip
     rows = prepared.rows

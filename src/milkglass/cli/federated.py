@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 MIN_TEXTS_TIMED = 8  # with fewer texts, the time that GHOST will take is not announced
 # The quantiles of the texts' lengths at which texts are timed: as many texts as GHOST takes at once (TEXTS_PER_PART)
-QUANTILES = (0.2, 0.4, 0.6, 0.8)
+LENGTH_QUANTILES = (0.2, 0.4, 0.6, 0.8)
 FASTER_HINT = "--selection nearest takes seconds, and a model may learn less from such shadows"
-OTHER_WAYS = {
+SELECTION_NOTES = {
     "random": "--selection random is not the paper's: a model learns least from shadows drawn at random (its Table 7)",
     "nearest": "--selection nearest is not the paper's: each token always has the same shadow, and a model may learn "
     "less (its Table 7)",
@@ -108,16 +108,20 @@ def prepare(
 
 
 def prepare_sites(
-    files: Mapping[str, Source], out_folder: Path, labels: Mapping[str, int], model: Path, plain: bool,
+    files: Mapping[str, Source], out_folder: Path, labels: Mapping[str, int], model: Path, is_plain: bool,
     selection: SelectionMethod, seed: int | None, stage: Stage, as_json: bool = False,
 ) -> None:  # fmt: skip
     """Prepares the rows of each site, except those that an interrupted run has prepared already.
 
     Args:
+        files: the sites' files by the sites' names.
         out_folder: the folder for a folder of each site.
         labels: the numbers of the classes by name.
-        plain: whether the texts do not pass through GHOST.
+        model: the model's folder.
+        is_plain: whether the texts do not pass through GHOST.
+        selection: how GHOST selects shadows.
         seed: makes the shadows repeatable. None: secret ones are drawn.
+        stage: starts a stage whose progress is shown.
         as_json: whether no estimate of the time is printed.
 
     Raises UsageError if the interrupted run had other settings, or the sites' files have changed.
@@ -130,24 +134,29 @@ def prepare_sites(
     unfinished_files = {name: path for name, path in files.items() if not (out_folder / name).exists()}
     for name in files:
         if name not in unfinished_files:
-            require_match(files[name], out_folder / name, labels, None if plain else selection, model)
+            require_match(files[name], out_folder / name, labels, None if is_plain else selection, model)
             remove_finished(out_folder / name)
-    ghost = None if plain or not unfinished_files else _open_ghost(model, selection, stage)
+    ghost = None if is_plain or not unfinished_files else _open_ghost(model, selection, stage)
     if ghost is not None:
         _announce_duration(ghost, list(unfinished_files.values()), as_json)
     for name, path in unfinished_files.items():
-        with _note_site_resumption(out_folder / name, plain):
+        with _note_site_resumption(out_folder / name, is_plain):
             prepare_site(
                 path, out_folder / name, labels, model, ghost, seed, stage(f"prepare {name}", summarise(path).row_count)
             )
 
 
-def _note_site_resumption(site: Path, plain: bool) -> AbstractContextManager[None]:
-    """Prints that an interrupted preparation goes on. Returns a context that prints where an interruption leaves it."""
+def _note_site_resumption(site: Path, is_plain: bool) -> AbstractContextManager[None]:
+    """Prints that an interrupted preparation goes on. Returns a context that prints where an interruption leaves it.
+
+    Args:
+        site: the folder to prepare.
+        is_plain: whether the texts do not pass through GHOST. Nothing is resumed then.
+    """
     from milkglass.federated.ghost_stage import parts_folder
 
     parts = parts_folder(site)
-    if parts.is_dir() and not plain:
+    if parts.is_dir() and not is_plain:
         note(f"site {site.name}: going on with an interrupted preparation")
     return note_resumption(parts)
 
@@ -160,23 +169,29 @@ def _open_ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
     progress = stage("find shadows", 0)
     ghost = Ghost.open(model, selection=SelectionSettings(way))
     progress(1)
-    if way in OTHER_WAYS:
-        note(OTHER_WAYS[way])
+    if way in SELECTION_NOTES:
+        note(SELECTION_NOTES[way])
     return ghost
 
 
 def _announce_duration(ghost: Ghost, sources: Sequence[Source], as_json: bool) -> None:
     """Prints how long a selection by hidden states will take, which it measures on a few texts.
 
-    Nothing is printed as JSON, for few texts, or for another selection. Raises EmptyText or TooLong for a text that
-    cannot be encoded.
+    Nothing is printed for few texts, or for another selection.
+
+    Args:
+        ghost: replaces the tokens.
+        sources: the files whose texts will be sanitized.
+        as_json: whether nothing is printed.
+
+    Raises EmptyText or TooLong for a text that cannot be encoded.
     """
     from milkglass.rows.examples import read_examples
 
     texts = sorted((example.text for source in sources for example in read_examples(source)), key=len)
     if as_json or ghost.selection.way != "states" or len(texts) < MIN_TEXTS_TIMED:
         return
-    sample = [texts[round(share * (len(texts) - 1))] for share in QUANTILES]
+    sample = [texts[round(share * (len(texts) - 1))] for share in LENGTH_QUANTILES]
     ghost.encode(texts)  # refuses a text that is too long before others are timed
     start_time = time.monotonic()
     ghost.sanitize(sample)

@@ -32,7 +32,7 @@ from milkglass.errors import UsageError
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
 
-SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the suffixes that the server accepts
+SUFFIX_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the suffixes that the server accepts
 
 
 @with_options
@@ -95,7 +95,7 @@ def finetune(
     server sees them standardised, and in their order.
     """
     refuse_unused("with --detach, which waits for no result", {"--fetch": fetch} if detach else {})
-    if suffix is not None and not SUFFIX.fullmatch(suffix):  # refused here, so that it is not sent
+    if suffix is not None and not SUFFIX_PATTERN.fullmatch(suffix):  # refused here, so that it is not sent
         raise UsageError(
             f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
             "give a name like that; it is sent unchanged, so let it reveal nothing",

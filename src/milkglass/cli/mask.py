@@ -11,15 +11,22 @@ from milkglass.rows.blocks import RowFormat
 DEFAULT_MIN_SCORE = 0.35  # the lowest recognition score that is masked; telephone numbers have 0.4
 
 
-def sanitize_by_mask(source: Path, shape: RowFormat, out: Path, settings: list[str], as_json: bool) -> None:
+def sanitize_by_mask(source: Path, row_format: RowFormat, out: Path, settings: list[str], as_json: bool) -> None:
     """Masks the texts of a file, and prints how often each kind of entity was masked.
 
-    `settings` are the values of `--set`, such as "least=0.5".
+    Args:
+        source: the file to mask.
+        row_format: the format of its rows, and what of them is masked.
+        out: the file to write.
+        settings: the values of `--set`, such as "least=0.5".
+        as_json: whether the counts are printed as JSON, and no progress is shown.
+
+    Raises what `min_score_of` and `mask_file` raise.
     """
     from milkglass.sanitizers.masking import mask_file
 
     with bars(as_json) as stage:
-        report = mask_file(source, shape, out, min_score_of(settings), stage("mask", source.stat().st_size))
+        report = mask_file(source, row_format, out, min_score_of(settings), stage("mask", source.stat().st_size))
     rows: list[tuple[str, ...]] = [("masked", "times")]
     rows += [(kind, f"{count:,}") for kind, count in report["masks"].items()]
     summary = (

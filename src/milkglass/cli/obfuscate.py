@@ -65,7 +65,14 @@ LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not imp
 
 
 def outcome_lines(unlocked: UnlockedKey, out: Path, promise: ClusterReport, seconds: float) -> list[str]:
-    """Returns lines that say what was scrambled into `out`, and what the key's scheme promises for it."""
+    """Returns lines that say what was scrambled into `out`, and what the key's scheme promises for it.
+
+    Args:
+        unlocked: the key, under which the model was scrambled.
+        out: the folder of the scrambled model.
+        promise: the figures of the clusters or symbols.
+        seconds: how long it took.
+    """
     from milkglass.client.key.scheme import scheme_of
 
     key, first_line = unlocked.key, f"scrambled into {out} in {duration_text(seconds)}"
@@ -94,13 +101,15 @@ def _permutation_text(key: Key) -> str:
 
 
 def next_steps(
-    unlocked: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
+    unlocked: UnlockedKey, out: Path, is_delta: bool, passphrase_file: Path | None, data: Path | None = None,
     typed_column_options: str = "",
 ) -> list[str]:  # fmt: skip
     """Returns lines with warnings and with the commands that come next.
 
     Args:
-        delta: whether `out` is a delta, which needs the original model at the server.
+        unlocked: the key, under which the model was scrambled.
+        out: the folder of the scrambled model.
+        is_delta: whether `out` is a delta, which needs the original model at the server.
         passphrase_file: the option --passphrase-file of the commands. None: they have no such option.
         data: the user's training rows, if they are known.
         typed_column_options: the options by which those rows are read, with a space before them.
@@ -127,7 +136,7 @@ def next_steps(
         public = [f"to try it with public text: {upload}", *proxy] if answers_untuned else []
         return [f"{audit} shows what is read", "send nothing private under this key", *public]
     lines = [f"  {UNTUNED_NOTE if scheme_of(key).k > 1 or key.has_shared_ids else UNMIXED_WARNING}"]
-    if delta:
+    if is_delta:
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
@@ -308,7 +317,14 @@ def _note_resumption(key: Path, demands_new_key: bool) -> Iterator[None]:
 
 
 def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
-    """Returns a new key. If there are texts, it is a coarse vocabulary's, whose map is found from them."""
+    """Returns a new key. If there are texts, it is a coarse vocabulary's, whose map is found from them.
+
+    Args:
+        ref: the name of the model that the key stores.
+        digest: the model's digest.
+        texts: the counts of the tokens in the user's rows. None: the scheme has no map.
+        stage: starts a stage whose progress is shown.
+    """
     from milkglass.client.key.generate import new_key
     from milkglass.client.obfuscate.symbols import coarse_key
 
@@ -372,7 +388,12 @@ def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, f
 
 
 def _count_bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
-    """Returns the bands of the tokens, whose counts in the text are the same under every key."""
+    """Returns the bands of the tokens, whose counts in the text are the same under every key.
+
+    Args:
+        factor: the greatest factor between the counts of a band's tokens. None: 0, which `Bands` refuses.
+        text: the file in which tokens are counted.
+    """
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import read_encoded
     from milkglass.client.key.generate import new_key

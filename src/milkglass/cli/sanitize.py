@@ -39,13 +39,14 @@ GHOST_NOTE = (
 )
 
 
-def read_shape(
+def read_row_format(
     path: Path, extra_names: frozenset[str] = frozenset(), kept_names: frozenset[str] = frozenset(),
     roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
 ) -> RowFormat:  # fmt: skip
     """Returns the format of a file's rows, and what of them is sanitized.
 
     Args:
+        path: the file.
         extra_names: further fields that contain text.
         kept_names: fields that are left unchanged.
         roles: the roles whose messages are sanitized. Empty: all.
@@ -60,10 +61,10 @@ def read_shape(
     from milkglass.rows.tables import parse_delimiter
 
     require_file(path, FILES_HINT)
-    shape = row_format_of(path, extra_names, kept_names, None if delimiter is None else parse_delimiter(delimiter))
-    if roles and shape.kind != "json":
+    row_format = row_format_of(path, extra_names, kept_names, None if delimiter is None else parse_delimiter(delimiter))
+    if roles and row_format.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
-    return replace(shape, roles=roles, instruction=instruction)
+    return replace(row_format, roles=roles, instruction=instruction)
 
 
 def reader_of(ref: str, by: str | None) -> Reader:
@@ -104,7 +105,10 @@ def make_sanitizer(
     """Returns the method's sanitizer of a table's words, with the frequencies and the lists that it needs.
 
     Args:
+        method: the method with its parameters.
+        reader: reads texts by the words or the tokens of the table.
         corpus: a file in which frequencies are counted, and its format. None: they come from a list of English words.
+        workers: how many processes count.
         is_quiet: whether no progress is shown.
     """
     from milkglass.sanitizers.files import count_file
@@ -138,29 +142,35 @@ def unit_noun(reader: Reader) -> str:
 
 
 def sanitize_and_report(
-    method: SanitizerMethod, source: Path, shape: RowFormat, out: Path, reader: Reader, seed: int | None,
+    method: SanitizerMethod, source: Path, row_format: RowFormat, out: Path, reader: Reader, seed: int | None,
     workers: int | None, corpus: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Sanitizes a file by words or tokens, and prints the report, on a terminal also the beginning of the first text.
 
     Args:
+        method: the method with its parameters.
+        source: the file to sanitize.
+        row_format: the format of its rows, and what of them is sanitized.
+        out: the file to write.
+        reader: reads texts by the words or the tokens of the table.
         seed: makes the result repeatable. None: a secret one is drawn.
         workers: how many processes work. None: by size and cores.
         corpus: a file in which frequencies are counted. None: they come from a list of English words.
+        as_json: whether the report is printed as JSON, and no progress is shown.
     """
     from milkglass.sanitizers.files import method_document, report_path, sanitize_file
 
     workers = workers or (core_count() if source.stat().st_size > SMALL_FILE_BYTES else 1)
-    corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
-    sanitizer = make_sanitizer(method, reader, corpus_shape, workers, as_json)
-    if corpus_shape and (substitute_count := sanitizer.sanitizer.substitute_count) is not None:
+    corpus_file = None if corpus is None else (corpus, read_row_format(corpus))
+    sanitizer = make_sanitizer(method, reader, corpus_file, workers, as_json)
+    if corpus_file and (substitute_count := sanitizer.sanitizer.substitute_count) is not None:
         note(
-            f"substitutes are the {substitute_count:,} sensitive words that occur in {corpus_shape[0].name}: what is "
+            f"substitutes are the {substitute_count:,} sensitive words that occur in {corpus_file[0].name}: what is "
             "written shows some of its rare words"
         )
     with bars(as_json) as stage:
         report = sanitize_file(
-            sanitizer, source, shape, out, seed, method_document(method, corpus is not None), workers,
+            sanitizer, source, row_format, out, seed, method_document(method, corpus is not None), workers,
             stage("sanitize", source.stat().st_size),
         )  # fmt: skip
     emit(
@@ -171,7 +181,7 @@ def sanitize_and_report(
     if not as_json and sys.stdout.isatty():
         from milkglass.rows.blocks import blocks_of
 
-        _, slots, _ = shape.parse(next(blocks_of(out, shape)))
+        _, slots, _ = row_format.parse(next(blocks_of(out, row_format)))
         container, key = slots[0]
         print(f"the first text reads now: {text_for_stdout(container[key][:MAX_SAMPLE_CHARACTERS])}", flush=True)
 
@@ -187,10 +197,11 @@ def fit_epsilon(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
     return replace(method, epsilon=epsilon)
 
 
-def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
+def sanitize_stdin(sanitizer: FileSanitizer, seed: int | None) -> None:
     """Prints each line of stdin sanitized as soon as it is read, and at the end to stderr the counts and the guarantee.
 
     Args:
+        sanitizer: sanitizes the lines.
         seed: makes the result repeatable. None: a secret one is drawn.
     """
     from milkglass.sanitizers.files import fresh_seed, guarantee_in_words, stream_of
@@ -249,12 +260,19 @@ def sanitize_by_ghost(
     """Replaces the tokens of a file by shadows (GHOST), and prints the report.
 
     Args:
+        source: the file to sanitize. "-", which is stdin, is refused.
+        out: the file to write. None is refused.
         model: the model whose tokens are replaced.
         assignments: parameters of the search and of the selection, such as "k=70" and "beams=2".
         seed: makes the result repeatable. None: a secret one is drawn.
         extra_names: further fields that contain text.
         kept_names: fields that are left unchanged.
         delimiter: the delimiter of a table. None: it is found.
+        as_json: whether the report is printed as JSON, and no progress is shown.
+
+    Raises:
+        UsageError: stdin or no OUT is given, a parameter is unknown, or a file cannot be read or written.
+        CodecError: the rows cannot be read.
     """
     from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
@@ -278,8 +296,8 @@ def sanitize_by_ghost(
     assignments_by_field = [assignment.replace("selection=", "way=", 1) for assignment in selection_assignments]
     chosen_selection = read_words(SelectionSettings, assignments_by_field, "ghost")
     search, selection = SearchSettings(**_search_parameters(search_assignments)), SelectionSettings(**chosen_selection)
-    shape = read_shape(path, frozenset(extra_names or ()), frozenset(kept_names or ()), delimiter=delimiter)
-    job = GhostJob.of(path, shape, out)
+    row_format = read_row_format(path, frozenset(extra_names or ()), frozenset(kept_names or ()), delimiter=delimiter)
+    job = GhostJob.of(path, row_format, out)
     job.require_free()
     require_writable(out)
     require_texts(job)
@@ -452,8 +470,8 @@ def sanitize(
         if source == "-":
             raise UsageError("mask reads a file", "give a file IN and an OUT")
         out = _require_files(Path(source), out)
-        shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
-        sanitize_by_mask(Path(source), shape, out, assignments or [], as_json)
+        row_format = read_row_format(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
+        sanitize_by_mask(Path(source), row_format, out, assignments or [], as_json)
         return
     options = {"epsilon": epsilon, "k": k, "keep_stopwords": keep_stopwords or None, "allow": allow}
     chosen_method = _method_with_parameters(method, assignments or (), options)
@@ -463,19 +481,19 @@ def sanitize(
         if out is not None or extra_names or kept_names or roles or instruction or delimiter or as_json:
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
         refuse_unused("for stdin, which is read line by line", {"--workers": workers})
-        corpus_shape = None if corpus is None else (corpus, read_shape(corpus))
+        corpus_file = None if corpus is None else (corpus, read_row_format(corpus))
         reader = reader_of(embeddings, by)
         chosen_method = chosen_method if epsilon is not None else fit_epsilon(chosen_method, reader)
-        answer_lines(make_sanitizer(chosen_method, reader, corpus_shape, 1), seed)
+        sanitize_stdin(make_sanitizer(chosen_method, reader, corpus_file, 1), seed)
         return
     from milkglass.rows.blocks import require_rows
 
     out = _require_files(Path(source), out)
-    shape = read_shape(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
-    require_rows(Path(source), shape)
+    row_format = read_row_format(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
+    require_rows(Path(source), row_format)
     reader = reader_of(embeddings, by)
     chosen_method = chosen_method if epsilon is not None else fit_epsilon(chosen_method, reader)
-    sanitize_and_report(chosen_method, Path(source), shape, out, reader, seed, workers, corpus, as_json)
+    sanitize_and_report(chosen_method, Path(source), row_format, out, reader, seed, workers, corpus, as_json)
 
 
 def _method_with_parameters(name: str, assignments: Sequence[str], options: Mapping[str, Any]) -> SanitizerMethod:
@@ -521,10 +539,10 @@ def _require_files(source: Path, out: Path | None) -> Path:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)
     # OUT has the format of IN's rows, and programs choose a format by the suffix
-    row_format, out_format = KIND_OF_SUFFIX.get(source.suffix.lower(), "lines"), KIND_OF_SUFFIX.get(out.suffix.lower())
-    if out_format not in (None, row_format):
+    source_kind, out_kind = KIND_OF_SUFFIX.get(source.suffix.lower(), "lines"), KIND_OF_SUFFIX.get(out.suffix.lower())
+    if out_kind not in (None, source_kind):
         raise UsageError(
-            f"{out.name} is a name for {out_format}, and {source.name} contains {row_format}",
+            f"{out.name} is a name for {out_kind}, and {source.name} contains {source_kind}",
             f"end it in {source.suffix or '.txt'}",
         )
     return out

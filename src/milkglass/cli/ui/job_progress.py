@@ -80,7 +80,7 @@ def finish_job(
         "trained_tokens": finished_job.get("trained_tokens"),
         "steps": latest.get("step"),
         "metrics": metrics,
-        **({} if confusion is None else {"classes": label_report.document(confusion)}),
+        **({} if confusion is None else {"classes": label_report.report_document(confusion)}),
         "fetched": None if fetch is None else str(fetch),
     }
     lines = [f"fine-tuned model: {model_name}"]
@@ -138,6 +138,7 @@ class _EventLines:
         self._next_time, self._has_ended = 0.0, False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
+        """Prints an event of the server, unless it is a step and no line is due."""
         progress = event["data"]
         is_last = progress.get("step") is not None and progress.get("step") == progress.get("total_steps")
         if progress.get("step") is not None:

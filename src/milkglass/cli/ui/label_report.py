@@ -54,7 +54,7 @@ def _uneven_warning(confusion: Confusion) -> list[str]:
     return [UNEVEN_NOTE.format(name=cell_text(name), share=100 * share, missed=listing)]
 
 
-def document(confusion: Confusion) -> dict[str, Any]:
+def report_document(confusion: Confusion) -> dict[str, Any]:
     """Returns the report as a JSON document. `taken_for` says as which classes the rows of a class were classified."""
     accuracy, (name, share) = confusion.accuracy(), confusion.commonest_class
     shares = zip(

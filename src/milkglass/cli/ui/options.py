@@ -148,7 +148,7 @@ def changed_options(options: Any) -> dict[str, Any]:
 
 
 def require_file(path: Path, hint: str) -> None:
-    """Raises UsageError if there is no such file."""
+    """Raises UsageError with this hint if there is no such file."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder, not a file", hint)
     if not path.is_file():
@@ -156,7 +156,7 @@ def require_file(path: Path, hint: str) -> None:
 
 
 def require_folder(folder: Path, hint: str) -> None:
-    """Raises UsageError if there is no such folder."""
+    """Raises UsageError with this hint if there is no such folder."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint)
 

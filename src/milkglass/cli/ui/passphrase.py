@@ -70,26 +70,26 @@ def open_with_passphrase(file: Path | None, open_with: Callable[[str], Result]) 
     raise AssertionError("the last attempt returns or raises")
 
 
-def new_passphrase(file: Path | None, allow_weak: bool = False, generate: bool = False) -> str:
+def new_passphrase(file: Path | None, allows_weak: bool = False, generate: bool = False) -> str:
     """Returns the passphrase of a new key. A prompt asks twice, and generates a passphrase if nothing is typed.
 
     Args:
         file: holds the passphrase on its first line; with `generate` it is a new file to write it to. None: the
             passphrase comes from the environment or a prompt, and a generated one is shown on the terminal.
-        allow_weak: whether a weak passphrase is taken, with a warning.
+        allows_weak: whether a weak passphrase is taken, with a warning.
         generate: whether the passphrase is drawn at random.
 
     Raises:
         WeakPassphrase: the passphrase of the file or the environment is weak.
-        UsageError: there is no terminal to ask or show it at, the file cannot be read or written, or both `allow_weak`
+        UsageError: there is no terminal to ask or show it at, the file cannot be read or written, or both `allows_weak`
             and `generate` are set.
     """
     if generate:
-        return _generate_passphrase(file, allow_weak)
+        return _generate_passphrase(file, allows_weak)
     passphrase = _passphrase_without_prompt(file)
     if passphrase is None:
-        return _ask_new(allow_weak)
-    return _accept_new(passphrase, allow_weak)
+        return _ask_new(allows_weak)
+    return _accept_new(passphrase, allows_weak)
 
 
 def another_passphrase(file: Path | None, generate: bool, key: UnlockedKey) -> str:
@@ -132,7 +132,7 @@ def _passphrase_without_prompt(file: Path | None) -> str | None:
     return None
 
 
-def _ask_new(allow_weak: bool) -> str:
+def _ask_new(allows_weak: bool) -> str:
     """Asks for a new passphrase until it is strong enough and typed twice alike. If nothing is typed, generates one.
 
     Raises UsageError after MAX_ATTEMPTS.
@@ -148,34 +148,34 @@ def _ask_new(allow_weak: bool) -> str:
         candidate = getpass.getpass("New passphrase for the key (empty: generate one): ")
         if not candidate:
             return _generate_to_terminal()
-        weakness_found = None if allow_weak else weakness(_require_passphrase(candidate))
+        weakness_found = None if allows_weak else weakness(_require_passphrase(candidate))
         if weakness_found is not None:
             fault, advice = weakness_found, "; use four or more unrelated words, or press Enter for a generated one"
         elif getpass.getpass("The same again: ") != candidate:
             fault, advice = "the two passphrases differ", "; type both again"
         else:
-            return _accept_new(_require_passphrase(candidate), allow_weak)
+            return _accept_new(_require_passphrase(candidate), allows_weak)
     raise UsageError(f"{fault}, after {MAX_ATTEMPTS} attempts", "try again, or use --generate-passphrase")
 
 
-def _accept_new(passphrase: str, allow_weak: bool) -> str:
-    """Returns the passphrase. Raises WeakPassphrase for a weak one, or with `allow_weak` warns of it."""
+def _accept_new(passphrase: str, allows_weak: bool) -> str:
+    """Returns the passphrase. Raises WeakPassphrase for a weak one, or with `allows_weak` warns of it."""
     from milkglass.client.key.passphrases import require_strong, weakness
 
-    if not allow_weak:
+    if not allows_weak:
         require_strong(passphrase)
     elif fault := weakness(passphrase):
         note(f"warning: {fault}")
     return passphrase
 
 
-def _generate_passphrase(file: Path | None, allow_weak: bool) -> str:
+def _generate_passphrase(file: Path | None, allows_weak: bool) -> str:
     """Generates a passphrase, and writes it to the file, or without a file to the terminal.
 
     Raises UsageError if weak passphrases are allowed, or if without a file the environment holds a passphrase or there
     is no terminal.
     """
-    if allow_weak:
+    if allows_weak:
         raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
     if file is not None:
         return _generate_to_file(file)

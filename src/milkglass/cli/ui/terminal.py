@@ -140,6 +140,8 @@ def emit(as_json: bool, document: Mapping[str, Any], text: Callable[[], str] | s
     """Prints a result to stdout: the document as one line of JSON, or the text.
 
     Args:
+        as_json: whether the document is printed.
+        document: the result by field, as it is printed as JSON.
         text: the text, or a function that makes it. It is called only if the text is printed.
     """
     say(json_text(document) if as_json else text if isinstance(text, str) else text())
@@ -273,7 +275,11 @@ def note_resumption(folder: Path, kept_work: str = "what was finished is") -> It
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-    """Returns rows of equal length as padded columns."""
+    """Returns rows of equal length as lines of text with padded columns.
+
+    Args:
+        rows: the cells of each row. There must be a row.
+    """
     widths = [max(len(text) for text in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

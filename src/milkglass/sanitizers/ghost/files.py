@@ -155,7 +155,11 @@ class GhostJob:
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
         out_format = RowFormat(
-            kind, row_format.text_fields, header, delimiter=row_format.delimiter, has_byte_order_mark=row_format.has_byte_order_mark
+            kind,
+            row_format.text_fields,
+            header,
+            delimiter=row_format.delimiter,
+            has_byte_order_mark=row_format.has_byte_order_mark,
         )
         return cls(source, row_format, out, out_format)
 
