@@ -13,6 +13,7 @@ import pytest
 from milkglass.client.training_request import require_hyperparameters
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.federated.prepare import labels_of
+from milkglass.rows.blocks import row_format_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Example, checked_summary, no_labels_error, read_examples, read_texts, summarise
 
@@ -21,6 +22,7 @@ ROWS = [
     {"id": "7", "body": 'my "left", arm', "asks": "why?", "kind": "wound"},
     {"id": "8", "body": "the invoice", "asks": "how much?", "kind": "money"},
 ]
+DECLARED = '\ufeffsep=;\r\nbody;kind\r\n"my left, arm";wound\r\nthe invoice;money\r\n'
 SUFFIXES = [".jsonl", ".json", ".csv", ".tsv", ".parquet"]
 
 
@@ -52,6 +54,26 @@ def test_a_table_of_any_kind(suffix: str, tmp_path: Path) -> None:
     ]
     plain = list(read_examples(DataFile(path, "body")))
     assert [(one.kind, one.text, one.label) for one in plain] == [("text", row["body"], None) for row in ROWS]
+
+
+@pytest.mark.parametrize("delimiter", [None, ";"])
+def test_a_line_that_declares_the_delimiter_is_no_row(delimiter: str | None, tmp_path: Path) -> None:
+    """Spreadsheets write `sep=;` above the header."""
+    path = tmp_path / "mine.csv"
+    path.write_text(DECLARED, "utf-8", newline="")
+    file = DataFile(path, "body", label="kind", delimiter=delimiter)
+    assert [(one.line, one.text) for one in read_texts(file)] == [(3, "my left, arm"), (4, "the invoice")]
+    assert summarise(file).labels == ("money", "wound")
+    path.write_text(DECLARED + "one cell\r\n", "utf-8", newline="")
+    with pytest.raises(CodecError, match="line 5 of mine.csv has 1 cells"):
+        list(read_texts(file))
+
+
+def test_a_sanitized_file_keeps_the_declared_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(DECLARED, "utf-8", newline="")
+    row_format = row_format_of(path, frozenset({"body"}))
+    assert (row_format.delimiter, row_format.header) == (";", ("body", "kind"))
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])

@@ -61,6 +61,10 @@ def test_a_file_that_is_not_text_is_not_called_another_encoding(tmp_path: Path) 
         ("a.tsv", "text\tlabel\na;b\tc;d\n", "\t"),
         ("a.csv", "\ufefftext;label\n\na;1\n", ";"),
         ("a.csv", "", ","),
+        ("a.csv", "sep=;\r\ntext;label\r\na, b;1, 2\r\n", ";"),
+        ("a.csv", "\ufeffSEP=|\ntext,x|label\na,b|1\n", "|"),
+        ("a.tsv", "sep=;\ntext;label\na;1\n", ";"),
+        ("a.csv", "sep=;x\ntext,label\n", ","),
     ],
 )
 def test_the_delimiter_by_the_first_rows(name: str, content: str, delimiter: str, tmp_path: Path) -> None:

@@ -150,7 +150,10 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
     shown_names = _shown_columns(names, expected, is_header)
     hidden_count = len(names) - len(shown_names[:MAX_COLUMNS_SHOWN])
     if len(names) == 1 and not shown_names:
-        return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
+        return (
+            "its first line is one cell: remove what stands above the header, or name the sign between cells with "
+            "--delimiter, or leave it out"
+        )
     if not shown_names:
         return f"its first line has {hidden_count} cells and looks like no header: add one that names the columns"
     if not hidden_count:

@@ -29,6 +29,8 @@ BATCH_ROWS = 1024  # rows of Parquet read at a time
 MIN_SENTENCE_WORDS = 5
 SENTENCE_END_MARKS = (".", ";", "?", "!")
 _SENTENCE_END_PATTERN = re.compile(r"(?<=[.;?!])\s+")
+_DECLARATION_PATTERN = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*', re.IGNORECASE)
+_DECLARATION_CHARACTERS = 16  # of the first line, more than a declaration has
 _SPACE_PATTERN = re.compile(r"[ \t\r\n]*")
 
 
@@ -110,18 +112,32 @@ def table_cells(
         raise EmptyText(f"{path.name} is empty", "give at least one row")
 
 
+def declared_delimiter(path: Path) -> str | None:
+    """Returns the delimiter that the first line declares, as in Excel's `sep=;`. Such a line is not part of the table.
+
+    Returns None if the first line declares none.
+    """
+    with path.open(encoding=UTF8, errors="replace", newline="") as file:
+        declaration = _DECLARATION_PATTERN.fullmatch(file.readline(_DECLARATION_CHARACTERS))
+    return declaration[1] if declaration else None
+
+
 def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
-    for number, line in numbered_lines(path):
+    first = 0 if declared_delimiter(path) is None else 1
+    for number, line in islice(numbered_lines(path), first, None):
         yield Place(path.name, number), line.split(delimiter) if line else ()
 
 
 def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
-    limit, number = csv.field_size_limit(MAX_LINE_LETTERS), 0
+    first = number = 0 if declared_delimiter(path) is None else 1
+    limit = csv.field_size_limit(MAX_LINE_LETTERS)
     try:
         with path.open(encoding=UTF8, newline="") as file:
+            if first:
+                file.readline()
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             for cells in reader:
-                number = reader.line_num
+                number = first + reader.line_num
                 yield Place(path.name, number), cells
     except UnicodeDecodeError:
         raise not_utf8_error(path) from None
@@ -145,15 +161,18 @@ def parse_delimiter(name: str) -> str:
 def delimiter_of(path: Path, column_names: Collection[str]) -> str:
     """Returns the delimiter of a .csv or .tsv file. If the rows do not tell, the file's name decides.
 
-    A delimiter gives every first row, the header too, the same number of cells, at least two. If several do, or none
-    does because a row is broken, the header decides, by the names of columns that the caller knows. csv.Sniffer is not
-    used: it counts characters of the text as well, and takes letters for delimiters.
+    A first line such as `sep=;` declares it. Else a delimiter gives every first row, the header too, the same number of
+    cells, at least two. If several do, or none does because a row is broken, the header decides, by the names of
+    columns that the caller knows. csv.Sniffer is not used: it counts characters of the text as well, and takes letters
+    for delimiters.
 
     Text that is not UTF-8 is reported by whoever reads it.
 
     Args:
         column_names: names of columns that the caller looks for.
     """
+    if declared := declared_delimiter(path):
+        return declared
     usual_sign = "\t" if path.suffix.lower() == ".tsv" else ","
     signs = [usual_sign, *(sign for sign in DELIMITER_OF_NAME.values() if sign != usual_sign)]
     rows = {sign: _first_rows(path, sign) for sign in signs}
