@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from milkglass.compare import keep
+from milkglass.compare import run as run_module
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.rows import ComparisonRows
@@ -279,6 +280,7 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     earlier_page = (out / "compare.html").read_bytes()
     other = call(*run[:-2], "commonest", "--seed", 3, "--json")
     assert other.exit_code == 0 and len([*(out / "runs").iterdir()]) == 2, "another run in the same folder"
+    assert "--ways commonest " in document(other)["origin"]["command"]
     aside = out / "runs" / document(more)["origin"]["run"] / "compare.html"
     assert aside.read_bytes() == earlier_page and f"is now {aside}" in other.stderr
     alone = document(call(*run[:-2], "linear", "--keep", tmp_path / "kept-linear", "--json"))
@@ -404,8 +406,10 @@ def test_the_best_model_with_nothing_sent_is_kept_and_answers(
         refused(call("classify", "--local", kept, "x", option, value), 2, f"{option} is not used with --local")
     monkeypatch.setenv("MILKGLASS_SERVER", "http://127.0.0.1:9")  # as the main job's page exports it
     assert call("classify", "--local", kept, texts[0]).exit_code == 0
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ModelNotFound, match="no model that `compare` kept"):
         keep.answers(tmp_path, ["x"])
+    with pytest.raises(ModelNotFound, match="there is no folder"):
+        keep.answers(tmp_path / "nowhere", ["x"])
 
 
 def test_scores_are_compared_by_their_correlation(tmp_path: Path) -> None:
@@ -447,8 +451,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     assert not list(tmp_path.glob("milkglass-compare"))
 
 
-def test_a_finished_comparison_needs_no_time(tmp_path: Path) -> None:
-    """Its kept model, too: it is made again only for another folder."""
+def test_a_finished_comparison_needs_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kept model, too: it is made again only for another folder, and a linear one is made in a moment."""
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
     run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
     before = document(call(*run))
@@ -457,9 +461,13 @@ def test_a_finished_comparison_needs_no_time(tmp_path: Path) -> None:
     assert [one["quality"] for one in after["ways"]] == [one["quality"] for one in before["ways"]]
     assert after["kept"] == before["kept"] and after["verdict"] == before["verdict"]
     assert (tmp_path / "out" / "kept" / "linear.json").stat().st_mtime_ns == made
-    elsewhere = document(call(*run, "--budget", "0.001s", "--keep", tmp_path / "other"))
-    assert elsewhere["kept"] == "" and not (tmp_path / "other").exists()
-    assert any("No model is kept in" in note for note in elsewhere["notes"])
+    elsewhere = document(call(*run, "--budget", "0.001s", "--keep", tmp_path / "elsewhere"))
+    assert elsewhere["kept"] == str(tmp_path / "elsewhere") and (tmp_path / "elsewhere" / "linear.json").is_file()
+    monkeypatch.setattr(run_module, "KEEP_SECONDS", 0.0)
+    nowhere = call(*run, "--budget", "0.001s", "--keep", tmp_path / "other")
+    assert document(nowhere)["kept"] == "" and not (tmp_path / "other").exists()
+    assert any("No model is kept in" in note for note in document(nowhere)["notes"])
+    assert "No model is kept in" in nowhere.stderr
 
 
 def test_what_would_be_replaced_is_refused_at_once(tmp_path: Path) -> None:

@@ -252,3 +252,6 @@ def test_what_is_nearly_right_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
     refused(call("compare", "demo:minilm", tmp_path / "rows.xlsx"), 2, "rows.xlsx is a spreadsheet")
     refused(call("data", tmp_path, "--text-column", "a", "--out", tmp_path / "o.jsonl"), 2, "is a folder")
+    for name in ("mine.xlsx", "mine"):
+        refused(call("data", name, "--text-column", "a", "--out", tmp_path / "o.jsonl"), 2, f"no file {name}")
+    refused(call("data", "sst2", "--text-column", "a", "--out", tmp_path / "o.jsonl"), 2, "columns are known")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -30,6 +31,7 @@ from milkglass.experiments.procedures.trials import (
     Stopwatch,
     TrialData,
     _write_rows,
+    cell_folder,
     count_seconds,
     secret_of,
     stored_seconds,
@@ -392,6 +394,27 @@ def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     again = train_cell(base, "digest", problem, defence_of({}), settings, 1, tmp_path, 1)
     assert again.client_seconds == cell.client_seconds, "what was paid before is no cheaper when it is taken over"
     assert again.training_seconds == pytest.approx(cell.training_seconds, abs=0.2)
+
+
+def test_a_run_that_waits_for_another_runs_cell_says_so(tmp_path: Path) -> None:
+    notices, has_cell, second = list[str](), threading.Event(), list[Path]()
+
+    def wait_for_cell() -> None:
+        def report(line: str) -> None:
+            notices.append(line)
+            has_cell.set()
+
+        with cell_folder(tmp_path / "cells", {"a": 1}, report) as folder:
+            second.append(folder)
+
+    with cell_folder(tmp_path / "cells", {"a": 1}, notices.append) as first:
+        thread = threading.Thread(target=wait_for_cell)
+        thread.start()
+        assert has_cell.wait(60)
+        assert not second
+    thread.join(60)
+    assert second == [first]
+    assert notices == [f"another run trains this model in {tmp_path}: waiting for it"]
 
 
 def test_seconds_of_the_processor_add_up_over_interrupted_runs(tmp_path: Path) -> None:

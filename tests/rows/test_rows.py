@@ -21,6 +21,7 @@ KNOWN = ("text", "label")
     [
         ("latin-1", "fine\ngr\u00fcn\n", r"line 2 .*\(ISO-8859-1\)", "ISO-8859-1"),
         ("cp1252", "fine\nfine\n\u201cgr\u00fcn\u201d \u2013 5 \u20ac\n", "line 3 .*Windows-1252", "WINDOWS-1252"),
+        ("cp1252", "fine\ngr\u00fcn\nfine\n5 \u20ac\n", "line 2 .*Windows-1252", "WINDOWS-1252"),
         ("utf-16", "gr\u00fcn\n", "UTF-16", "UTF-16"),
     ],
 )

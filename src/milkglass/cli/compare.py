@@ -149,7 +149,7 @@ def compare(
         commands = {
             "model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept_folder)),
             "text": f"'a new text'{second_text}",
-            "compare": same_command(context, ways=None, keep=None, everything=False),
+            "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
         }  # fmt: skip
         settings = ComparisonSettings(
             model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, out / "cells", core_count(),

@@ -65,6 +65,8 @@ def data(
 
     if Path(name).is_dir():
         raise UsageError(f"{name} is a folder", "give a file of yours, or a data set by name with --from FOLDER")
+    if columns.changed_fields() and name not in sets.PUBLIC_DATASETS:
+        raise UsageError(f"there is no file {name}, and no data set of that name", "check the path")
     if columns.changed_fields():
         raise UsageError(f"{name} is a data set, whose columns are known", "leave out the options of columns")
     are_scores = sets.dataset_named(name).task == "regression"

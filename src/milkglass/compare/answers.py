@@ -143,7 +143,7 @@ def decoder_cell(
         "training": training.model_dump() if is_tuned else {"max_length": training.max_length},
         "seed": seed,
     }
-    with cell_folder(cells, identity) as folder:
+    with cell_folder(cells, identity, log) as folder:
         client, server = load_or_split(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")

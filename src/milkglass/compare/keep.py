@@ -121,6 +121,8 @@ def answers(
         ModelNotFound: the folder holds no kept model.
         UsageError: the model writes answers and names no class, or it was trained on pairs and there are none.
     """
+    if not folder.is_dir():
+        raise ModelNotFound(f"there is no folder {folder}", "give the folder `kept` of a comparison, or its --keep")
     if not (folder / MARK).is_file():
         inner = folder / "kept"
         where = f"give {inner}" if (inner / MARK).is_file() else "give the folder `kept` of a comparison, or its --keep"

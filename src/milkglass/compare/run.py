@@ -40,6 +40,7 @@ from milkglass.threat.budget import Budget
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
 RUN_VERSION = 5  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
+KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
 MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
@@ -93,7 +94,7 @@ def compare(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
         settings=setting.training.model_dump(), notes=(*setting.notes, _work_note(limits)),
-        origin={"run": run_name(setting), **current_code(), "command": setting.commands.get("compare", "")},
+        origin={"run": run_name(setting), **current_code(), "command": setting.commands.get("run", "")},
     )  # fmt: skip
     best = compared.best_local
     if rows.task == "classification" and best is not None and {"commonest", best.name} <= answers.keys():
@@ -101,6 +102,7 @@ def compare(
     if kept_folder is not None and best is not None:
         if note := run.keep_model(ways, best.name, kept_folder):
             compared = replace(compared, notes=(*compared.notes, note))
+            log(note)
         else:
             compared = replace(compared, kept=str(kept_folder), kept_way=best.name)
     compared = replace(compared, ways=tuple(run.with_earlier(results, answers)))
@@ -248,11 +250,13 @@ class _Run:
         if keep.is_kept(folder, origin):
             return ""
         is_replaced = (folder / keep.MARK).is_file()
+        deadline = max(self.setting.deadline, time.monotonic() + KEEP_SECONDS)
+        setting = replace(self.setting, deadline=deadline)
         try:
             way = next(way for way in ways if way.name == name)
-            keep.keep(self.setting, self.models.get(name) or way.measure_answers(self.setting), folder, origin)
+            keep.keep(setting, self.models.get(name) or way.measure_answers(setting), folder, origin)
         except JobFailed:
-            if time.monotonic() <= self.setting.deadline:
+            if time.monotonic() <= deadline:
                 raise
             return f"No model is kept in {folder}, since the time was over: the same command with more time keeps one"
         if is_replaced:

@@ -60,7 +60,8 @@ class ComparisonSettings:
         cells: the folder of trained cells, which recipes share.
         threads: how many threads one training uses.
         log: receives the progress of what takes long.
-        commands: what {model}, {rows}, {kept}, {text} and {compare} stand for in the next commands.
+        commands: what {model}, {rows}, {kept}, {text} and {compare} stand for in the next commands; "run" is the
+            command of this comparison.
         notes: how the rows are trained with and asked about.
         deadline: when a training ends, by `time.monotonic`.
     """

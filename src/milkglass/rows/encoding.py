@@ -51,7 +51,7 @@ def not_utf8_error(path: Path) -> CodecError:
 
     It names the first line that is not, the encoding that its bytes look like, and the command that converts it.
     """
-    number, byte = _first_invalid_line(path)
+    number, byte_values = _invalid_lines(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if (name := _ENCODING_OF_MARK.get(head[:2])) is None:
@@ -59,7 +59,7 @@ def not_utf8_error(path: Path) -> CodecError:
             return CodecError(f"{path.name} is not a text file", 'a spreadsheet? Save it as "CSV UTF-8"')
         if b"\0" in head:
             return CodecError(f"{path.name} is not a text file", "give text in UTF-8")
-        name = _likely_encoding(byte)
+        name = _likely_encoding(byte_values)
     likely = (
         f"{_ENCODING_NAMES[name]} by its first bytes"
         if name == "UTF-16"
@@ -72,23 +72,23 @@ def not_utf8_error(path: Path) -> CodecError:
     )
 
 
-def _first_invalid_line(path: Path) -> tuple[int, bytes]:
-    """Returns the number and the bytes of the first line that is not UTF-8."""
+def _invalid_lines(path: Path) -> tuple[int, set[int]]:
+    """Returns the number of the first line that is not UTF-8, and the bytes that such lines have."""
+    first_number, byte_values = 0, set[int]()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode()
             except UnicodeDecodeError:
-                return number, line
-    return 1, b""  # cut in the middle of a character that a reader met: the caller knows that it is not UTF-8
+                first_number = first_number or number
+                byte_values.update(line)
+    return max(first_number, 1), byte_values  # none: cut in a character, as the reader that calls this knows
 
 
-def _likely_encoding(line: bytes) -> str:
-    """Returns the likely encoding of a line that is not UTF-8.
+def _likely_encoding(byte_values: set[int]) -> str:
+    """Returns the likely encoding of lines that are not UTF-8, by all of their bytes.
 
     Latin-1 has no quotes, dashes or euro sign where Windows-1252 has them.
     """
-    byte_values = set(line)
-    return (
-        "WINDOWS-1252" if byte_values & set(range(0x80, 0xA0)) and not byte_values & _UNDEFINED_BYTES else "ISO-8859-1"
-    )
+    is_windows = byte_values & set(range(0x80, 0xA0)) and not byte_values & _UNDEFINED_BYTES
+    return "WINDOWS-1252" if is_windows else "ISO-8859-1"

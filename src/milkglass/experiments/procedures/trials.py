@@ -174,7 +174,7 @@ def train_cell(
         JobFailed: the training fails, or the deadline passes.
         UsageError: there are too few rows to stop early by.
     """
-    with cell_folder(cells_folder, _identity(base_digest, data, defence, training, seed)) as folder:
+    with cell_folder(cells_folder, _identity(base_digest, data, defence, training, seed), progress) as folder:
         if not _has_model(folder):  # its answers, if there are any, are of a model on another machine
             (folder / ANSWERS_FILE).unlink(missing_ok=True)
         client, server = load_or_split(base, data.train, defence, seed, folder, training.max_length)
@@ -219,17 +219,22 @@ def _identity(
 
 
 @contextmanager
-def cell_folder(cells_folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
+def cell_folder(cells_folder: Path, identity: Mapping[str, Any], log: Log = no_log) -> Iterator[Path]:
     """Yields a cell's folder, locked, since several runs may share it. The lock of a process that dies is released.
 
     Args:
         cells_folder: the folder with all cells.
         identity: what decides the cell. The digest of it is the folder's name.
+        log: is told if another run has the cell, since this one then waits.
     """
     folder = cells_folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     files.make_private_dir(folder)
     with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log(f"another run trains this model in {cells_folder.parent}: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
         (folder / "about.json").write_text(json.dumps(identity, indent=1) + "\n", "utf-8")
         record_start(folder)
         yield folder
