@@ -470,6 +470,59 @@ def test_a_finished_comparison_needs_no_time(tmp_path: Path, monkeypatch: pytest
     assert "No model is kept in" in nowhere.stderr
 
 
+def test_other_columns_of_a_file_are_other_rows(tmp_path: Path) -> None:
+    """Both labels are learnt, and neither has the answers or the kept model of the other."""
+    model, path = tiny.save("bert", tmp_path / "model"), tmp_path / "rows.csv"
+    made = rows(0, 300)
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["Title", "Body", "Topic", "Tone"])
+        writer.writerows([one["text"], "the same", one["label"], str(rng.integers(2))] for one in made)
+    run = ("compare", model, path, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
+    first = document(call(*run, "--text-column", "Title", "--label-column", "Topic"))
+    for text, label in (("Title", "Tone"), ("Body", "Topic")):
+        other = document(call(*run, "--text-column", text, "--label-column", label))
+        assert other["origin"]["run"] != first["origin"]["run"]
+        assert other["ways"][1]["quality"]["value"] < first["ways"][1]["quality"]["value"] - 0.1
+    again = call(*run, "--text-column", "Title", "--label-column", "Topic")
+    assert document(again)["ways"][1]["quality"] == first["ways"][1]["quality"]
+    assert "trained and asked" not in again.stderr.partition("kept")[0]
+
+
+def test_fewer_ways_in_a_second_run_say_and_keep_what_all_of_them_do(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--json", "--ways")
+    both = document(call(*run, "commonest,linear"))
+    made = (tmp_path / "out" / "kept" / "linear.json").stat().st_mtime_ns
+    fewer = document(call(*run, "commonest"))
+    for name in ("kept", "kept_way", "verdict", "over_commonest"):
+        assert fewer[name] == both[name], name
+    assert (tmp_path / "out" / "kept" / "linear.json").stat().st_mtime_ns == made
+    none = document(call("compare", model, data, "--out", tmp_path / "new", *SMALL, "--json", "--ways", "commonest"))
+    assert none["kept"] == "" and none["kept_way"] == "" and not (tmp_path / "new" / "kept").exists()
+
+
+def test_another_public_text_is_another_run(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    public = [written(tmp_path / f"public{seed}.jsonl", rows(seed, 40)) for seed in (5, 6)]
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,rnm", "--json", "--public")
+    found = [document(call(*run, path)) for path in public]
+    assert found[0]["origin"]["run"] != found[1]["origin"]["run"]
+    assert [one["name"] for one in found[1]["ways"]] == ["commonest", "rnm"]
+
+
+def test_texts_without_content_words_are_read_by_their_tokens(tmp_path: Path) -> None:
+    """Such as readings of an instrument."""
+    model = tiny.save("bert", tmp_path / "model")
+    readings = [{"text": f"7 {i % 2} 80 {i * 37 % 200}", "label": str(i % 2)} for i in range(200)]
+    data = written(tmp_path / "rows.jsonl", readings)
+    found = call("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,rnm", "--json")
+    rnm = document(found)["ways"][1]
+    assert rnm["reading"]["tokens"]["value"] > 0 and rnm["reading"]["content"] is None
+    assert "of all tokens" in rnm["reading"]["more"][0] and "of all tokens" in found.stderr
+
+
 def test_what_would_be_replaced_is_refused_at_once(tmp_path: Path) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
     (tmp_path / "full").mkdir()

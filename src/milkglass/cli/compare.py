@@ -173,7 +173,9 @@ def compare(
             log(f"[{finished_count} of {len(selected_ways)}] {line(way, MEASURES[rows.task])}{time_left_text}")
 
         limits = TimeLimits(clock_seconds, attack_seconds)
-        result = run_ways(settings, selected_ways, out, limits, public_texts, kept_folder, report_way, log)
+        result = run_ways(
+            settings, selected_ways, out, limits, public_texts, kept_folder, keep is not None, report_way, log
+        )
     if (earlier_page := page.set_aside(result, out)) is not None:
         note(f"the page of the comparison that was in {out} is now {earlier_page}")
     page_file = page.write(result, out)

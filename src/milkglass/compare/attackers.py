@@ -50,20 +50,26 @@ def reading_of(
     identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
     with limit_threads():
         finished = run(scene, attacks, ResumeStore.open(work_folder, identity), budget, setting.seed, progress)
-    best = strongest(finished.results, "content top-1")
+    best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
+    has_content = best is not None
     is_cut = any(result.cut or result.state == "not run" for result in finished.results)
     guess = _guessing_share(scene)
+    if best is None and best_bag is None:  # no name or content word is recognised in the texts
+        best = strongest(finished.results, "tokens top-1")
     if best is None:
-        best_bag = strongest(finished.results, "bag f1")
-        more = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
-        return Reading("", "", None, None, guess=guess, cut=is_cut, more=more)
+        bag = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
+        return Reading("", "", None, None, guess=guess, cut=is_cut, more=bag)
     examples = read_examples(scene, finished, best, setting.seed)
     reading = finished.readings.get((best.adversary, best.attack))
     masks = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else {}
+    tokens = best.measures.get("tokens top-1")
+    more = _masks_in_words(masks)
+    if not has_content and tokens is not None:
+        more = (f"{100 * tokens.value:.0f} % of all tokens; no name or content word was recognised in the texts", *more)
     return Reading(
-        best.title, best.adversary, best.measures.get("tokens top-1"), best.measures.get("content top-1"),
+        best.title, best.adversary, tokens, best.measures["content top-1"] if has_content else None,
         best.by_class.get("name"), best.by_class.get("number"), guess, is_cut,
-        _masks_in_words(masks), masks, max(examples, key=lambda example: len(example.original), default=None),
+        more, masks, max(examples, key=lambda example: len(example.original), default=None),
     )  # fmt: skip
 
 

@@ -130,8 +130,8 @@ class ChatRows(ComparisonRows):
         )
         lengths = [min(max_length, rows.lengths[index]) for index in train_indices]
         return cls(
-            names=(), train=train, held_out=held_out, digest=digest_of(files), task=TASK, chats=tuple(chats),
-            asked=tuple(held_out_examples),
+            names=(), train=train, held_out=held_out, digest=digest_of(chats, held_out_examples), task=TASK,
+            chats=tuple(chats), asked=tuple(held_out_examples),
             extent=extent, max_row_tokens=max(lengths), cut_count=len({*rows.cut_indices} & {*train_indices}),
             left_out_count=len(rows.unanswered_indices),
         )  # fmt: skip

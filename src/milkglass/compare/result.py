@@ -168,6 +168,12 @@ class ComparisonResult:
         """Returns the best way with nothing sent."""
         return max((way for way in self.finished_ways if way.is_local), key=self.worth, default=None)
 
+    @property
+    def best_local_with_model(self) -> WayResult | None:
+        """Returns the best way with nothing sent that has a model; naming the commonest class has none."""
+        local_ways = (way for way in self.finished_ways if way.is_local and way.name != "commonest")
+        return max(local_ways, key=self.worth, default=None)
+
     def worth(self, way: WayResult) -> float:
         """Returns the way's quality, a loss negated, so that more is better."""
         value = way.quality.value if way.quality is not None else -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Summary, checked_summary, read_examples
+from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, checked_summary, read_examples
 from milkglass.threat.defence import LabelledTexts
 
 HELD_OUT_SHARE = 0.2  # of the rows that are asked about; MIN_HELD_OUT at least
@@ -27,7 +28,7 @@ class ComparisonRows:
         names: the names of the classes, by number; empty for scores.
         train: the rows that are trained with.
         held_out: the rows that are asked about.
-        digest: the digest of the files.
+        digest: the digest of what was read (`digest_of`).
     """
 
     names: tuple[str, ...]
@@ -74,7 +75,7 @@ class ComparisonRows:
         train, held_out = (
             data_refs.labelled_texts(part, numbers, is_regression) for part in (train_rows, held_out_rows)
         )
-        return cls(summary.labels, train, held_out, digest_of(files), summary.task)
+        return cls(summary.labels, train, held_out, digest_of(train_rows, held_out_rows), summary.task)
 
     @property
     def private(self) -> list[str]:
@@ -88,12 +89,18 @@ class ComparisonRows:
 
     def problem(self, seed: int) -> TrialData:
         """Returns the rows in the form from which a cell is trained."""
-        identity = {"rows": self.digest, "train": len(self.train.texts), "seed": seed}
+        identity = {"rows": self.digest, "task": self.task, "train": len(self.train.texts), "seed": seed}
         measures = ("pearson",) if self.task == "regression" else ("accuracy",)
         classes = 1 if self.task == "regression" else len(self.names)
         return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes, identity)
 
 
-def digest_of(files: Sequence[DataFile]) -> str:
-    """Returns the digest of the files' contents."""
-    return hashlib.sha256(b"".join(hashlib.sha256(file.path.read_bytes()).digest() for file in files)).hexdigest()
+def digest_of(*parts: Sequence[Example]) -> str:
+    """Returns a digest of what was read of rows: texts, pairs, labels, messages and tools, in their order."""
+    hasher = hashlib.sha256()
+    for part in parts:
+        for row in part:
+            content = [row.kind, row.text, row.pair, row.label, row.messages, row.tools]
+            hasher.update(json.dumps(content, default=str).encode() + b"\n")
+        hasher.update(b"\n")
+    return hasher.hexdigest()

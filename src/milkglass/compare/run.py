@@ -62,7 +62,8 @@ class TimeLimits:
 
 def compare(
     setting: ComparisonSettings, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
-    kept_folder: Path | None = None, report: Report = lambda result, left: None, log: Log = lambda words: None,
+    kept_folder: Path | None = None, keeps_own_best: bool = False,
+    report: Report = lambda result, left: None, log: Log = lambda words: None,
 ) -> ComparisonResult:  # fmt: skip
     """Runs the ways and returns the comparison.
 
@@ -70,6 +71,7 @@ def compare(
         out: the folder of the comparison. Runs of other rows or settings have folders of their own in it.
         public: text of another kind that attackers have.
         kept_folder: where the best model with nothing sent is kept. None: no model is kept.
+        keeps_own_best: whether only `ways` count for that, and not those that earlier calls finished.
         report: receives each way as soon as it is known.
         log: receives lines about long work.
 
@@ -79,7 +81,8 @@ def compare(
     """
     require_room(setting, ways, memory_bytes(only_available=True))
     require_same_run(out, {"compare": RUN_VERSION}, version_field="compare")
-    run = _Run(setting, out / "runs" / run_name(setting), limits, public, log)
+    name = run_name(setting, public)
+    run = _Run(setting, out / "runs" / name, limits, public, log)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for index, way in enumerate(ways):
         later_ways = ways[index + 1 :]
@@ -89,23 +92,24 @@ def compare(
         release_memory()
         results.append(_with_gap(setting, result, results, answers))
         report(results[-1], run.seconds_left(later_ways))
-    rows = setting.rows
+    rows, merged = setting.rows, tuple(run.with_earlier(results, answers))
     compared = ComparisonResult(
         setting.name, rows.task, MEASURES[rows.task],
-        len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), tuple(results),
+        len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
         settings=setting.training.model_dump(), notes=(*setting.notes, _work_note(limits)),
-        origin={"run": run_name(setting), **current_code(), "command": setting.commands.get("run", "")},
+        origin={"run": name, **current_code(), "command": setting.commands.get("run", "")},
     )  # fmt: skip
     best = compared.best_local
     if rows.task == "classification" and best is not None and {"commonest", best.name} <= answers.keys():
         compared = replace(compared, over_commonest=_gap(setting, answers[best.name], answers["commonest"]))
-    if kept_folder is not None and best is not None:
-        if note := run.keep_model(ways, best.name, kept_folder):
+    if kept_folder is not None:
+        candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
+        best_with_model = candidates.best_local_with_model
+        if best_with_model is not None and (note := run.keep_model(best_with_model.name, kept_folder)):
             compared = replace(compared, notes=(*compared.notes, note))
             log(note)
-        else:
-            compared = replace(compared, kept=str(kept_folder), kept_way=best.name)
-    compared = replace(compared, ways=tuple(run.with_earlier(results, answers)))
+        elif best_with_model is not None:
+            compared = replace(compared, kept=str(kept_folder), kept_way=best_with_model.name)
     with_commands = tuple(_with_command(way, compared.kept_way, setting) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds)
@@ -129,12 +133,14 @@ def _with_command(result: WayResult, kept_way: str, setting: ComparisonSettings)
     return replace(result, command=template.format(**setting.commands))
 
 
-def run_name(setting: ComparisonSettings) -> str:
-    """Returns a digest of all that decides the results: model, rows, training and seed."""
+def run_name(setting: ComparisonSettings, public: Sequence[str]) -> str:
+    """Returns a digest of all that decides the results: model, rows, training, seed, and attackers' public text."""
     settings = {
         "base": setting.digest, "rows": dict(setting.problem.identity), "training": setting.training.model_dump(),
         "seed": setting.seed,
     }  # fmt: skip
+    if public:
+        settings["public"] = hashlib.sha256(json.dumps(list(public)).encode()).hexdigest()
     if isinstance(setting.rows, ChatRows):
         settings["asked"] = asdict(setting.rows.extent)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
@@ -241,7 +247,7 @@ class _Run:
         epochs = self.setting.training.n_epochs
         return (f"it was still learning when its training ended: {fell}; --epochs {2 * epochs:g} may give more",)
 
-    def keep_model(self, ways: Sequence[Way], name: str, folder: Path) -> str:
+    def keep_model(self, name: str, folder: Path) -> str:
         """Keeps the model of a way in a folder, unless it is there. Returns "", or why it is not kept.
 
         The model of an earlier run is made again, from its cell if it has one.
@@ -253,8 +259,7 @@ class _Run:
         deadline = max(self.setting.deadline, time.monotonic() + KEEP_SECONDS)
         setting = replace(self.setting, deadline=deadline)
         try:
-            way = next(way for way in ways if way.name == name)
-            keep.keep(setting, self.models.get(name) or way.measure_answers(setting), folder, origin)
+            keep.keep(setting, self.models.get(name) or WAYS[name].measure_answers(setting), folder, origin)
         except JobFailed:
             if time.monotonic() <= deadline:
                 raise
@@ -314,7 +319,7 @@ class _Run:
     def _store(self, way: Way, result: WayResult, answers: NDArray[Any], elapsed: float, seconds: float) -> None:
         files.make_private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
-        limits_and_time = {**limits, "public": len(self.public), "clock": elapsed}
+        limits_and_time = {**limits, "clock": elapsed}
         document = {"about": limits_and_time, "result": nan_as_none(asdict(result)), "answers": pack_answers(answers)}
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
@@ -332,11 +337,9 @@ class _Run:
         return result, unpack_answers(document["answers"])
 
     def _stored_document(self, way: Way) -> Any:
-        """Returns the document of a way that was finished by attackers with the same public text, or None."""
-        if not self._path(way).is_file():
-            return None
-        document = json.loads(self._path(way).read_text("utf-8"))
-        return document if document["about"]["public"] == len(self.public) else None
+        """Returns the document of a way that was finished, or None."""
+        path = self._path(way)
+        return json.loads(path.read_text("utf-8")) if path.is_file() else None
 
     def with_earlier(self, results: Sequence[WayResult], answers: dict[str, NDArray[Any]]) -> list[WayResult]:
         """Returns the results together with those that earlier calls finished, in the catalogue's order.

@@ -55,7 +55,8 @@ def line(way: WayResult, measure: str) -> str:
     """Returns one way as a line, as soon as it is known."""
     if way.state != "done":
         return f"{way.title}: {way.state}: {way.reason}"
-    more = f"{read_by_attacks(way)} of names and content words read"
+    has_share = way.reading is None or way.reading.content is not None
+    more = read_by_attacks(way) + (" of names and content words read" if has_share else "")
     if way.is_local:
         more = "nothing is sent"
     elif way.group == "confidential hardware":

@@ -51,7 +51,7 @@ LINEAR_MODEL = "linear model"  # the name of the client's own model
 ANSWERS_FILE = "figures.json"  # the file in a cell's folder
 COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COSTS
 COST_NAMES = ("client_seconds", "training_seconds")
-CELL_VERSION = 4  # raised when a change of the code changes the result of the same settings
+CELL_VERSION = 5  # raised when a change of the code changes the result of the same settings
 
 
 @dataclass(frozen=True)
