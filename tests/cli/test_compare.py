@@ -485,6 +485,10 @@ def test_other_columns_of_a_file_are_other_rows(tmp_path: Path) -> None:
         other = document(call(*run, "--text-column", text, "--label-column", label))
         assert other["origin"]["run"] != first["origin"]["run"]
         assert other["ways"][1]["quality"]["value"] < first["ways"][1]["quality"]["value"] - 0.1
+    (clean,) = [note for note in first["notes"] if "rows.jsonl" in note]
+    command = f"milkglass data {path} --text-column Title --label-column Topic --out rows.jsonl"
+    assert f"`{command}`" in clean and "milkglass data" not in "".join(one["command"] for one in first["ways"])
+    assert call(*command.split()[1:-1], tmp_path / "rows.jsonl").exit_code == 0
     again = call(*run, "--text-column", "Title", "--label-column", "Topic")
     assert document(again)["ways"][1]["quality"] == first["ways"][1]["quality"]
     assert "trained and asked" not in again.stderr.partition("kept")[0]

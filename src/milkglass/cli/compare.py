@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
-from milkglass.cli.ui.options import AsJson, open_original, option_of, same_command, with_options
+from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, note_resumption, table
 from milkglass.errors import UsageError
 from milkglass.progress import duration_text, heartbeat
@@ -18,6 +18,7 @@ from milkglass.progress import duration_text, heartbeat
 ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 90.0
 TEXT_TOKENS, QUICK_TEXT_TOKENS = 256, 64  # the tokens that models read of a text with a label, if no option says it
 QUICK_ROW_COUNT = 2_000  # the most rows with --quick
+CLEAN_ROWS = "rows.jsonl"  # stands in the next commands for rows that need options of columns, or are no JSON Lines
 REMOVABLE_NOTE = "its folders cells and runs only let another run take over what is done, and may be removed"
 
 
@@ -146,19 +147,25 @@ def compare(
             note_columns(file)
     with heartbeat(note) as log, note_resumption(out):
         second_text = "" if rows.train.pairs is None else " --pair 'its second text'"
+        is_clean = data.suffix.lower() == ".jsonl" and not columns.changed_fields()
+        clean_rows, notes = str(data) if is_clean else CLEAN_ROWS, prepared.notes
+        if not is_clean:
+            data_options = options_of(context, vars(columns))
+            data_command = f"milkglass data {shlex.quote(str(data))} {data_options}".strip()
+            notes = (*notes, f"The next commands read {CLEAN_ROWS}, which `{data_command} --out {CLEAN_ROWS}` writes")
         commands = {
-            "model": shlex.quote(model), "rows": shlex.quote(str(data)), "kept": shlex.quote(str(kept_folder)),
+            "model": shlex.quote(model), "rows": shlex.quote(clean_rows), "kept": shlex.quote(str(kept_folder)),
             "text": f"'a new text'{second_text}",
             "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
         }  # fmt: skip
         settings = ComparisonSettings(
             model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, out / "cells", core_count(),
-            log, commands, prepared.notes,
+            log, commands, notes,
         )  # fmt: skip
         way_count_text = f"{len(selected_ways)} way{'' if len(selected_ways) == 1 else 's'}"
         train_count, held_out_count = len(rows.train.texts), len(rows.held_out.texts)
         log(f"{way_count_text}, {train_count:,} rows to train with, {held_out_count:,} to ask about")
-        for sentence in prepared.notes:
+        for sentence in notes:
             log(sentence)
         finished_count = 0
 

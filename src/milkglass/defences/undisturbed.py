@@ -34,6 +34,7 @@ class Undisturbed(HiddenStateDefence):
     send: Literal["tokens", "mean", "first"] = "tokens"
 
     name: ClassVar[str] = "undisturbed"
+    loss_is_mean: ClassVar[bool] = True
     paper: ClassVar[Paper] = papers.ours("The same halves with nothing disturbed")
 
     @property

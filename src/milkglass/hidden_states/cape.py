@@ -121,6 +121,7 @@ class CAPE(HiddenStateDefence):
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))
 
     name: ClassVar[str] = "cape"
+    loss_is_mean: ClassVar[bool] = True
     later_parameters: ClassVar[Mapping[str, Any]] = {**HiddenStateDefence.later_parameters, "pooling": "mean"}
     paper: ClassVar[Paper] = papers.CAPE.but(
         "The adversary names words of the text, commonest ones left out: no private attribute is labelled here.",

@@ -57,6 +57,7 @@ class DPForward(HiddenStateDefence):
     redraw: bool = True
 
     name: ClassVar[str] = "dp-forward"
+    loss_is_mean: ClassVar[bool] = True
     trains_lower: ClassVar[bool] = False
     paper: ClassVar[Paper] = papers.DP_FORWARD.but(
         "The sensitivity of a clipped input is 2 C, not 1: it holds for any other text.",

@@ -167,6 +167,7 @@ class GELO(HiddenStateDefence):
     energy: float = limited(100.0, above=0, most=1e6)
 
     name: ClassVar[str] = "gelo"
+    loss_is_mean: ClassVar[bool] = True
     client: ClassVar[type[EncoderClient]] = OffloadingClient
     server: ClassVar[type[EncoderServer]] = ProjectionServer
     trains_lower: ClassVar[bool] = False  # what is below the cut stays the public model's, as the paper's whole model

@@ -90,7 +90,7 @@ class Mechanism(Defence):
 
     later_parameters: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}
     trains_lower: ClassVar[bool] = True
-    loss_is_mean: ClassVar[bool] = True
+    loss_is_mean: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self)

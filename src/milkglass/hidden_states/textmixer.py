@@ -135,7 +135,6 @@ class TextMixer(HiddenStateDefence):
 
     name: ClassVar[str] = "textmixer"
     client: ClassVar[type[EncoderClient]] = MixingClient
-    loss_is_mean: ClassVar[bool] = False
     broken: ClassVar[str | None] = (
         "TextMixer's keys fall out of what it sends: 500 texts gave both, exactly, and no attack of the audit uses that"
     )

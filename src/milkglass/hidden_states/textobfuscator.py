@@ -121,7 +121,6 @@ class TextObfuscator(HiddenStateDefence):
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(batch_size=128))
 
     name: ClassVar[str] = "textobfuscator"
-    loss_is_mean: ClassVar[bool] = False
     paper: ClassVar[Paper] = papers.TEXTOBFUSCATOR.but(
         "States are bounded in L1 before the noise; without a bound no guarantee is possible.",
         "Clusters are k-means of the public table alone, for every task.",

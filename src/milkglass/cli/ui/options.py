@@ -329,6 +329,12 @@ def same_command(context: typer.Context, **replacements: Any) -> str:
     return shlex.join([*arguments, *options])
 
 
+def options_of(context: typer.Context, names: Collection[str]) -> str:
+    """Returns those of the running command's options that set the parameters of these names, as they can be typed."""
+    others = {str(parameter.name): None for parameter in context.command.params if parameter.name not in names}
+    return shlex.join(shlex.split(same_command(context, **others))[len(context.command_path.split()) :])
+
+
 def _as_list(value: Any) -> list[Any]:
     """Returns the elements of a list or tuple, or any other value as the only element."""
     return [*value] if isinstance(value, list | tuple) else [value]
