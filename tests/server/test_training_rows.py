@@ -275,7 +275,7 @@ def test_a_worker_trains_with_the_rows_that_were_encoded(
         assert example["input_ids"].tolist() == ids.tolist()
         assert ("token_type_ids" in example) == (types is not None)
         assert types is None or example["token_type_ids"].tolist() == types[row].tolist()
-        expected = numbers[labels[row]] if task == "classification" else np.float32(numbers.sent(labels[row]))
+        expected = numbers[labels[row]] if task == "classification" else np.float32(numbers.standardise(labels[row]))
         assert example["labels"] == expected
 
 
