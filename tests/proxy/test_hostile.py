@@ -217,7 +217,8 @@ def test_a_stream_of_responses_that_breaks_off_is_raised(model: Scrambled) -> No
         with pytest.raises(openai.APIError, match="broke off"):
             async for one in await official.responses.create(model="tiny", input="hello", stream=True):
                 kinds.append(one.type)
-        assert kinds[:2] == ["response.created", "response.in_progress"] and "error" not in kinds
+        # On a busy machine the end of the connection may overtake what was sent on it
+        assert kinds[:2] == ["response.created", "response.in_progress"][: len(kinds)] and "error" not in kinds
 
     asked(model, dying(event([5] * 20)), work)
 
@@ -248,7 +249,7 @@ def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
 
             def leave(url: str, stream: bool) -> None:
                 body = {"model": "tiny", "messages": QUESTION, "stream": stream}
-                with httpx2.Client(base_url=url, timeout=2.0) as client:
+                with httpx2.Client(base_url=url, timeout=60 if stream else 2.0) as client:
                     if stream:
                         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
                             next(answer.iter_raw())
@@ -257,7 +258,7 @@ def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
                             client.post("/v1/chat/completions", json=body)
 
             def upstream() -> Upstream:
-                return Upstream(server_engine(), server.url, timeouts=HASTY)
+                return Upstream(server_engine(), server.url, timeouts=CALM)
 
             def both() -> None:
                 with proxying(model.codec, upstream) as url:
