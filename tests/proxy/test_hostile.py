@@ -208,19 +208,39 @@ def test_a_prompt_that_no_tokenizer_makes_short_enough_is_refused_at_once(model:
 
 
 def test_a_stream_of_responses_that_breaks_off_is_raised(model: Scrambled) -> None:
-    """Events of errors that official clients merely pass on would make a broken answer look like a short one."""
+    """Events of errors that official clients merely pass on would make a broken answer look like a short one.
+
+    On a real connection, so that the engine breaks off after the application has events: an answer that fails before
+    them is an error without a stream.
+    """
     import openai
 
-    async def work(client: httpx2.AsyncClient, server: Wire) -> None:
-        official = openai.AsyncOpenAI(http_client=client, base_url="http://127.0.0.1/v1", api_key="any", max_retries=0)
-        kinds = []
-        with pytest.raises(openai.APIError, match="broke off"):
-            async for one in await official.responses.create(model="tiny", input="hello", stream=True):
-                kinds.append(one.type)
-        # On a busy machine the end of the connection may overtake what was sent on it
-        assert kinds[:2] == ["response.created", "response.in_progress"][: len(kinds)] and "error" not in kinds
+    async def run() -> None:
+        has_begun, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    asked(model, dying(event([5] * 20)), work)
+        async def break_off_when_begun(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(HEAD + event([5] * 20))
+            await writer.drain()
+            await has_begun.wait()
+            writer.close()
+
+        async with listing(break_off_when_begun) as server:
+
+            def read() -> list[str]:
+                kinds = []
+                upstream = Upstream(server_engine(), server.url, timeouts=CALM)
+                with proxying(model.codec, lambda: upstream) as url:
+                    official = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+                    with pytest.raises(openai.APIError, match="broke off"):
+                        for one in official.responses.create(model="tiny", input="hello", stream=True):
+                            kinds.append(one.type)
+                            loop.call_soon_threadsafe(has_begun.set)
+                return kinds
+
+            kinds = await asyncio.to_thread(read)
+        assert kinds[:2] == ["response.created", "response.in_progress"] and "error" not in kinds
+
+    asyncio.run(run())
 
 
 def test_nothing_is_sent_for_a_request_that_is_refused(model: Scrambled) -> None:
