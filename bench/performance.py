@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are started anew as well
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-)  # as the Makefile has it: threads that spin slow a busy machine down
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+
+from milkglass.system import set_library_defaults  # noqa: E402
+
+set_library_defaults()  # as every command does, before PyTorch is imported
 
 from frame import page  # noqa: E402
 from frame.child import in_child  # noqa: E402

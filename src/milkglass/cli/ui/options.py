@@ -310,7 +310,19 @@ def same_command(context: typer.Context, **replacements: Any) -> str:
     Args:
         replacements: values by the parameters' names. None leaves an option out.
     """
-    arguments, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
+    arguments, options = _given_words(context, replacements)
+    return shlex.join(["milkglass", *context.command_path.split()[1:], *arguments, *options])
+
+
+def options_of(context: typer.Context, names: Collection[str]) -> str:
+    """Returns those of the running command's options that set the parameters of these names, as they can be typed."""
+    left_out = {str(parameter.name): None for parameter in context.command.params if parameter.name not in names}
+    return shlex.join(_given_words(context, left_out)[1])
+
+
+def _given_words(context: typer.Context, replacements: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Returns the arguments and the options of the running command that were given. See `same_command`."""
+    arguments, options = list[str](), list[str]()
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
@@ -326,13 +338,7 @@ def same_command(context: typer.Context, **replacements: Any) -> str:
         else:
             for element in _as_list(value):
                 options += [max(parameter.opts, key=len), str(element)]
-    return shlex.join([*arguments, *options])
-
-
-def options_of(context: typer.Context, names: Collection[str]) -> str:
-    """Returns those of the running command's options that set the parameters of these names, as they can be typed."""
-    others = {str(parameter.name): None for parameter in context.command.params if parameter.name not in names}
-    return shlex.join(shlex.split(same_command(context, **others))[len(context.command_path.split()) :])
+    return arguments, options
 
 
 def _as_list(value: Any) -> list[Any]:

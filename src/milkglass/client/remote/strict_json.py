@@ -53,7 +53,7 @@ def parse_object(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
 
 
 def error_in(body: bytes) -> dict[str, Any]:
-    """Returns the object `error` in the body of an error answer, or {} if it has none, as a proxy's page."""
+    """Returns the object `error` in the body of an error answer, or {} if it has none, such as a page of HTML."""
     try:
         error = parse_object(body).get("error")
     except RemoteError:
