@@ -48,8 +48,8 @@ def interval(measured: Interval) -> str:
     return "" if math.isnan(measured.low) else f"{100 * measured.low:.1f}\u2013{100 * measured.high:.1f}"
 
 
-def duration_text(seconds: float) -> str:
-    """Returns a duration in words, such as "2 min 5 s" or "7.3 s"."""
+def unbroken_duration(seconds: float) -> str:
+    """Returns a duration in words that no line break parts, such as "2 min 5 s" or "7.3 s"."""
     whole = round(seconds)
     return f"{whole // 60}\u00a0min {whole % 60}\u00a0s" if whole >= 60 else f"{seconds:.1f}\u00a0s"
 
@@ -121,7 +121,7 @@ def environment(own_letters: str) -> Environment:
         lstrip_blocks=True,
     )
     letters = frozenset(own_letters)
-    engine.filters |= {"percent": percent, "interval": interval, "duration": duration_text, "code": code}
+    engine.filters |= {"percent": percent, "interval": interval, "duration": unbroken_duration, "code": code}
     engine.filters |= {"attacker": _attacker_title, "visible": lambda text: escape_rare_characters(text, letters)}
     return engine
 
