@@ -2,8 +2,9 @@
 
 `MILKGLASS_DEVICE` chooses: "cpu", "cuda", or "cuda:1" for one of several GPUs.
 
-Everything is computed in fp32 on both, except what a server loads (`serving_dtype`). Random numbers that decide a
-result are drawn on the CPU and moved, so that both devices give the same result up to rounding.
+Everything is computed in fp32 on both, except what a server loads (`serving_dtype`) and what a comparison trains
+(`training_dtype`). Random numbers that decide a result are drawn on the CPU and moved, so that both devices give the
+same result up to rounding.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,32 @@ def serving_dtype() -> Any:
     import torch
 
     return "auto" if on_gpu() else torch.float32
+
+
+def has_fast_bf16() -> bool:
+    """Returns whether the CPU has instructions for bf16 that oneDNN may use.
+
+    The environment variable DNNL_MAX_CPU_ISA can forbid them. Older releases of torch do not know; then the result is
+    false.
+    """
+    import torch
+
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
+    known = capabilities()
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    has_instructions = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+    return has_instructions and supported is not None and bool(supported())
+
+
+def training_dtype() -> Literal["bfloat16", "float32"]:
+    """Returns the dtype in which a comparison trains: "bfloat16" if the device has instructions for it, or "float32".
+
+    It is the dtype of the arithmetic. The weights stay in fp32.
+    """
+    import torch
+
+    is_fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu() else has_fast_bf16()
+    return "bfloat16" if is_fast else "float32"
 
 
 def memory_bytes(only_free: bool) -> int | None:

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from milkglass.attacks import work
 from milkglass.attacks.embeddings import cluster_solve, sparse
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.models.view import Model
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.sequences import Sequences
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
-from milkglass.threat.observations import Transcript, Weights
+from milkglass.threat.observations import Tokens, Transcript, Weights
 from tests.attacks.scenes import SPECIAL, clumped, model
 
 Ids = np.ndarray
@@ -165,6 +167,23 @@ def test_a_spent_budget_returns_what_there_is() -> None:
     found = case.learn(budget=Budget(1e-9))
     covered(found, N)
     assert sum(len(group.rows) for group in found.groups if group.weights is None) > N / 2
+
+
+def test_a_short_budget_solves_the_rows_that_were_sent_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_solve, "MAX_UNSOLVED_CELLS", 100)
+    case = Case(clumped(N, D, 1), ObfusLM(5, 1.0, 0.9))
+    clusters = {frozenset(case.members(token)[0].tolist()) for token in range(SPECIAL, N)}
+    often, once = sorted(clusters, key=sorted)[7], sorted(clusters, key=sorted)[50]
+    sent = Sequences.of([case.sigma[sorted(often)], case.sigma[sorted(often)], case.sigma[sorted(once)]])
+    transcript = Transcript((Weights(model(case.seen)), Tokens(sent)), N)
+    knowledge, settings, rng = Knowledge(public_model=model(case.table)), ClusterSolve(batch=1), np.random.default_rng
+    measuring = work.elements(5.0 * 2 * case.table.numel())
+    found = settings.learn(transcript, knowledge, Budget.of_work(1.001 * measuring), rng(0))  # one seed
+    solved = [group for group in found.groups if group.weights is not None]
+    assert [frozenset(group.members.tolist()) for group in solved] == [often]
+    ranked = np.concatenate([group.rows for group in found.groups if len(group.members) > 1])
+    assert {*case.sigma[sorted(once)].tolist()} <= {*ranked.tolist()}, "rows that were sent have candidates in any case"
+    covered(settings.learn(transcript, knowledge, Budget(), rng(0)), N)
 
 
 def test_a_plain_table_is_read_off_whole() -> None:

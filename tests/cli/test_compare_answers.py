@@ -102,7 +102,7 @@ def _settings(rows: ChatRows) -> Any:
 def test_a_step_has_so_many_rows_as_memory_allows_and_quick_has_few_steps(
     in_bf16: bool, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milkglass.compare.chat_rows.has_fast_bf16", lambda: in_bf16)
+    monkeypatch.setattr("milkglass.compare.chat_rows.training_dtype", lambda: "bfloat16" if in_bf16 else "float32")
     base = Checkpoint.open(model(tmp_path / "model"))
     found = read(base, written(tmp_path / "rows.jsonl", instructions(150)))
     assert (one := replace(found, max_row_tokens=512).training({}))["batch_size"] == 1 and one["max_steps"] == 24

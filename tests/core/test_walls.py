@@ -48,9 +48,7 @@ ALLOWED = {
         "attacks audit client defences enclave gradient_defences hidden_states metrics models noise rows sanitizers"
         " schemes server server.spec threat"
     ),
-    "compare": (
-        "attacks audit client defences experiments metrics models nearest rows sanitizers server server.spec threat"
-    ),
+    "compare": ("attacks audit client defences experiments metrics models rows sanitizers server server.spec threat"),
     "demo": "audit models",
     "cli": (
         "attacks attest audit client compare demo enclave engines experiments federated gradient_defences hidden_states"

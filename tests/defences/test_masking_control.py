@@ -94,7 +94,7 @@ def test_masks_that_say_nothing_are_guessed_no_better_than_by_chance(
 def test_a_text_is_masked_once_and_again_where_sending_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client half remembers masks for a comparison. What is timed must be the work that a user's client does."""
+    """The client half remembers masks for a comparison, also for the attacker. What is timed is a user's own work."""
     masked = list[str]()
     monkeypatch.setattr(masking, "private_spans", lambda text, least: masked.append(text) or ())
     client, _ = MaskedText().split(Checkpoint.open(resolve("demo:minilm")), None, SECRET, tmp_path / "server")
@@ -103,3 +103,4 @@ def test_a_text_is_masked_once_and_again_where_sending_is_timed(
     fresh = without_memory(client)
     assert [list(ids) for ids in fresh.send(["one", "two"])[0].ids] == [list(ids) for ids in first[0].ids]
     assert masked == ["one", "two", "one", "two"] and client.send(["one"]) and len(masked) == 4
+    assert client.rehearsal(1).send(["two", "one"]) and len(masked) == 4

@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from milkglass.nearest.products import has_fast_bf16, in_onednn_layout, multiply_by_onednn, onednn_linear
+from milkglass.device import has_fast_bf16
+from milkglass.nearest.products import in_onednn_layout, multiply_by_onednn, onednn_linear
 
 KINDS = [torch.float32, *([torch.bfloat16] if has_fast_bf16() else [])]
 
@@ -34,7 +35,8 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
 def test_a_limit_on_instructions_is_kept() -> None:
     """In a process of its own: oneDNN reads it once."""
     code = (
-        "import torch; from milkglass.nearest.products import onednn_linear, in_onednn_layout, has_fast_bf16\n"
+        "import torch; from milkglass.device import has_fast_bf16\n"
+        "from milkglass.nearest.products import onednn_linear, in_onednn_layout\n"
         "linear, kind = onednn_linear(), torch.bfloat16 if has_fast_bf16() else torch.float32\n"
         "if linear is not None: linear(torch.ones(3, 64, dtype=kind), in_onednn_layout(torch.ones(5, 64, dtype=kind)), "
         "None)"

@@ -6,7 +6,6 @@ Hidden states are one for each token. Any other client half is described by its 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -245,8 +244,7 @@ def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
     """Returns the same mechanism on the attacker's own texts, with the attacker's own draws."""
 
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        attacker_client = replace(client, secret=hashlib.sha256(f"milkglass attacker {seed}".encode()).digest())
-        sent, original, origin = sent_and_original(attacker_client, texts)
+        sent, original, origin = sent_and_original(client.rehearsal(seed), texts)
         if not np.array_equal(original.ids, corpus.ids):
             raise ValueError("only the attacker's own text can be rehearsed")
         assert origin is not None

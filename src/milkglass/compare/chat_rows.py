@@ -14,10 +14,10 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import step_count
 from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows, digest_of
 from milkglass.defences.obfuscated_tables import public_codec
+from milkglass.device import training_dtype
 from milkglass.errors import CodecError, naming_texts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.nearest.products import has_fast_bf16
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
@@ -148,7 +148,7 @@ class ChatRows(ComparisonRows):
             options: what the user gave. None: not given.
         """
         requested = {name: value for name, value in options.items() if value is not None}
-        dtype = "bfloat16" if has_fast_bf16() else "float32"
+        dtype = training_dtype()
         batch = max(1, min(MAX_ROWS_A_STEP, TOKENS_A_STEP[dtype] // self.max_row_tokens))
         defaults: dict[str, Any] = {
             "lora_rank": LORA_RANK, "learning_rate": LEARNING_RATE, "warmup_ratio": WARMUP_RATIO, "batch_size": batch,

@@ -10,6 +10,7 @@ from milkglass.client.training_request import step_count, training_defaults
 from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, ComparisonSize
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.training import MIN_REPORTS, cut_words
+from milkglass.device import training_dtype
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked_summary
@@ -59,7 +60,8 @@ def prepare(
     rows = ComparisonRows.read(data, held_out, seed, report_skipped, task, max_rows)
     settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), options, False))
     head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
-    training = _with_frequent_reports(Hyperparameters(**{**settings, **head, "seed": seed}), len(rows.train.texts))
+    training = Hyperparameters(**{**settings, **head, "dtype": training_dtype(), "seed": seed})
+    training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
     notes = [cut_words(base, rows.train, training.max_length)]
     if rows.train.pairs is not None:

@@ -34,6 +34,10 @@ class MaskingClient(ReplacedTextClient):
         default_factory=dict, init=False, repr=False, compare=False
     )  # of texts that were masked before: a comparison trains with, asks about and attacks the same rows
 
+    def rehearsal(self, seed: int) -> MaskingClient:
+        """Returns this half itself: masking draws nothing at random, so that an attacker's masks are the same."""
+        return self
+
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
         for text in texts:
             if text not in self._cached_parts:

@@ -59,6 +59,9 @@ class SanitizingClient(TokenClient):
         label = json.dumps(["milkglass sanitizer", dict(self.document), text], sort_keys=True)
         return Stream(hmac.digest(self.secret, label.encode(), "sha256"))
 
+    def rehearsal(self, seed: int) -> SanitizingClient:
+        return replace(self, secret=hashlib.sha256(f"milkglass attacker {seed}".encode()).digest())
+
     def write(self, folder: Path) -> None:
         super().write(folder)
         if self.counts is not None:

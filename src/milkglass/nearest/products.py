@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from milkglass.device import has_fast_bf16
 from milkglass.nearest.select import Ids
 
 BLOCK_BYTES = 16 << 20  # bytes of rows in fp32 that are looked at, or converted, at a time
@@ -66,19 +67,6 @@ class Slack:
 
 
 # --- oneDNN -----------------------------------------------------------------------------------------------------------
-def has_fast_bf16() -> bool:
-    """Returns whether the CPU has instructions for bf16 that oneDNN may use.
-
-    The environment variable DNNL_MAX_CPU_ISA can forbid them. Older releases of torch do not know; then the result is
-    false.
-    """
-    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
-    known = capabilities()
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    has_instructions = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
-    return has_instructions and supported is not None and bool(supported())
-
-
 def onednn_linear() -> Linear | None:
     """Returns oneDNN's linear layer, or None if torch does not have it for this CPU.
 

@@ -27,9 +27,12 @@ repeatedly.
 the same, and the equations double. W is drawn once, so the head shows no second draw of its noise. It helps if rounding
 or training blurred the table. Biases could be one more column and are not used.
 
+**Order.** Rows whose ids were sent are tried first, the most frequent first: a short budget solves what is read.
+
 **Limits.** The attack does not find the order inside a cluster (`matching` does). It does not need k, epsilon or the
 special tokens. Public rows that are equal to the last bit cannot be distinguished, so members are right up to these. If
-the table is not a mixture or the budget ends, the remaining rows are ranked by cosine, without any claim.
+the table is not a mixture or the budget ends, the remaining rows are ranked by cosine, without any claim: those that
+were sent in any case, the others while the budget lasts.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ class ClusterSearch:
 
     Attributes:
         scrambled, public: (n', d) and (n, d) the rows of both tables.
+        counts: (n',) how often each scrambled id was sent (`times_sent`).
         unit_rows, unit_tokens: (n', d) and (n, d) the rows of `scrambled` and of `public`, scaled to length 1.
         is_free: (n',) whether each row belongs to no cluster yet.
         free_equals: a list for each token. The first of several tokens with equal rows lists those that are free; the
@@ -98,9 +102,10 @@ class ClusterSearch:
     pool_tokens: _FreePool
 
     def __init__(
-        self, scrambled: Tensor, public: Tensor, settings: ClusterSolve, alias_count: int, rng: np.random.Generator
-    ) -> None:
-        self.scrambled, self.public, self.settings = scrambled, public, settings
+        self, scrambled: Tensor, public: Tensor, counts: Ids, settings: ClusterSolve, alias_count: int,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self.scrambled, self.public, self.counts, self.settings = scrambled, public, counts, settings
         self.alias_count, self.rng = alias_count, rng
         self.unit_rows, self.unit_tokens = sparse.unit_rows(scrambled), sparse.unit_rows(public)
         self.is_free, self.free_equals = np.ones(len(scrambled), np.bool_), [np.empty(0, np.int64)] * len(public)
@@ -182,7 +187,7 @@ class ClusterSearch:
             margin: how many times worse the next row must fit.
             budget: ends the sweep.
         """
-        order = self.rng.permutation(np.flatnonzero(self.is_free))
+        order = most_sent_first(self.rng.permutation(np.flatnonzero(self.is_free)), self.counts)
         self._refresh_pools()
         seeds_tried = solved_count = next_seed = 0
         while next_seed < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
@@ -383,13 +388,13 @@ class ClusterSolve(Solver):
         A group has weights unless its rows equal public ones or were not solved. Noise may make a weight negative.
         """
         features = _features(transcript.model, required(knowledge.public_model), self.head)
-        search = ClusterSearch(*features, self, knowledge.alias_count, rng)
+        search = ClusterSearch(*features, times_sent(transcript), self, knowledge.alias_count, rng)
         search.take_out_equal_rows()
         search.measure_error()
         budget.spend(work.elements(5.0 * (search.scrambled.numel() + search.public.numel())))
         for width, margin in search.stages():
             search.sweep(width, margin, budget)
-        return _candidates(search)
+        return _candidates(search, budget)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         scrambled, public = transcript.model, required(knowledge.public_model)
@@ -415,18 +420,31 @@ def _features(scrambled: Model, public: Model, head: bool) -> tuple[Tensor, Tens
     return table, original
 
 
-def _candidates(search: ClusterSearch) -> Candidates:
+def times_sent(transcript: Transcript) -> Ids:
+    """Returns (n',) how often each scrambled id was sent; 1 for each if none was, so that no row matters less."""
+    counts = np.bincount(transcript.tokens.ids, minlength=transcript.size)
+    return counts if counts.any() else np.ones_like(counts)
+
+
+def most_sent_first(rows: Ids, counts: Ids) -> Ids:
+    """Returns the rows by how often their ids were sent, which `counts` (n',) says. Equal ones keep their order."""
+    return rows[np.argsort(-counts[rows], kind="stable")]
+
+
+def _candidates(search: ClusterSearch, budget: Budget) -> Candidates:
     """Returns the clusters that were solved, and groups of the other rows."""
     groups = [Group(rows, members, weights) for rows, members, weights in search.clusters]
     pairs = [(group, np.zeros((len(group.rows), len(group.members)))) for group in groups]
-    pairs += _unsolved_groups(search, np.flatnonzero(search.is_free)) if search.is_free.any() else []
+    pairs += _unsolved_groups(search, np.flatnonzero(search.is_free), budget) if search.is_free.any() else []
     return Candidates(tuple(group for group, _ in pairs), tuple(log_likelihood for _, log_likelihood in pairs))
 
 
-def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
+def _unsolved_groups(search: ClusterSearch, rows: Ids, budget: Budget) -> Iterator[tuple[Group, NDArray[np.float64]]]:
     """Yields groups of the rows that were not solved, with log-likelihoods by cosine.
 
-    It is one group, or if that would be too large, a group for each row with its nearest tokens.
+    It is one group, or if that would be too large, a group for each row with its nearest tokens. In a table of tens of
+    thousands of rows this takes as long as the search. So when the budget is spent, only rows that were sent have a
+    group.
     """
     assigned_tokens = [
         members
@@ -445,10 +463,13 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, 
             sparse.log_softmax(search.unit_rows[torch.from_numpy(rows)] @ tokens.T / UNSOLVED_TEMPERATURE).numpy(),
         )
         return
+    rows = most_sent_first(rows, search.counts)
     for block in np.array_split(rows, 1 + len(rows) // 512):
-        log_likelihoods = sparse.log_softmax(
-            search.unit_rows[torch.from_numpy(block)] @ tokens.T / UNSOLVED_TEMPERATURE
-        )
-        best = log_likelihoods.topk(min(UNSOLVED_TOKENS, len(unassigned)), dim=1)
-        for row, nearest, log_likelihood in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
+        if budget.left() <= 0 and not search.counts[block[0]]:
+            return
+        scores = search.unit_rows[torch.from_numpy(block)] @ tokens.T / UNSOLVED_TEMPERATURE
+        best = scores.topk(min(UNSOLVED_TOKENS, len(unassigned)), dim=1)
+        log_likelihoods = (best.values - scores.logsumexp(1, keepdim=True)).double()
+        budget.spend(work.comparisons(search.unit_rows[: len(block)], tokens))
+        for row, nearest, log_likelihood in zip(block, best.indices.numpy(), log_likelihoods.numpy(), strict=True):
             yield Group(np.array([row]), unassigned[nearest]), log_likelihood[None]

@@ -30,7 +30,7 @@ from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.torch_model import body
-from milkglass.nearest.products import has_fast_bf16, multiply_by_onednn
+from milkglass.nearest.products import multiply_by_onednn
 
 FORWARD_TOKENS = 2048  # tokens of one forward pass on a CPU; more bring no speed
 GPU_FORWARD_TOKENS = 32768
@@ -90,7 +90,7 @@ class HeadlessModel:
     model: Any
     layers: tuple[Any, ...]
     is_causal: bool
-    screens_in_bf16: bool = field(default_factory=has_fast_bf16)
+    screens_in_bf16: bool = field(default_factory=device.has_fast_bf16)
 
     @classmethod
     def open(cls, folder: Path) -> HeadlessModel:
@@ -106,8 +106,8 @@ class HeadlessModel:
         lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
         if len(lists) != 1:
             raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
-        multiply_by_onednn(model.eval(), has_fast_bf16())
-        return cls(model, tuple(lists[0]), is_causal, has_fast_bf16() and model.device.type == "cpu")
+        multiply_by_onednn(model.eval(), device.has_fast_bf16())
+        return cls(model, tuple(lists[0]), is_causal, device.has_fast_bf16() and model.device.type == "cpu")
 
     @property
     def max_forward_tokens(self) -> int:
