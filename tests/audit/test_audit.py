@@ -174,6 +174,20 @@ def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
         ResumeStore.open(tmp_path / "work", {"of": "another"})
 
 
+def test_what_begins_is_said_before_it_ends(setting: Setting, tmp_path: Path) -> None:
+    said = list[str]()
+    store = ResumeStore.open(tmp_path / "work", {"of": "this"})
+    attacks: dict[str, Attack] = {"knn": KNN(), "tfa": TFA()}
+    audit(
+        scene(setting), attacks, store, Budget(600), 1,
+        lambda result: said.append(f"done {result.title}"), on_begin=said.append,
+    )  # fmt: skip
+    titles = [one for one in said if not one.startswith("done ")]
+    assert {*titles[:-1]} == {KNN.title, TFA.title} and "more text" in titles[-1]
+    for title in titles[:-1]:
+        assert said.index(title) < said.index(f"done {title}")
+
+
 @dataclass(frozen=True)
 class Breaking(KNN):
     name: ClassVar[str] = "breaking"

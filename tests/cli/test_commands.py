@@ -189,7 +189,9 @@ def test_the_way_of_a_model(decoder: Owner, tmp_path: Path) -> None:
     ]
     assert document(call("verify", out, "--key", key, "--json"))["passed"]
 
-    again = document(call("obfuscate", decoder.model, tmp_path / "delta", "--key", key, "--delta", "--json"))
+    repeated = call("obfuscate", decoder.model, tmp_path / "delta", "--key", key, "--delta", "--json")
+    assert f"{key} is there already" in repeated.stderr
+    again = document(repeated)
     assert not again["created_key"] and again["scheme"]["k"] == 4 and again["promise"]["below_k"] == 0
     assert (tmp_path / "delta" / "delta.json").is_file()
     assert document(call("verify", tmp_path / "delta", "--key", key, "--json"))["passed"]

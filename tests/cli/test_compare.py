@@ -231,6 +231,7 @@ def test_weighted_correlation_is_pearsons_of_the_drawn_rows() -> None:
 def test_ways_are_chosen_by_name_in_their_order() -> None:
     assert [one.name for one in choose_ways(["plain", "linear"], False, False)] == ["linear", "plain"]
     quick, usual, every = (choose_ways([], *one) for one in ((True, False), (False, False), (False, True)))
+    assert {one.name for one in quick} < {one.name for one in usual} <= WAYS.built_in.keys()
     assert len(quick) < len(usual) <= len(every) == sum("classification" in one.tasks for one in WAYS.values())
     assert [one.group for one in every][:3] == ["nothing is sent"] * 3 and every[-1].group == "sent as it is"
     with pytest.raises(UsageError, match="obfuslm"):

@@ -38,7 +38,8 @@ def audit(
     store: ResumeStore,
     budget: Budget,
     seed: int,
-    on_result: Callable[[AttackResult], None] = lambda cell: None,
+    on_result: Callable[[AttackResult], None] = lambda result: None,
+    on_begin: Callable[[str], None] = lambda activity: None,
 ) -> Audit:
     """Runs the attacks on a scene, measures the key's budget, and returns all findings.
 
@@ -49,12 +50,14 @@ def audit(
         budget: the time of the attacks, and of measuring the key's budget after them.
         seed: decides every random draw.
         on_result: receives the result of each attack as soon as it is known.
+        on_begin: receives the title of each attack when it begins, and then what is measured.
     """
     started = time.monotonic()
     clock_deadline = deadline(budget)
-    options = RunOptions(deadline=clock_deadline)
+    options = RunOptions(deadline=clock_deadline, on_begin=on_begin)
     audit_run = run(scene, attacks, store, budget.part(ATTACKING_SHARE), seed, on_result, options)
     best = strongest(audit_run.results)
+    on_begin("how much is read as more text is sent")
     points = reading_curve(scene, attacks, audit_run, best, budget, seed, clock_deadline)
     tokens_to_reach = curve.tokens_to_reach(points)
     words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}

@@ -168,9 +168,10 @@ def run_and_write(
     seed: int,
     progress: Callable[[AttackResult], None],
     attacks: Mapping[str, Attack] = ATTACKS,
+    on_begin: Callable[[str], None] = lambda activity: None,
 ) -> tuple[Audit, Path]:
     """Runs the attacks and writes the report. Returns the report and its page."""
-    result = audit(scene, attacks, resume_store, budget, seed, on_result=progress)
+    result = audit(scene, attacks, resume_store, budget, seed, progress, on_begin)
     page = write(result, out)
     if not result.unfinished:
         resume_store.remove()

@@ -46,11 +46,13 @@ class RunOptions:
             the whole budget, and each draws from the seed and its name.
         deadline: a budget of the clock's seconds; an attack that still runs when it is spent is ended and has no
             result. None: each attack is waited for.
+        on_begin: receives the title of each attack when it begins.
     """
 
     counts_min_seconds: bool = True
     own_budget: Callable[[], Budget] | None = None
     deadline: Budget | None = None
+    on_begin: Callable[[str], None] = lambda title: None
 
 
 RECIPE_OPTIONS = RunOptions(counts_min_seconds=False)
@@ -229,6 +231,7 @@ class _Runner:
             return FinishedAttack(replace(result, state="does not apply", reason=reason))
         if reason := turn.why_late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
+        self.options.on_begin(turn.attack.title)
         started = budget.clock()
         attack_seed = [self.seed, *turn.name.encode()] if self.options.own_budget is None else self.seed
         try:

@@ -21,7 +21,7 @@ from milkglass.cli.ui.options import (
     same_command,
     with_optional_key_and_server,
 )
-from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, percent, report_activity, table
+from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, percent, report_activity, set_activity, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration_text
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
@@ -251,9 +251,10 @@ def run_audit(
                 note(f"  {result_line(result)}")
 
         with note_resumption(resume_store.folder), limit_threads():
-            return *run_and_write(scene, resume_store, out, whole_budget, seed, progress), larger_budget(
-                time_estimate, budget
+            audit_and_page = run_and_write(
+                scene, resume_store, out, whole_budget, seed, progress, on_begin=set_activity
             )
+            return *audit_and_page, larger_budget(time_estimate, budget)
 
 
 def plan_text(time_estimate: TimeEstimate, budget: str) -> str:

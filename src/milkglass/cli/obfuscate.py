@@ -239,6 +239,7 @@ def obfuscate(
         requested_scheme = scheme_for(base, scheme or "obfuslm", **chosen_parameters)
         if existing_key is not None:
             _require_same_scheme(existing_key, scheme, chosen_parameters, out)
+            note(f"{key} is there already: the model is scrambled with this key")
         final_scheme = requested_scheme if existing_key is None else scheme_of(existing_key.key)
         require_scramblable(base, final_scheme, delta)
         require_room(base, final_scheme, out, delta)

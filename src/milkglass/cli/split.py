@@ -320,7 +320,7 @@ def serve(
     ] = None,
     enclave_policy: Annotated[
         Path | None,
-        typer.Option(help="What you demand of SGX enclaves, in TOML, in place of --allow-measurement (docs/split.md)."),
+        typer.Option(help="What you demand of SGX enclaves, in TOML, in place of --allow-measurement (docs/cli.md)."),
     ] = None,
     allow_unattested: Annotated[
         bool, typer.Option("--allow-unattested", help="Release it to enclaves that prove nothing, too.")

@@ -507,7 +507,8 @@ def choose_ways(names: Sequence[str], is_quick: bool, takes_all: bool, task: str
 
     Args:
         is_quick: leaves out the ways that take long.
-        takes_all: takes every way for the task, also those of packages and those that take long.
+        takes_all: takes every way for the task, also those of packages, which are otherwise named, and those that
+            take long.
 
     Raises:
         UsageError: a name is unknown, or names are given and `takes_all`.
@@ -518,4 +519,5 @@ def choose_ways(names: Sequence[str], is_quick: bool, takes_all: bool, task: str
         chosen_names = {WAYS[name].name for name in names}
         return [way for way in WAYS.values() if way.name in chosen_names]
     ways_for_task = [way for way in WAYS.values() if task in way.tasks]
-    return [way for way in ways_for_task if takes_all or (way.quick if is_quick else way.name in WAYS.built_in)]
+    built_in = [way for way in ways_for_task if way.name in WAYS.built_in and (way.quick or not is_quick)]
+    return ways_for_task if takes_all else built_in

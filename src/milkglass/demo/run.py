@@ -27,6 +27,7 @@ from typing import Any
 
 from milkglass import files
 from milkglass.demo.page import COMPARISON, DemoResult, ModelRun, render
+from milkglass.device import training_dtype
 from milkglass.errors import MilkglassError, Unreachable, UsageError
 from milkglass.progress import Heartbeat
 from milkglass.system import core_count, exit_on_sigterm
@@ -41,11 +42,22 @@ MAX_SLOWDOWN = 4.0  # on a busy machine an audit gets at most so many times its 
 # The ways that are compared, and the epochs: those that are quick to run, and the main job's
 COMPARED_WAYS, EPOCHS = "commonest,linear,encoder,coarse-16,plain", "4"
 QUICK_WAYS, QUICK_EPOCHS = "commonest,linear,encoder,plain", "1"
-TRAINING_OPTIONS = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "60")}
+TRAINING_OPTIONS = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "48")}
 QUICK_TRAINING_OPTIONS = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
 SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256
     *("--batch-size", "4", "--learning-rate", "5e-4", "--max-length", "128"),
-    *("--set", "lora_rank=16", "--set", "lora_alpha=32", "--set", "full_last=2", "--set", "warmup_ratio=0.1"),
+    *(
+        "--set",
+        "lora_rank=16",
+        "--set",
+        "lora_alpha=32",
+        "--set",
+        "full_last=2",
+        "--set",
+        "warmup_ratio=0.1",
+        "--set",
+        "train_tables=false",
+    ),
 )
 
 
@@ -185,7 +197,7 @@ class Demo:
         )
         self.run_command("upload", client / name, "--name", name, *key, *token)
         length_options = (QUICK_TRAINING_OPTIONS if self.is_quick else TRAINING_OPTIONS)[name]
-        options = (*length_options, *training_options, *key, *token)
+        options = (*length_options, *training_options, *_dtype_options(), *key, *token)
         job = self.run_command("finetune", name, train, *options, as_json=True)
         print(f"fine-tuned model: {job['model']}", flush=True)
         from milkglass.models.resolve import resolve
@@ -258,6 +270,12 @@ def _run_writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
         answer = demo.run_command(*arguments, *run.options, as_json=True)["text"]
         answers.append({"text": prompt, "truth": row["output"], "answer": answer.strip()})
     return run, answers
+
+
+def _dtype_options() -> tuple[str, ...]:
+    """Returns options with which a training computes in bf16 if the machine has instructions for it."""
+    dtype = training_dtype()
+    return () if dtype == "float32" else ("--set", f"dtype={dtype}")
 
 
 def audit_seconds(is_quick: bool, load: float | None = None) -> float:

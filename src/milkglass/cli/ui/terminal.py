@@ -66,7 +66,7 @@ def _note_output() -> None:
         heartbeat.note_words()
 
 
-def _set_activity(activity: str) -> None:
+def set_activity(activity: str) -> None:
     """Tells the heartbeat what is being done."""
     for heartbeat in _HEARTBEATS:
         heartbeat.activity = activity
@@ -179,9 +179,9 @@ def occasional_lines(name: str, total: int, limit: SecondsLeft = no_limit) -> Pr
     """
     if not total:
         note(f"{name} ...")
-        _set_activity(name)
+        set_activity(name)
         return lambda step: None
-    _set_activity(name)
+    set_activity(name)
     work_done, next_time, time_left = 0, time.monotonic() + FIRST_LINE_SECONDS, TimeLeft(total)
     time_left.estimate(0)
 
@@ -244,7 +244,7 @@ def _visible_stage(limit: SecondsLeft) -> Iterator[Stage]:
 
         def stage(name: str, total: int) -> Progress:
             task = progress.add_task(name, total=total or None)
-            _set_activity(name)
+            set_activity(name)
 
             def advance(step: int) -> None:
                 _note_output()
