@@ -150,6 +150,9 @@ class MaskFilling(Attack):
         for mask in located:  # the commonest candidate, so that there is a place to be judged and something to follow
             reading[mask.start : mask.end] = NO_BELIEF
             reading[mask.start] = spans_of_kind[mask.kind][0][0][0]
+        text_ends = np.cumsum(texts.lengths)
+        for number, last_start in {mask.text: mask.start for mask in located}.items():
+            reading[last_start + 1 : text_ends[number]] = NO_BELIEF  # nothing after a text's last mask is judged
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         mask_at = {mask.start: mask for mask in located}
         queue, texts_done = rng.permutation(np.unique([mask.text for mask in located])), 0
