@@ -167,6 +167,11 @@ class Transcript:
         return Sequences.of(answer for outputs in self.all(Outputs) for answer in outputs.ids)
 
     @property
+    def id_counts(self) -> Ids:
+        """Returns (n',) how often each scrambled id was sent or generated."""
+        return self.tokens.counts(self.size) + self.outputs.counts(self.size)
+
+    @property
     def prompts(self) -> Sequences:
         """Returns all prompts that were recorded, in the order of their answers."""
         return Sequences.of(prompt for outputs in self.all(Outputs) for prompt in outputs.prompts or ())

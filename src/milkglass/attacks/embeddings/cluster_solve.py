@@ -27,12 +27,12 @@ repeatedly.
 the same, and the equations double. W is drawn once, so the head shows no second draw of its noise. It helps if rounding
 or training blurred the table. Biases could be one more column and are not used.
 
-**Order.** Rows whose ids were sent are tried first, the most frequent first: a short budget solves what is read.
+**Order.** Rows whose ids crossed are tried first, the most frequent first: a short budget solves what is read.
 
 **Limits.** The attack does not find the order inside a cluster (`matching` does). It does not need k, epsilon or the
 special tokens. Public rows that are equal to the last bit cannot be distinguished, so members are right up to these. If
-the table is not a mixture or the budget ends, the remaining rows are ranked by cosine, without any claim: those that
-were sent in any case, the others while the budget lasts.
+the table is not a mixture or the budget ends, the remaining rows are ranked by cosine, without any claim: those whose
+ids crossed in any case, the others while the budget lasts.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ClusterSearch:
 
     Attributes:
         scrambled, public: (n', d) and (n, d) the rows of both tables.
-        counts: (n',) how often each scrambled id was sent (`times_sent`).
+        counts: (n',) how often each scrambled id crossed; 1 for each if none did.
         unit_rows, unit_tokens: (n', d) and (n, d) the rows of `scrambled` and of `public`, scaled to length 1.
         is_free: (n',) whether each row belongs to no cluster yet.
         free_equals: a list for each token. The first of several tokens with equal rows lists those that are free; the
@@ -187,7 +187,7 @@ class ClusterSearch:
             margin: how many times worse the next row must fit.
             budget: ends the sweep.
         """
-        order = most_sent_first(self.rng.permutation(np.flatnonzero(self.is_free)), self.counts)
+        order = most_frequent_first(self.rng.permutation(np.flatnonzero(self.is_free)), self.counts)
         self._refresh_pools()
         seeds_tried = solved_count = next_seed = 0
         while next_seed < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
@@ -388,7 +388,9 @@ class ClusterSolve(Solver):
         A group has weights unless its rows equal public ones or were not solved. Noise may make a weight negative.
         """
         features = _features(transcript.model, required(knowledge.public_model), self.head)
-        search = ClusterSearch(*features, times_sent(transcript), self, knowledge.alias_count, rng)
+        counts = transcript.id_counts
+        counts = counts if counts.any() else np.ones_like(counts)  # if nothing crossed, no row matters less
+        search = ClusterSearch(*features, counts, self, knowledge.alias_count, rng)
         search.take_out_equal_rows()
         search.measure_error()
         budget.spend(work.elements(5.0 * (search.scrambled.numel() + search.public.numel())))
@@ -420,14 +422,8 @@ def _features(scrambled: Model, public: Model, head: bool) -> tuple[Tensor, Tens
     return table, original
 
 
-def times_sent(transcript: Transcript) -> Ids:
-    """Returns (n',) how often each scrambled id was sent; 1 for each if none was, so that no row matters less."""
-    counts = np.bincount(transcript.tokens.ids, minlength=transcript.size)
-    return counts if counts.any() else np.ones_like(counts)
-
-
-def most_sent_first(rows: Ids, counts: Ids) -> Ids:
-    """Returns the rows by how often their ids were sent, which `counts` (n',) says. Equal ones keep their order."""
+def most_frequent_first(rows: Ids, counts: Ids) -> Ids:
+    """Returns the rows by how often their ids crossed, which `counts` (n',) says. Equal ones keep their order."""
     return rows[np.argsort(-counts[rows], kind="stable")]
 
 
@@ -443,7 +439,7 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids, budget: Budget) -> Iterat
     """Yields groups of the rows that were not solved, with log-likelihoods by cosine.
 
     It is one group, or if that would be too large, a group for each row with its nearest tokens. In a table of tens of
-    thousands of rows this takes as long as the search. So when the budget is spent, only rows that were sent have a
+    thousands of rows this takes as long as the search. So once the budget is spent, only rows whose ids crossed have a
     group.
     """
     assigned_tokens = [
@@ -463,7 +459,7 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids, budget: Budget) -> Iterat
             sparse.log_softmax(search.unit_rows[torch.from_numpy(rows)] @ tokens.T / UNSOLVED_TEMPERATURE).numpy(),
         )
         return
-    rows = most_sent_first(rows, search.counts)
+    rows = most_frequent_first(rows, search.counts)
     for block in np.array_split(rows, 1 + len(rows) // 512):
         if budget.left() <= 0 and not search.counts[block[0]]:
             return

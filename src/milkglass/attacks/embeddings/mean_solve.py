@@ -85,8 +85,8 @@ class MeanSolve(Solver):
                 groups.append(Group(np.array(equal_rows, np.int64), np.array(verbatim, np.int64)))
             else:
                 unsolved_clusters.append(np.array(equal_rows, np.int64))
-        counts = np.bincount(transcript.tokens.ids, minlength=transcript.size)
-        unsolved_clusters.sort(key=lambda rows: -int(counts[rows].sum()))  # a short budget solves what was sent
+        counts = transcript.id_counts
+        unsolved_clusters.sort(key=lambda rows: -int(counts[rows].sum()))  # a short budget solves what crossed
         noise = _relative_error(scrambled)
         for candidate_count in CANDIDATE_COUNTS:
             unsolved: list[Ids] = []
