@@ -238,6 +238,7 @@ def program(checkout: Path, name: str, *words: object) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment(checkout), capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow  # three trainings, one of them twice
 def test_a_pack_is_unpacked_run_killed_and_gone_on_with(checkout: Path, data: Path, tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
