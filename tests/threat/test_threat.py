@@ -78,6 +78,11 @@ def test_content_tokens_are_rare_and_have_a_letter() -> None:
     assert content_tokens(counts, pieces).tolist() == [False, False, True, False, True]  # half of the four that occur
 
 
+def test_few_words_among_many_numbers_carry_content() -> None:
+    counts, pieces = np.array([9, 8, 7, 6, *[1] * 300]), ["the", "invoice", "late", "keller", *map(str, range(300))]
+    assert np.flatnonzero(content_tokens(counts, pieces)).tolist() == [2, 3], "half of the four with a letter"
+
+
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(UsageError, match=r"id of 7\b.*\b5\b"):
         Transcript((Tokens(Sequences.of([[1, 7]])),), 5)

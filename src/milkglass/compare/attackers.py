@@ -54,7 +54,7 @@ def reading_of(
     has_content = best is not None
     is_cut = any(result.cut or result.state == "not run" for result in finished.results)
     guess = _guessing_share(scene)
-    if best is None and best_bag is None:  # no name or content word is recognised in the texts
+    if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
         bag = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
@@ -65,7 +65,8 @@ def reading_of(
     tokens = best.measures.get("tokens top-1")
     more = _masks_in_words(masks)
     if not has_content and tokens is not None:
-        more = (f"{100 * tokens.value:.0f} % of all tokens; no name or content word was recognised in the texts", *more)
+        noun = "content word" if "name" in best.by_class else "name or content word"
+        more = (f"{100 * tokens.value:.0f} % of all tokens; no {noun} was recognised in the texts", *more)
     return Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_content else None,
         best.by_class.get("name"), best.by_class.get("number"), guess, is_cut,

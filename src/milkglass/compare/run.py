@@ -221,10 +221,13 @@ class _Run:
                 timeout = f"the {duration_text(self.limits.seconds)} ended before it was trained and asked"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
             return replace(empty_result, state="failed", reason=error.message), None
+        way_quality = quality(self.setting, way_answer.answers)
+        is_perfect = self.setting.rows.task == "classification" and way_quality.value == 1
+        may_learn_more = bool(way.work(self.setting)) and not is_perfect
         result = replace(
-            empty_result, state="done", reason="", quality=quality(self.setting, way_answer.answers), reading=reading,
+            empty_result, state="done", reason="", quality=way_quality, reading=reading,
             seconds=way_answer.seconds, setup=way_answer.setup, bytes=way_answer.bytes, more=way_answer.more,
-            notes=(*way_answer.notes, *(self._notes(way_answer) if way.work(self.setting) else ())),
+            notes=(*way_answer.notes, *(self._notes(way_answer) if may_learn_more else ())),
         )  # fmt: skip
         self._store(way, result, way_answer.answers, time.monotonic() - started, seconds)
         return result, way_answer.answers

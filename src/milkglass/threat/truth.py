@@ -89,11 +89,18 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], common_limit: int = 
     Args:
         counts: (n,) how often each id occurs in ordinary text.
         pieces: the text of each id.
-        common_limit: how many ids count as common, at most half of those that occur.
+        common_limit: how many ids count as common. They are at most half of those that occur, and with them are at
+            most half of those with a letter, rounded up: a text of few words and many numbers has content, too.
     """
     is_content = np.array([any(char.isalpha() for char in piece) for piece in pieces])
-    common_count = min(common_limit, int((np.asarray(counts) > 0).sum()) // 2)
-    is_content[np.argsort(-np.asarray(counts), kind="stable")[:common_count]] = False
+    occurs, order = np.asarray(counts) > 0, np.argsort(-np.asarray(counts), kind="stable")
+    lettered_limit = (int((is_content & occurs).sum()) + 1) // 2
+    common_count = min(
+        common_limit,
+        int(occurs.sum()) // 2,
+        int(np.searchsorted(np.cumsum(is_content[order]), lettered_limit, side="right")),
+    )
+    is_content[order[:common_count]] = False
     return is_content
 
 
