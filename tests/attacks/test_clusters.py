@@ -183,6 +183,11 @@ def test_a_short_budget_solves_the_rows_that_were_sent_most(monkeypatch: pytest.
     assert [frozenset(group.members.tolist()) for group in solved] == [often]
     ranked = np.concatenate([group.rows for group in found.groups if len(group.members) > 1])
     assert {*case.sigma[sorted(once)].tolist()} <= {*ranked.tolist()}, "rows that were sent have candidates in any case"
+    monkeypatch.setattr(cluster_solve, "UNSOLVED_BLOCK_ROWS", 1)
+    late = settings.learn(transcript, knowledge, Budget.of_work(1.001 * measuring), rng(0))
+    rows_of_late = {row for group in late.groups for row in group.rows.tolist()}
+    crossed = {*case.sigma[sorted(once)].tolist(), *case.sigma[sorted(often)].tolist()}
+    assert crossed <= rows_of_late and len(rows_of_late) <= len(crossed) + SPECIAL, "no time for rows that nobody sent"
     covered(settings.learn(transcript, knowledge, Budget(), rng(0)), N)
 
 

@@ -426,6 +426,20 @@ def test_scores_are_compared_by_their_correlation(tmp_path: Path) -> None:
     ))  # fmt: skip
     assert found["measure"] == "pearson" and found["task"] == "regression"
     assert found["ways"][1]["quality"]["value"] > 0.5 and found["ways"][2]["state"] == "done"
+    gap = found["ways"][2]["quality"]["value"] - found["ways"][1]["quality"]["value"]
+    assert found["ways"][2]["above"]["value"] == pytest.approx(gap), "the same answer to all has no correlation"
+    assert "nan" not in found["verdict"][0] and found["kept_way"] == "linear"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_are_sent_whatever_the_other_trainings_compute_in(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milkglass.compare.prepare.training_dtype", lambda: dtype)
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 120))
+    found = document(call("compare", model, data, "--out", tmp_path / "o", *SMALL, "--ways", "cape", "--json"))
+    assert found["settings"]["dtype"] == dtype
+    assert [(way["name"], way["state"], way["reason"]) for way in found["ways"]] == [("cape", "done", "")]
 
 
 def test_a_budget_ends_a_comparison_before_a_way_that_would_not_end_in_it(tmp_path: Path) -> None:

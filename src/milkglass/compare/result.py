@@ -121,6 +121,16 @@ class WayResult:
         return max((share.value for share in shares if share is not None), default=math.nan)
 
 
+def worth_of(way: WayResult, is_loss: bool) -> float:
+    """Returns a way's quality, a loss negated, so that more is better; -inf if it has none.
+
+    Answers that are all the same have no correlation, which is nan, and are worth less than any that have one.
+    """
+    if way.quality is None or math.isnan(way.quality.value):
+        return -math.inf
+    return -way.quality.value if is_loss else way.quality.value
+
+
 @dataclass(frozen=True)
 class ComparisonResult:
     """Holds a finished comparison: its ways, with figures, and the verdict on them.
@@ -175,9 +185,8 @@ class ComparisonResult:
         return max(local_ways, key=self.worth, default=None)
 
     def worth(self, way: WayResult) -> float:
-        """Returns the way's quality, a loss negated, so that more is better."""
-        value = way.quality.value if way.quality is not None else -math.inf
-        return -value if self.measure == "loss" else value
+        """Returns the way's quality, a loss negated, so that more is better (`worth_of`)."""
+        return worth_of(way, self.measure == "loss")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of compare.json. It holds some of the user's texts as examples."""

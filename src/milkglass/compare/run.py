@@ -24,7 +24,7 @@ from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.compare import attackers, keep
 from milkglass.compare.answers import losses_of
 from milkglass.compare.chat_rows import TASK, ChatRows
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Reading, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Reading, WayResult, worth_of
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
@@ -38,7 +38,7 @@ from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 5  # the version of the files that a run keeps on disk
+RUN_VERSION = 6  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
@@ -379,10 +379,7 @@ def _with_gap(
 ) -> WayResult:
     """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
     local_ways = [way for way in earlier if way.is_local and way.quality is not None]
-    pick_best = min if setting.rows.task == TASK else max
-    best_local = pick_best(
-        local_ways, key=lambda way: math.nan if way.quality is None else way.quality.value, default=None
-    )
+    best_local = max(local_ways, key=lambda way: worth_of(way, setting.rows.task == TASK), default=None)
     if result.is_local or best_local is None or result.name not in answers:
         return result
     return replace(result, above=_gap(setting, answers[result.name], answers[best_local.name]))

@@ -32,7 +32,7 @@ or training blurred the table. Biases could be one more column and are not used.
 **Limits.** The attack does not find the order inside a cluster (`matching` does). It does not need k, epsilon or the
 special tokens. Public rows that are equal to the last bit cannot be distinguished, so members are right up to these. If
 the table is not a mixture or the budget ends, the remaining rows are ranked by cosine, without any claim: those whose
-ids crossed in any case, the others while the budget lasts.
+ids crossed in any case, the others while the budget lasts. If nothing crossed, all are ranked.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ EXACT_MISFIT = 1e-6  # relative error with which rows in fp32 satisfy their equa
 MAX_MEDIAN_MISFIT = 0.35  # with a larger misfit of the median row the table is not a mixture
 MAX_SKETCH_NOISE = 0.02  # above this noise, more candidates are kept and nothing is projected
 MAX_UNSOLVED_CELLS = 100_000  # the most rows times tokens of one group of all rows that were not solved
+UNSOLVED_BLOCK_ROWS = 512  # about so many rows that were not solved are ranked at a time
 UNSOLVED_TOKENS = 20  # candidates of each row that was not solved, if that group would be larger
 UNSOLVED_TEMPERATURE = 0.05  # the log-likelihood of a candidate is log softmax(cosine / temperature)
 
@@ -460,7 +461,7 @@ def _unsolved_groups(search: ClusterSearch, rows: Ids, budget: Budget) -> Iterat
         )
         return
     rows = most_frequent_first(rows, search.counts)
-    for block in np.array_split(rows, 1 + len(rows) // 512):
+    for block in np.array_split(rows, 1 + len(rows) // UNSOLVED_BLOCK_ROWS):
         if budget.left() <= 0 and not search.counts[block[0]]:
             return
         scores = search.unit_rows[torch.from_numpy(block)] @ tokens.T / UNSOLVED_TEMPERATURE

@@ -270,6 +270,11 @@ def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
     return replace(defence, training=halves_training(settings)) if isinstance(defence, HiddenStateDefence) else defence
 
 
+def in_dtype_of_defence(settings: Hyperparameters, defence: Defence) -> Hyperparameters:
+    """Returns the settings, in fp32 if the defence's two halves are trained together, which is built in fp32 alone."""
+    return settings.model_copy(update={"dtype": "float32"}) if isinstance(defence, HiddenStateDefence) else settings
+
+
 def halves_training(settings: Hyperparameters) -> HalvesTraining:
     """Returns the settings for a model in two halves, whose batches always have a random order.
 
