@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from milkglass import files
+
 DOCS = Path(__file__).parent
 DATA = DOCS.parent / "src" / "milkglass" / "demo" / "data"
 COMPARE_SIZE, AUDIT_SIZE = "1000,914", "1000,900"
@@ -40,8 +42,7 @@ def main() -> None:
     run("compare", "demo:minilm", train, "--validation", test, "--quick", "--out", compared)
     photograph(compared / "compare.html", DOCS / "compare.png", COMPARE_SIZE)
     if not passphrase.exists():
-        passphrase.touch(mode=0o600)
-        passphrase.write_text(secrets.token_urlsafe(16))
+        files.write(passphrase, secrets.token_urlsafe(16) + "\n")
     key = ("--key", folder / "pictured.mgkey", "--passphrase-file", passphrase)
     if not (folder / "scrambled").exists():
         run("obfuscate", "demo:minilm", folder / "scrambled", *key)

@@ -107,9 +107,9 @@ def has_fast_bf16() -> bool:
 
 
 def training_dtype() -> Literal["bfloat16", "float32"]:
-    """Returns the dtype in which a comparison trains: "bfloat16" if the device has instructions for it, or "float32".
+    """Returns "bfloat16" if the device has instructions for it, else "float32".
 
-    It is the dtype of the arithmetic. The weights stay in fp32.
+    Comparisons and the demo train in this dtype. It is the dtype of the arithmetic: the weights stay in fp32.
     """
     import torch
 

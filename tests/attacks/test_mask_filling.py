@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from milkglass.attacks.token_ids.decipherment.reader import tokenizer_of
+from milkglass.attacks.token_ids.decipherment.reader import CausalReader, tokenizer_of
 from milkglass.attacks.token_ids.mask_filling import MaskFilling, find_masks, hidden_spans
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
@@ -112,6 +112,29 @@ def test_context_decides_between_candidates(tokenizer: Tokenizer) -> None:
     guess = MaskFilling().run(transcript, knowledge, Budget(600), np.random.default_rng(0))
     assert guess.running is not None
     assert (guess.running[origin, 0] == own.ids).all()
+
+
+def test_nothing_behind_the_last_mask_is_read(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes no guess, since the reader is causal."""
+    read_texts, seen = CausalReader.read_texts, list[Sequences]()
+
+    def watched(reader: CausalReader, texts: Sequences, numbers: Ids) -> object:
+        seen.append(texts)
+        return read_texts(reader, texts, numbers)
+
+    monkeypatch.setattr(CausalReader, "read_texts", watched)
+    public = [[("the", "the"), (word, "<LOCATION>")] for word in ("france", "yesterday", "banana")] * 2
+    guesses = []
+    for tail in ([], [("and it is far away", "and it is far away")]):
+        private = [[("the capital of", "the capital of"), ("france", "<LOCATION>"), *tail]]
+        transcript, knowledge, own, origin = scene(tokenizer, private, public)
+        guess = MaskFilling().run(transcript, knowledge, Budget(600), np.random.default_rng(0))
+        assert guess.running is not None
+        assert (guess.running[origin, 0] == own.ids).all(), "what is behind the mask is read as it was sent"
+        guesses.append(guess.running[origin[4]].tolist())
+    assert guesses[0] == guesses[1]
+    short, long = ([int(token) for token in texts.ids if token != NO_BELIEF] for texts in seen)
+    assert short == long
 
 
 def test_it_applies_only_where_something_is_masked(tokenizer: Tokenizer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,18 @@ def test_the_tokens_of_every_mean_are_found(shared: Scene) -> None:
     assert sum(len(one.rows) for one in found.solved_groups) == tiny.VOCAB
     for group in found.solved_groups:
         assert sorted(shared.truth.inverse[group.rows].tolist()) == sorted(group.members.tolist())
+
+
+def test_a_short_budget_solves_the_means_that_crossed_most(shared: Scene) -> None:
+    whole = MeanSolve().learn(shared.transcript, knowledge(shared), Budget(), NOTHING)
+    often = max(whole.solved_groups, key=lambda group: int(group.rows.min()))  # not the one that would be tried first
+    transcript = replace(shared.transcript, observations=(
+        *(one for one in shared.transcript.observations if not isinstance(one, Tokens)),
+        Tokens(Sequences.of([often.rows, often.rows])),
+    ))  # fmt: skip
+    found = MeanSolve().learn(transcript, knowledge(shared), Budget.of_work(1e-9), NOTHING)  # one cluster
+    mixed = [group for group in found.solved_groups if group.weights is not None]
+    assert [sorted(group.rows.tolist()) for group in mixed] == [sorted(often.rows.tolist())]
 
 
 def test_a_mean_of_half_precision_is_solved(shared: Scene) -> None:

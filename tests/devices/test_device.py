@@ -29,6 +29,18 @@ def test_the_processor_is_chosen_where_it_is_asked_for(monkeypatch: pytest.Monke
     assert np.shares_memory(device.array(device.tensor(values)), values)  # nothing is copied there
 
 
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_comparison_trains_in_bf16_where_the_processor_has_it(
+    is_fast: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milkglass.demo.run import _dtype_options
+
+    monkeypatch.setenv(device.DEVICE_VARIABLE, "cpu")
+    monkeypatch.setattr(device, "has_fast_bf16", lambda: is_fast)
+    assert device.training_dtype() == dtype
+    assert _dtype_options() == (("--set", "dtype=bfloat16") if is_fast else ())
+
+
 def test_the_gpu_is_chosen_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(device.DEVICE_VARIABLE)
     assert device.current().type == ("cuda" if torch.cuda.is_available() else "cpu")

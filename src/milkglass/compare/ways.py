@@ -507,8 +507,8 @@ def choose_ways(names: Sequence[str], is_quick: bool, takes_all: bool, task: str
 
     Args:
         is_quick: leaves out the ways that take long.
-        takes_all: takes every way for the task, also those of packages, which are otherwise named, and those that
-            take long.
+        takes_all: takes every way for the task, also slow ones and those of packages. Otherwise a package's way runs
+            only if it is named.
 
     Raises:
         UsageError: a name is unknown, or names are given and `takes_all`.

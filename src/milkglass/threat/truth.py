@@ -89,8 +89,8 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], common_limit: int = 
     Args:
         counts: (n,) how often each id occurs in ordinary text.
         pieces: the text of each id.
-        common_limit: how many ids count as common. They are at most half of those that occur, and with them are at
-            most half of those with a letter, rounded up: a text of few words and many numbers has content, too.
+        common_limit: how many ids count as common. Fewer do if these were more than half of the ids that occur, or
+            more than half (rounded up) of those with a letter: short texts have content, too.
     """
     is_content = np.array([any(char.isalpha() for char in piece) for piece in pieces])
     occurs, order = np.asarray(counts) > 0, np.argsort(-np.asarray(counts), kind="stable")

@@ -27,7 +27,8 @@ repeatedly.
 the same, and the equations double. W is drawn once, so the head shows no second draw of its noise. It helps if rounding
 or training blurred the table. Biases could be one more column and are not used.
 
-**Order.** Rows whose ids crossed are tried first, the most frequent first: a short budget solves what is read.
+**Order.** Rows whose ids crossed are tried first, the most frequent first. So a short budget is spent on the rows that
+the texts use.
 
 **Limits.** The attack does not find the order inside a cluster (`matching` does). It does not need k, epsilon or the
 special tokens. Public rows that are equal to the last bit cannot be distinguished, so members are right up to these. If

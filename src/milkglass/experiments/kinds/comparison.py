@@ -271,7 +271,7 @@ def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
 
 
 def in_dtype_of_defence(settings: Hyperparameters, defence: Defence) -> Hyperparameters:
-    """Returns the settings, in fp32 if the defence's two halves are trained together, which is built in fp32 alone."""
+    """Returns the settings for a training of the defence: two halves are trained together in fp32 only."""
     return settings.model_copy(update={"dtype": "float32"}) if isinstance(defence, HiddenStateDefence) else settings
 
 
