@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.captured import read_captured, scene_of
+from milkglass.audit.captured import read_captured, rows_within_limit, scene_of
 from milkglass.audit.defence_scene import scene_of as by_halves
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, Scene
@@ -178,6 +178,7 @@ def test_vectors_are_read_by_their_neighbours(base: Checkpoint, codec: Codec, tm
         ({"text": "we see it", "sent": {"a": 1}}, "line 2"),
         ({"text": "we see it", "sent": "words"}, "line 2"),
         ({"text": "we see it", "sent": [1 << 40]}, "line 2"),
+        ({"text": "we see it", "sent": [0.5, 1.0]}, "line 2.*one list of 2 numbers"),
     ],
 )
 def test_a_row_that_is_none_is_refused_by_its_place(row: dict[str, Any], named: str, tmp_path: Path) -> None:
@@ -200,11 +201,43 @@ def test_ids_of_another_tokenizer_are_refused(base: Checkpoint, codec: Codec, tm
         scene_of(base, read_captured(captured(few, codec, lambda ids: ids))[:9], 1)
 
 
+def test_the_attacker_does_not_have_the_texts_that_are_attacked(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    """Rows that occur twice are on one side only: else whoever has the other half would read them by heart."""
+    path = captured(tmp_path / "rows.jsonl", codec, lambda ids: ids)
+    lines = path.read_text("utf-8").splitlines(True)
+    path.write_text("".join([*lines, *lines[:40], *lines[:40]]), "utf-8")
+    scene = scene_of(base, read_captured(path), 1)
+    private = {ids.tobytes() for ids in scene.truth.tokens}
+    for adversary in scene.adversaries:
+        corpus = adversary.knowledge.corpus
+        if corpus is not None:
+            assert len(corpus) >= 10 and private.isdisjoint(ids.tobytes() for ids in corpus)
+    path.write_text("".join(lines[:12] * 10), "utf-8")
+    with pytest.raises(UsageError, match="texts are left to the attacker"):
+        scene_of(base, read_captured(path), 1)
+
+
+def test_a_text_that_is_too_long_is_left_out(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    path = captured(tmp_path / "rows.jsonl", codec, lambda ids: ids)
+    text = "we see the wound " * codec.max_tokens
+    long = {"text": text, "sent": codec.tokenizer(text)["input_ids"]}
+    path.write_text(path.read_text("utf-8") + json.dumps(long) + "\n", "utf-8")
+    rows, limit = rows_within_limit(base, read_captured(path))
+    assert len(rows) == len(TEXTS) and limit == codec.max_tokens
+    run_ = ("audit", "--captured", path, "--model", base.folder, "--out", tmp_path / "audit", "--budget", "5s")
+    assert f"1 text is left out: longer than the {limit} tokens" in call(*run_).stderr
+
+
 def test_the_command_judges_a_client_and_writes_the_page(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)
     run_ = ("audit", "--captured", path, "--out", tmp_path / "audit", "--budget", "20s")
     refused(call(*run_), 2, "--model")
     refused(call(*run_, "--model", base.folder, "--key", tmp_path / "k"), 2, "--key")
+    for option in (("--text-column", "body"), ("--rows", 30), ("--text", path), ("--skip-empty",)):
+        refused(call(*run_, "--model", base.folder, *option), 2, f"{option[0]} is not used with --captured")
+    refused(call(*run_, "--model", base.folder, "--layer", 2), 2, "--layer is for captured vectors")
+    for option in (("--layer", 1), ("--server-model", base.folder), ("--label-column", "x"), ("--out", tmp_path / "o")):
+        refused(call("audit", "--records", path, *option), 2, f"{option[0]} is not used with --records")
     refused(call("audit"), 2, "--captured")
     refused(call("audit", "--text", path, "--layer", 2), 2, "--layer")
     refused(call("audit", "--text", path, "--server-model", base.folder), 2, "--server-model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.audit.defence_scene import _matching_places, _pieces, scene_of, sent_and_original
+from milkglass.audit.defence_scene import _matching_places, _pieces, replaced_and_cut, scene_of, sent_and_original
 from milkglass.audit.report.findings import all_findings
 from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import key_from, public_codec
-from milkglass.defences.sanitized_text import SanitizedTextClient
+from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizedTextClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -65,6 +66,41 @@ def test_pieces_of_a_word_belong_to_the_word_in_its_place(codec: Codec) -> None:
     assert (origin == NO_BELIEF).sum() == sum(tuple(row) not in set(map(tuple, other.tolist())) for row in own)
     same = own[:, 1] == 5
     assert spelled(codec, before.ids[same]) == spelled(codec, after.ids[origin[same]])
+
+
+class Renaming(ReplacedTextClient):
+    """Sends `mask` in place of each "nurse"."""
+
+    mask = "MASK"
+
+    def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+        found = []
+        for text in texts:
+            words = re.split("(nurse)", text)
+            found.append((words, [self.mask if word == "nurse" else word for word in words]))
+        return found
+
+
+@pytest.mark.parametrize("mask", ["MASK", "the very long name of somebody else"])
+def test_what_is_cut_off_is_not_replaced(mask: str, base: Checkpoint, codec: Codec) -> None:
+    """A text longer than the model reads loses its end, with a mask or without one."""
+    limited = replace(codec, max_tokens=60)
+    client = Renaming(limited, bytes(32), {"name": "renaming"})
+    object.__setattr__(client, "mask", mask)
+    texts = ["the nurse called", "we see the wound", "the nurse called " * 60]
+    sent, original, _ = sent_and_original(client, texts)
+    is_replaced, is_cut = replaced_and_cut(client, texts)
+    assert len(original.ids) == len(is_replaced) == len(is_cut) and not (is_replaced & is_cut).any()
+    short = int(original.lengths[:2].sum())
+    assert "".join(spelled(codec, original.ids[:short][is_replaced[:short]])).replace("##", "") == "nurse"
+    assert not is_cut[:short].any() and (sent.lengths[2], original.lengths[2]) == (60, 60), "both long texts are cut"
+    parts = client.parts(texts[2:])
+    (_, rows), (_, sent_rows) = (_pieces(limited, [pieces[of] for pieces in parts]) for of in (0, 1))
+    masks = {int(piece) for piece in range(1, len(parts[0][0]), 2)}
+    masks_sent, masked = ({*found.tolist()} & masks for found in (sent_rows[:, 1], rows[is_replaced[short:], 1]))
+    assert masked == masks_sent & {*rows[:, 1].tolist()} and masked
+    cut = is_cut[short:-1]
+    assert cut.any() == (mask != "MASK") and (np.diff(cut.astype(int)) >= 0).all(), "a longer mask cuts the end"
 
 
 def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from milkglass.compare import run as run_module
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way, weighted_correlation
+from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, EncoderWay, choose_ways
@@ -32,6 +32,7 @@ from milkglass.threat.defence import LabelledTexts
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.cli.test_coarse import rows, written
+from tests.cli.test_compare_quality import difference
 from tests.warm import warm_workers
 
 __all__ = ["warm_workers"]
@@ -95,7 +96,7 @@ def way(name: str, group: Group, value: float, above: float | None = None, read:
             "an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05, masks={"masks guessed": 0.5}
         )
     )
-    gap = None if above is None else Interval(above, above - 0.02, above + 0.02, 400)
+    gap = None if above is None else difference(above, above - 0.02, above + 0.02)
     return WayResult(
         name, f"the way {name}", group, "done", quality=Interval(value, value - 0.03, value + 0.03, 400), above=gap,
         reading=seen, seconds=0.1, setup=9.0, bytes=0 if read is None else 200, trust="somebody", command=f"run {name}",
@@ -136,8 +137,12 @@ def test_a_way_that_shows_numbers_does_not_hide_the_text() -> None:
     numbers = replace(one, reading=replace(one.reading, numbers=Interval(0.46, 0.4, 0.5, 99)))
     first = compared(numbers).verdict[0]
     assert first.startswith("No way here hides your text") and "46 % of the numbers are read" in first
-    words_alone = replace(one, reading=replace(one.reading, content=None, names=None, numbers=None))
-    assert "unknown share" in compared(words_alone).verdict[0]
+    nothing_known = replace(one.reading, tokens=None, content=None, names=None, numbers=None)
+    unknown = compared(replace(one, reading=nothing_known)).verdict[0]
+    assert unknown.startswith("No way here hides your text") and "unknown share" in unknown
+    all_tokens = replace(nothing_known, tokens=Interval(0.9, 0.8, 1, 99), numbers=Interval(0.02, 0, 0.1, 99))
+    readable = compared(replace(one, reading=all_tokens)).verdict[0]
+    assert readable.startswith("No way here hides your text") and "90 % of all its tokens" in readable
 
 
 def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
@@ -146,9 +151,9 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     assert first.startswith("No way here is shown to beat naming the commonest class") and second.startswith("Keep it")
     assert not any("commonest" in one for one in compared(way("commonest", "nothing is sent", 0.40)).verdict)
     result = compared(way("commonest", "nothing is sent", 0.64), way("ids", "words are scrambled", 0.6, -0.12, 0.6))
-    unclear = replace(result, over_commonest=Interval(0.08, -0.01, 0.17, 400))
+    unclear = replace(result, over_commonest=difference(0.08, -0.01, 0.17))
     assert verdict(unclear)[0].startswith("No way here is shown to beat naming the commonest class")
-    clear = replace(result, over_commonest=Interval(0.08, 0.01, 0.15, 400))
+    clear = replace(result, over_commonest=difference(0.08, 0.01, 0.15))
     assert verdict(clear)[0].startswith("Keep it here")
 
 
@@ -218,13 +223,6 @@ def test_a_way_is_read_back_as_it_was_kept() -> None:
     for one in (HOME, way("ids", "words are scrambled", 0.6, -0.1, 0.3)):
         again = read_way(json.loads(json.dumps(compared(one).to_json()["ways"][1])))
         assert repr(again) == repr(one) and math.isnan(again.share_read) == math.isnan(one.share_read)
-
-
-def test_weighted_correlation_is_pearsons_of_the_drawn_rows() -> None:
-    rng = np.random.default_rng(0)
-    one, other, counts = rng.normal(size=30), rng.normal(size=30), rng.multinomial(30, [1 / 30] * 30, 4)
-    for row, found in zip(counts, weighted_correlation(one, other, counts), strict=True):
-        assert found == pytest.approx(np.corrcoef(np.repeat(one, row), np.repeat(other, row))[0, 1])
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------
@@ -462,7 +460,13 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     refused(call("compare", model, few, "--epochs", "0"), 2, "--epochs is 0")
     refused(call("compare", model, data, "--keep", tmp_path / "o", "--out", tmp_path / "o"), 2, "--keep")
     other = written(tmp_path / "other.jsonl", [{"text": "a", "label": "new"}, {"text": "b", "label": "newer"}])
-    refused(call("compare", model, data, "--validation", other), 2, "training rows'")
+    refused(
+        call("compare", model, data, "--validation", other),
+        5,
+        "line 1 of other.jsonl has no label that rows.jsonl has, nor has any of 1 more",
+    )
+    few_asked = written(tmp_path / "asked.jsonl", rows(1000, 30))
+    refused(call("compare", model, data, "--validation", few_asked), 5, "30 rows, 40 are needed")
     assert not list(tmp_path.glob("milkglass-compare"))
 
 
@@ -493,7 +497,8 @@ def test_other_columns_of_a_file_are_other_rows(tmp_path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["Title", "Body", "Topic", "Tone"])
-        writer.writerows([one["text"], "the same", one["label"], str(rng.integers(2))] for one in made)
+        for number, one in enumerate(made):
+            writer.writerow([one["text"], f"much the same, {number}", one["label"], str(rng.integers(2))])
     run = ("compare", model, path, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
     first = document(call(*run, "--text-column", "Title", "--label-column", "Topic"))
     for text, label in (("Title", "Tone"), ("Body", "Topic")):

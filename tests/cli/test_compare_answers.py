@@ -15,9 +15,10 @@ import pytest
 from milkglass.compare import answers, chat_rows, keep
 from milkglass.compare.answers import ChatPreparer
 from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, user_text
+from milkglass.compare.quality import difference_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
-from milkglass.compare.run import loss_gap, read_way
+from milkglass.compare.run import read_way
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, choose_ways
 from milkglass.defences.catalogue import defence_of
@@ -32,6 +33,7 @@ from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Example, examples_of, summarise
 from tests import tiny
 from tests.cli.kit import call, document, refused
+from tests.cli.test_compare_quality import asked, difference
 from tests.warm import warm_workers
 
 __all__ = ["warm_workers"]
@@ -41,14 +43,14 @@ DAYS = ("monday", "friday", "sunday")
 SMALL = ("--epochs", 1, "--learning-rate", "3e-3", "--attacks", "1s", "--max-length", 96)
 
 
-def instructions(count: int) -> list[dict[str, str]]:
-    """Rows that a model of some thousand numbers can learn: the answer repeats words of the question."""
-    rng = np.random.default_rng(0)
+def instructions(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Different rows that a model of some thousand numbers can learn: the answer repeats words of the question."""
+    rng = np.random.default_rng(seed)
     result = []
-    for _ in range(count):
-        name, day, room = rng.choice(NAMES), rng.choice(DAYS), rng.integers(10, 99)
-        asked = f"please tell {name} about the scan on {day}, room {room}"
-        result.append({"instruction": asked, "output": f"the nurse called {name} about {day}"})
+    for room in range(100 * seed + 10, 100 * seed + 10 + count):
+        name, day = rng.choice(NAMES), rng.choice(DAYS)
+        question = f"please tell {name} about the scan on {day}, room {room}"
+        result.append({"instruction": question, "output": f"the nurse called {name} about {day}"})
     return result
 
 
@@ -69,8 +71,9 @@ def read(base: Checkpoint, path: Path, max_length: int = 96, extent: ComparisonS
 # --- rows -------------------------------------------------------------------------------------------------------------
 def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_cut(tmp_path: Path) -> None:
     base = Checkpoint.open(model(tmp_path / "model"))
-    long = [{"instruction": "please call", "output": "the nurse called about the results of the scan " * 20}] * 3
-    lost = [{"instruction": "the results of the scan " * 60, "output": "yes"}] * 2
+    long_answer = "the nurse called about the results of the scan " * 20
+    long = [{"instruction": f"please call {number}", "output": long_answer} for number in range(3)]
+    lost = [{"instruction": f"{number} the results of the scan " * 60, "output": "yes"} for number in range(2)]
     data = written(tmp_path / "rows.jsonl", [*long, *instructions(150), *lost])
     found = read(base, data)
     assert (len(found.asked), len(found.chats)) == (40, 113)
@@ -87,7 +90,8 @@ def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_c
 
 def test_rows_of_a_second_file_are_asked_about(tmp_path: Path) -> None:
     base = Checkpoint.open(model(tmp_path / "model"))
-    data, other = (written(tmp_path / name, instructions(count)) for name, count in (("a.jsonl", 90), ("b.jsonl", 60)))
+    data = written(tmp_path / "a.jsonl", instructions(90))
+    other = written(tmp_path / "b.jsonl", instructions(60, seed=1))
     found = read(base, data, extent=ComparisonSize(rows=50), validation=DataFile(other))
     assert (len(found.asked), len(found.chats)) == (50, 90)
 
@@ -158,7 +162,7 @@ def test_replaced_tokens_are_the_users_alone(tmp_path: Path) -> None:
 def way(name: str, group: Group, value: float, above: float | None = None, read: float | None = None) -> WayResult:
     """A way with this loss, so far above that of what the user has alone, of which this share is read."""
     seen = None if read is None else Reading("an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05)
-    gap = None if above is None else Interval(above, above - 0.02, above + 0.02, 40)
+    gap = None if above is None else difference(above, above - 0.02, above + 0.02)
     return WayResult(
         name, f"the way {name}", group, "done", quality=Interval(value, value - 0.1, value + 0.1, 40), above=gap,
         reading=seen, seconds=0.1, setup=9.0, bytes=0 if read is None else 200, trust="somebody", command=f"run {name}",
@@ -210,9 +214,9 @@ def test_the_page_and_the_picture_of_losses() -> None:
 
 def test_a_gap_of_losses_weighs_rows_by_their_tokens() -> None:
     ours, theirs = np.array([2.0, 30.0, 2.0, 10.0]), np.array([4.0, 30.0, 2.0, 10.0])  # losses of two rows, then tokens
-    assert loss_gap(ours, theirs).value == pytest.approx((32 - 34) / 12)
-    same = loss_gap(ours, ours)
-    assert (same.value, same.low, same.high) == (0, 0, 0)
+    assert difference_of(asked([0, 0], "causal-lm"), ours, theirs).value == pytest.approx((32 - 34) / 12)
+    same = difference_of(asked([0, 0], "causal-lm"), ours, ours)
+    assert (same.value, same.low, same.high, same.p_value) == (0, 0, 0, 1)
 
 
 def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tmp_path: Path) -> None:

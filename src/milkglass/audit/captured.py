@@ -8,9 +8,9 @@ A row of a captured file holds a text and what crossed for it:
 
 Where ids are sent, the vendor's server has a model of its own, whose table attacks read too if its folder is given.
 
-A random half of the rows is attacked. An attacker has the texts of the other half; a second one, who can run the
-client as its vendor can, has what was sent for them as well. The public model's own ids or states are a control: all of
-it is read.
+A random half of the rows is attacked. An attacker has the texts of the other half, without those that are among the
+attacked ones or hold one. A second one, who can run the client as its vendor can, has what was sent for them as well.
+The public model's own ids or states are a control: all of it is read.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import numpy as np
 import torch
 
 from milkglass.attacks.embeddings.sparse import equal_rows
+from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import truth_of
-from milkglass.audit.scene import ALIKE, KNOWN, Adversary, Scene, require_enough
+from milkglass.audit.scene import ALIKE, KNOWN, Adversary, Scene, require_attacker_texts, require_enough
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, EmptyText
@@ -82,6 +83,16 @@ def read_captured(path: Path) -> list[CapturedRow]:
     return rows
 
 
+def rows_within_limit(base: Checkpoint, rows: Sequence[CapturedRow]) -> tuple[list[CapturedRow], int]:
+    """Returns the rows whose text is no longer than what the public model reads, and that limit in tokens.
+
+    What was sent for the end of a longer text cannot be told from what was sent for its beginning.
+    """
+    codec = public_codec(base)
+    encoded = codec.tokenizer([row.text for row in rows], split_special_tokens=True)["input_ids"]
+    return [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= codec.max_tokens], codec.max_tokens
+
+
 def _read_rows(path: Path) -> Iterator[CapturedRow]:
     for place, row in json_rows(path):
         text = text_of(place, row, "text")
@@ -103,6 +114,12 @@ def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
             vectors = np.array(value, np.float32)
             if np.isfinite(vectors).all():
                 return "vectors", vectors
+    if isinstance(value, list) and value and all(type(number) in (int, float) for number in value):
+        raise CodecError(
+            f"{place}: what was sent is one list of {len(value):,} numbers, and not all are ids from 0 to "
+            f"{MAX_ID - 1:,}",
+            'is it a vector? give "sent": [[0.5, 1.0]], a list of vectors',
+        )
     raise CodecError(
         f"{place}: what was sent is no list of ids from 0 to {MAX_ID - 1:,}, no text, and no vectors of one length",
         'give "sent": [1, 2], "sent": "words" or "sent": [[0.5, 1.0]]',
@@ -129,6 +146,9 @@ def scene_of(
     middle = len(rows) // 2
     private, attacker_rows = ([rows[i] for i in part] for part in (order[:middle], order[middle:]))
     require_enough(private, "the attacked half of the captured rows")
+    texts_left = decontaminate([row.text for row in attacker_rows], [row.text for row in private])
+    attacker_rows = [attacker_rows[index] for index in texts_left.tolist()]
+    require_attacker_texts(ALIKE, len(attacker_rows))
     client = _CapturedClient(base, codec, layer)
     private_sent, attacker_sent = client.sent_texts(private), client.sent_texts(attacker_rows)
     truth = replace(

@@ -240,6 +240,34 @@ def sent_and_original(
     return sent, original, _matching_places(piece_rows, sent_piece_rows)
 
 
+def replaced_and_cut(client: ReplacedTextClient, texts: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Returns for each token of the texts whether another part is sent in its place, and whether it is cut off.
+
+    A token of a part that is sent as it is, but behind the limit of tokens, is cut off. So is one whose replacement is.
+    """
+    parts = client.parts(texts)
+    _, piece_rows = _pieces(client.codec, [words for words, _ in parts])
+    _, sent_piece_rows = _pieces(client.codec, [words for _, words in parts])
+    piece_counts = np.array([len(words) for words, _ in parts], np.int64)
+    is_changed = np.concatenate([[one != other for one, other in zip(*pair, strict=True)] for pair in parts] or [[]])
+    first_pieces = np.cumsum(piece_counts) - piece_counts
+
+    def is_ordinary(rows: Ids) -> NDArray[np.bool_]:
+        return (rows[:, 1] >= 0) & (rows[:, 1] < piece_counts[rows[:, 0]])
+
+    last_sent = np.full(len(parts), -1, np.int64)
+    ordinary_rows = sent_piece_rows[is_ordinary(sent_piece_rows)]
+    np.maximum.at(last_sent, ordinary_rows[:, 0], ordinary_rows[:, 1])
+    is_part = is_ordinary(piece_rows)
+    is_replaced = np.zeros(len(piece_rows), np.bool_)
+    part_rows = piece_rows[is_part]
+    is_replaced[is_part] = is_changed[first_pieces[part_rows[:, 0]] + part_rows[:, 1]].astype(np.bool_)
+    is_behind = piece_rows[:, 1] > last_sent[piece_rows[:, 0]]
+    is_missing = _matching_places(piece_rows, sent_piece_rows) == NO_BELIEF
+    is_cut = is_part & np.where(is_replaced, is_behind, is_missing)
+    return is_replaced & ~is_cut, is_cut
+
+
 def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
     """Returns the same mechanism on the attacker's own texts, with the attacker's own draws."""
 

@@ -183,10 +183,14 @@ def require_texts(scene: Scene, names: Iterable[str]) -> None:
     """Raises UsageError if one of these attackers has too little text left."""
     corpora = {adversary.name: adversary.knowledge.corpus for adversary in scene.adversaries}
     for name in names:
-        texts_left = len(corpora.get(name) or ())
-        if texts_left < MIN_ATTACKER_TEXTS:
-            raise UsageError(
-                f"{texts_left} texts are left to the attacker who has {ATTACKER_WORDS.get(name, name)}, without those "
-                f"that contain what you send or are part of it; {MIN_ATTACKER_TEXTS} are needed",
-                "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
-            )
+        require_attacker_texts(name, len(corpora.get(name) or ()))
+
+
+def require_attacker_texts(name: str, texts_left: int) -> None:
+    """Raises UsageError if too few texts are left to the attacker of this name."""
+    if texts_left < MIN_ATTACKER_TEXTS:
+        raise UsageError(
+            f"{texts_left} texts are left to the attacker who has {ATTACKER_WORDS.get(name, name)}, without those "
+            f"that contain what you send or are part of it; {MIN_ATTACKER_TEXTS} are needed",
+            "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
+        )

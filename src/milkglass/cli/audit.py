@@ -15,6 +15,7 @@ from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
     KeyOptions,
+    command_line_options,
     open_original,
     refuse_unused,
     require_file,
@@ -104,11 +105,7 @@ def audit(
     With --records, read the topics of encrypted answers, which hardware does not hide; what is read is printed.
     """
     if records is not None:
-        unused = {
-            "--key": options.key, "--text": text, "--public": public, "--known": known, "--captured": captured,
-            "--model": options.model, "--server-transcript": server_transcript, "--rows": rows,
-        }  # fmt: skip
-        refuse_unused("with --records", unused)
+        refuse_unused("with --records", command_line_options(context, {"records", "budget", "seed", "as_json"}))
         require_file(records, "give a file in JSON Lines")
         from milkglass.audit import records as encrypted
 
@@ -118,11 +115,8 @@ def audit(
         emit(as_json, topics_audit.to_json(), f"{summary}\n{table(topics_audit.table_rows())}")
         return
     if captured is not None:
-        unused = {
-            "--key": options.key, "--text": text, "--public": public, "--known": known,
-            "--server-transcript": server_transcript, "--rows": rows,
-        }  # fmt: skip
-        refuse_unused("with --captured", unused)
+        used = {"captured", "model", "layer", "server_model", "out", "budget", "seed", "as_json"}
+        refuse_unused("with --captured", command_line_options(context, used))
         audit_captured(context, captured, options.model, server_model, layer, out, budget, seed, as_json)
         return
     if text is None:
@@ -186,9 +180,16 @@ def audit_captured(
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path)
-    from milkglass.audit.captured import digest, read_captured, scene_of
+    from milkglass.audit.captured import digest, read_captured, rows_within_limit, scene_of
 
-    rows, base = read_captured(path), open_original(model)
+    all_rows = read_captured(path)
+    if layer and all_rows[0].kind != "vectors":
+        raise UsageError(f"--layer is for captured vectors, and {path.name} has {all_rows[0].kind}", "leave it out")
+    base = open_original(model)
+    rows, max_tokens = rows_within_limit(base, all_rows)
+    if left_out_count := len(all_rows) - len(rows):
+        left_out = "1 text is" if left_out_count == 1 else f"{left_out_count:,} texts are"
+        note(f"{left_out} left out: longer than the {max_tokens:,} tokens that {base.folder.name} reads")
     served_model = None if server_model is None else open_original(str(server_model))
     kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")

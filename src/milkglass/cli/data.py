@@ -80,6 +80,7 @@ def data(
 def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
     """Writes the user's rows, or the first `max_rows`, as JSON Lines. Prints the columns that are read, and classes."""
     from milkglass.rows.examples import read_examples, read_texts, summarise
+    from milkglass.rows.repeats import Repeats
     from milkglass.rows.write import write_examples
 
     blank, empty, columns = list[int](), list[int](), source.columns_by_role()
@@ -96,6 +97,9 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
         note(classes_text(summary))
         if warning := label_warning(summary):
             note(warning)
+    repeats = Repeats.of(read_examples(out))
+    if notes := [*filter(None, (repeats.equal_text(), repeats.contradiction_text()))]:
+        note(f"warning: {'; '.join(notes)}")
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.audit import read_examples
-from milkglass.audit.defence_scene import scene_of
+from milkglass.audit.defence_scene import replaced_and_cut, scene_of
 from milkglass.audit.key_audit import limit_threads
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.resume import ResumeStore
@@ -21,12 +21,11 @@ from milkglass.compare.result import Reading
 from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.experiments.procedures.trials import TrainedHalves
-from milkglass.metrics.interval import ratio
+from milkglass.metrics.interval import Interval, ratio
 from milkglass.metrics.recovery import floor_accuracies
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
-from milkglass.threat.guess import NO_BELIEF
 
 ALL_READ = "nothing: it is sent as it is"
 
@@ -61,15 +60,23 @@ def reading_of(
         return Reading("", "", None, None, guess=guess, cut=is_cut, more=bag)
     examples = read_examples(scene, finished, best, setting.seed)
     reading = finished.readings.get((best.adversary, best.attack))
-    masks = _masks(scene, reading) if isinstance(cell.client, MaskingClient) and reading is not None else {}
+    masks = dict[str, float]()
+    if isinstance(cell.client, MaskingClient) and reading is not None:
+        masks = _masks(scene, cell.client, private, reading)
     tokens = best.measures.get("tokens top-1")
+
+    def most_read(word_class: str) -> Interval | None:
+        """Returns the largest share of the words of a class that any attack reads."""
+        shares = [result.by_class[word_class] for result in finished.results if word_class in result.by_class]
+        return max(shares, key=lambda share: share.value, default=None)
+
     more = _masks_in_words(masks)
     if not has_content and tokens is not None:
         noun = "content word" if "name" in best.by_class else "name or content word"
         more = (f"{100 * tokens.value:.0f} % of all tokens; no {noun} was recognised in the texts", *more)
     return Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_content else None,
-        best.by_class.get("name"), best.by_class.get("number"), guess, is_cut,
+        most_read("name"), most_read("number"), guess, is_cut,
         more, masks, max(examples, key=lambda example: len(example.original), default=None),
     )  # fmt: skip
 
@@ -89,20 +96,20 @@ def _guessing_share(scene: Scene) -> float:
     return floor_accuracies(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
 
 
-def _masks(scene: Scene, reading: Ids) -> dict[str, float]:
-    """Returns how many names and numbers masking left, and how many hidden tokens were guessed (`Reading.masks`)."""
+def _masks(scene: Scene, client: MaskingClient, private: Sequence[str], reading: Ids) -> dict[str, float]:
+    """Returns how many names and numbers masking left, and how many hidden tokens were guessed (`Reading.masks`).
+
+    Tokens that are cut off, since the text is longer than the model reads, are neither left nor masked.
+    """
     truth, texts = scene.truth, scene.texts
-    assert truth.origin is not None and texts is not None
+    assert texts is not None
     tokens = truth.tokens.ids
-    has_origin = truth.origin != NO_BELIEF
-    is_unchanged = np.zeros(len(tokens), np.bool_)
-    is_unchanged[has_origin] = truth.sent.ids[truth.origin[has_origin]] == tokens[has_origin]
-    is_masked = ~is_unchanged & truth.ordinary[tokens]
+    is_masked, is_cut = replaced_and_cut(client, private)
     result = dict[str, float]()
     for share, count, is_counted, is_hit in (
-        ("names left", "name tokens", texts.is_name, is_unchanged),
-        ("numbers left", "number tokens", texts.is_number, is_unchanged),
-        ("masks guessed", "masked tokens", is_masked, reading == tokens),
+        ("names left", "name tokens", texts.is_name & ~is_cut, ~is_masked),
+        ("numbers left", "number tokens", texts.is_number & ~is_cut, ~is_masked),
+        ("masks guessed", "masked tokens", is_masked & truth.ordinary[tokens], reading == tokens),
     ):
         if is_counted.any():
             result |= {share: float(is_hit[is_counted].mean()), count: int(is_counted.sum())}

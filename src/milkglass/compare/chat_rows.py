@@ -12,7 +12,15 @@ import numpy as np
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import step_count
-from milkglass.compare.rows import HELD_OUT_SHARE, MAX_ATTACKED, ComparisonRows, digest_of
+from milkglass.compare.rows import (
+    HELD_OUT_SHARE,
+    MAX_ATTACKED,
+    ComparisonRows,
+    digest_of,
+    repeat_notes,
+    require_rows,
+    require_trainable,
+)  # fmt: skip
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.device import training_dtype
 from milkglass.errors import CodecError, naming_texts
@@ -21,6 +29,7 @@ from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
+from milkglass.rows.repeats import distinct_indices, other_indices
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 
@@ -104,25 +113,27 @@ class ChatRows(ComparisonRows):
         rows = _MeasuredRows.read(codec, data, max_length)
         files = [data] if validation is None else [data, validation]
         validation_rows = None if validation is None else _MeasuredRows.read(codec, validation, max_length)
-        order = np.random.default_rng(seed).permutation(len(rows.examples)).tolist()
+        distinct = distinct_indices(rows.examples)
+        order = [distinct[i] for i in np.random.default_rng(seed).permutation(len(distinct)).tolist()]
         answered_indices = [index for index in order if index not in rows.unanswered_indices]
         uncut_indices = [index for index in answered_indices if index not in rows.cut_indices]
         count = min(extent.rows, max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(answered_indices))))
-        if validation_rows is None and len(uncut_indices) < 2 * MIN_HELD_OUT:
-            fault = (
-                f"{data.name} has {len(uncut_indices)} rows within {max_length} tokens, {2 * MIN_HELD_OUT} are needed"
-            )
-            raise CodecError(fault, "give more rows, a larger --max-length, or --validation too")
         if validation_rows is None:
-            held_out_indices = set(uncut_indices[:count])
+            longer = "a larger --max-length, or --validation too"
+            equal_count = len(rows.examples) - len(distinct)
+            require_rows(data.name, len(uncut_indices), 2 * MIN_HELD_OUT, equal_count, longer, max_length)
+            held_out_indices = {*uncut_indices[:count]}
             held_out_examples = [rows.examples[i] for i in uncut_indices[:count]]
+            answered_indices = [index for index in answered_indices if index not in held_out_indices]
         else:
-            held_out_indices = set()
             held_out_examples = validation_rows.uncut_examples(seed)[: extent.rows]
-            if not held_out_examples:
-                fault = f"{files[1].name} has no row within {max_length} tokens"
-                raise CodecError(fault, "give a larger --max-length")
-        train_indices = [index for index in answered_indices if index not in held_out_indices]
+            equal_count = len(validation_rows.examples) - len(distinct_indices(validation_rows.examples))
+            name = files[1].name
+            require_rows(name, len(held_out_examples), MIN_HELD_OUT, equal_count, "a larger --max-length", max_length)
+        candidates = [rows.examples[index] for index in answered_indices]
+        train_indices = [answered_indices[i] for i in other_indices(candidates, held_out_examples)]
+        asked_count = len(answered_indices) - len(train_indices)
+        require_trainable(data.name, len(train_indices), asked_count)
         chats = [rows.examples[index] for index in train_indices]
         train, held_out = (
             LabelledTexts([user_text(example) for example in part], [0] * len(part))
@@ -133,7 +144,7 @@ class ChatRows(ComparisonRows):
             names=(), train=train, held_out=held_out, digest=digest_of(chats, held_out_examples), task=TASK,
             chats=tuple(chats), asked=tuple(held_out_examples),
             extent=extent, max_row_tokens=max(lengths), cut_count=len({*rows.cut_indices} & {*train_indices}),
-            left_out_count=len(rows.unanswered_indices),
+            left_out_count=len(rows.unanswered_indices), repeats_notes=repeat_notes(rows.examples, asked_count),
         )  # fmt: skip
 
     @property
@@ -179,7 +190,7 @@ class ChatRows(ComparisonRows):
         if self.left_out_count:
             left_out = "1 row is left out" if self.left_out_count == 1 else f"{self.left_out_count:,} rows are left out"
             words.append(f"{left_out}: no answer begins within {max_length} tokens")
-        return tuple(words)
+        return (*words, *self.repeats_notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,9 +224,11 @@ class _MeasuredRows:
         return cls(examples, lengths, frozenset(cut_indices), frozenset(unanswered_indices))
 
     def uncut_examples(self, seed: int) -> list[Example]:
-        """Returns the rows that are not cut, in the seed's order."""
-        order = np.random.default_rng(seed).permutation(len(self.examples)).tolist()
-        return [self.examples[i] for i in order if i not in self.cut_indices | self.unanswered_indices]
+        """Returns the different rows that are not cut, in the seed's order."""
+        distinct = distinct_indices(self.examples)
+        order = [distinct[i] for i in np.random.default_rng(seed).permutation(len(distinct)).tolist()]
+        left_out_indices = {*self.cut_indices, *self.unanswered_indices}
+        return [self.examples[i] for i in order if i not in left_out_indices]
 
 
 def user_text(example: Example) -> str:

@@ -63,7 +63,7 @@ def prepare(
     training = Hyperparameters(**{**settings, **head, "dtype": training_dtype(), "seed": seed})
     training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
-    notes = [cut_words(base, rows.train, training.max_length)]
+    notes = [*rows.repeats_notes, cut_words(base, rows.train, training.max_length)]
     if rows.train.pairs is not None:
         notes.append("Of a pair the first text is attacked, though both are sent")
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))

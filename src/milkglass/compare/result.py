@@ -21,15 +21,27 @@ UNCHANGED_GROUPS: tuple[Group, ...] = ("confidential hardware", "sent as it is")
 State = Literal["done", "does not apply", "not run", "failed"]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Says what the strongest attack reads of what a way sends.
+@dataclass(frozen=True, slots=True)
+class Difference(Interval):
+    """Holds the difference of two ways' qualities in the same rows, with its interval.
 
     Attributes:
-        attack: the attack's title; "" if nothing has to be attacked.
+        p_value: how likely chance alone makes so large a difference, in either direction, if both ways are alike.
+    """
+
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Says what attacks read of what a way sends.
+
+    Attributes:
+        attack: the title of the attack that reads most content words; "" if nothing has to be attacked.
         adversary: the attacker's name.
-        tokens, content, names, numbers: the share of all tokens, of names and other content words, of names, and of
-            tokens in a number. None: the texts have none, or this attack reads no places.
+        tokens, content: the share of all tokens, and of names and other content words, that this attack reads. None:
+            the texts have none, or this attack reads no places.
+        names, numbers: the largest share of names, and of tokens in a number, that any attack reads. None: as above.
         guess: the share of all tokens that the commonest one has: what guessing gives.
         cut: whether the time ended attacks that may read more.
         more: further figures in words, such as what masking left.
@@ -89,7 +101,7 @@ class WayResult:
     reason: str = ""
     quality: Interval | None = None
     more: Mapping[str, float] = field(default_factory=dict)
-    above: Interval | None = None
+    above: Difference | None = None
     reading: Reading | None = None
     seconds: float = math.nan
     setup: float = math.nan
@@ -114,10 +126,14 @@ class WayResult:
 
     @property
     def largest_share_read(self) -> float:
-        """Returns the largest share that is read of content words, of names or of numbers; nan if none is known."""
-        if self.is_local:
-            return 0.0
-        shares = [] if self.reading is None else [self.reading.content, self.reading.names, self.reading.numbers]
+        """Returns the largest share that is read of content words, of names or of numbers; nan if none is known.
+
+        The share of all tokens stands for content words where the texts have none.
+        """
+        if self.is_local or self.reading is None:
+            return 0.0 if self.is_local else math.nan
+        reading = self.reading
+        shares = [reading.tokens if reading.content is None else reading.content, reading.names, reading.numbers]
         return max((share.value for share in shares if share is not None), default=math.nan)
 
 
@@ -161,7 +177,7 @@ class ComparisonResult:
     classes: int
     ways: tuple[WayResult, ...]
     verdict: tuple[str, ...] = ()
-    over_commonest: Interval | None = None
+    over_commonest: Difference | None = None
     seconds: float = math.nan
     kept: str = ""
     kept_way: str = ""

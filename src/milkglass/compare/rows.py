@@ -14,10 +14,114 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, checked_summary, read_examples
+from milkglass.rows.repeats import Repeats, distinct_indices, other_indices
 from milkglass.threat.defence import LabelledTexts
 
 HELD_OUT_SHARE = 0.2  # of the rows that are asked about; MIN_HELD_OUT at least
 MAX_ATTACKED = 1_000  # texts that are attacked
+
+
+@dataclass(frozen=True, eq=False)
+class SplitRows:
+    """Holds rows that are trained with, and others that are asked about: none asks the same as one of the others.
+
+    Attributes:
+        notes: sentences on rows that repeat others.
+    """
+
+    train: list[Example] = field(repr=False)
+    held_out: list[Example] = field(repr=False)
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: DataFile, validation: DataFile | None, seed: int, max_rows: int | None) -> SplitRows:
+        """Reads the rows. Rows that are equal in question and answer count once.
+
+        Args:
+            validation: the rows that are asked about. None: a random fifth of the data.
+            seed: decides that fifth.
+            max_rows: how many random rows of the data are taken. None: all.
+
+        Raises:
+            CodecError: there are too few rows.
+        """
+        all_rows = list(read_examples(data))
+        rows = [all_rows[index] for index in distinct_indices(all_rows)]
+        order = np.random.default_rng(seed).permutation(len(rows))[:max_rows]
+        if validation is None:
+            require_rows(data.name, len(order), 2 * MIN_HELD_OUT, len(all_rows) - len(rows), "or --validation too")
+            count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(order)))
+            held_out, order = [rows[i] for i in order[:count]], order[count:]
+        else:
+            validation_rows = list(read_examples(validation))
+            held_out = [validation_rows[index] for index in distinct_indices(validation_rows)]
+            require_rows(validation.name, len(held_out), MIN_HELD_OUT, len(validation_rows) - len(held_out))
+        candidates = [rows[i] for i in order]
+        train = [candidates[index] for index in other_indices(candidates, held_out)]
+        require_trainable(data.name, len(train), len(candidates) - len(train))
+        return cls(train, held_out, repeat_notes(all_rows, len(candidates) - len(train)))
+
+
+def _require_known_labels(file: DataFile, data_name: str, labels: Sequence[str]) -> None:
+    """Raises CodecError if a row of a file has none of these labels, which are those of the file `data_name`."""
+    unknown_rows = [row for row in read_examples(file) if row.label not in labels]
+    if unknown_rows:
+        counted = f", nor has any of {len(unknown_rows) - 1:,} more" if len(unknown_rows) > 1 else ""
+        raise CodecError(
+            f"{unknown_rows[0].place(file)} has no label that {data_name} has{counted}",
+            "a label is spelt alike in both files, capitals too",
+        )
+
+
+def require_rows(
+    name: str, count: int, least: int, equal_count: int, alternative: str = "", max_tokens: int | None = None
+) -> None:
+    """Raises CodecError if a file has fewer than `least` rows.
+
+    Args:
+        name: the file's name.
+        count: how many different rows it has.
+        equal_count: how many rows equal an earlier one.
+        alternative: what else helps, for the hint.
+        max_tokens: the limit within which the counted rows are. None: they have none.
+    """
+    if count < least:
+        rows = "row" if count == 1 else "rows"
+        counted = f"{count} different {rows}" if equal_count else f"{count} {rows}"
+        within = "" if max_tokens is None else f" within {max_tokens} tokens"
+        equal = f" ({equal_count:,} equal earlier ones)" if equal_count else ""
+        hint = f"give more rows, {alternative}" if alternative else "give more rows"
+        raise CodecError(f"{name} has {counted}{within}{equal}, {least} are needed", hint)
+
+
+def require_trainable(name: str, count: int, asked_count: int) -> None:
+    """Raises CodecError if too few rows are left to train with.
+
+    Args:
+        name: the file's name.
+        count: how many rows are left.
+        asked_count: how many were left out, since they ask the same as a row that is asked about.
+    """
+    if count < MIN_HELD_OUT:
+        raise CodecError(
+            f"{name} has {count} rows to train with, and {asked_count:,} that ask the same as a row that is asked "
+            f"about; {MIN_HELD_OUT} are needed",
+            "a row is trained with or asked about, not both: give other rows in one of the files",
+        )
+
+
+def repeat_notes(rows: Sequence[Example], asked_count: int) -> tuple[str, ...]:
+    """Returns sentences on rows that repeat others.
+
+    Args:
+        rows: all rows of a file.
+        asked_count: how many are left out of training, since they ask the same as a row that is asked about.
+    """
+    repeats, asked_note = Repeats.of(rows), ""
+    if asked_count:
+        left_out = "row is" if asked_count == 1 else "rows are"
+        asked_note = f"{asked_count:,} {left_out} not trained with, since the same is asked about"
+    return tuple(filter(None, (repeats.equal_text(), asked_note, repeats.contradiction_text())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +133,7 @@ class ComparisonRows:
         train: the rows that are trained with.
         held_out: the rows that are asked about.
         digest: the digest of what was read (`digest_of`).
+        repeats_notes: sentences on rows that repeat others.
     """
 
     names: tuple[str, ...]
@@ -36,6 +141,7 @@ class ComparisonRows:
     held_out: LabelledTexts = field(repr=False)
     digest: str
     task: str = "classification"
+    repeats_notes: tuple[str, ...] = ()
 
     @classmethod
     def read(
@@ -43,7 +149,7 @@ class ComparisonRows:
         report_skipped: Callable[[str, Summary], None] = lambda name, summary: None, task: str | None = None,
         max_rows: int | None = None,
     ) -> ComparisonRows:  # fmt: skip
-        """Reads the rows.
+        """Reads the rows. Equal rows count once, and what is asked about is not trained with.
 
         Args:
             validation: the rows that are asked about. None: a random fifth of the data.
@@ -59,23 +165,16 @@ class ComparisonRows:
         summary, *_ = summaries = [checked_summary(file, task) for file in files]
         for file, file_summary in zip(files, summaries, strict=True):
             report_skipped(file.name, file_summary)
-        rows = list(read_examples(data))
-        order = np.random.default_rng(seed).permutation(len(rows))[:max_rows]
-        if validation is None:
-            if len(order) < 2 * MIN_HELD_OUT:
-                fault = f"{data.name} has {len(order)} rows, {2 * MIN_HELD_OUT} are needed"
-                raise CodecError(fault, "give more rows, or --validation too")
-            count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(order)))
-            held_out_rows, order = [rows[i] for i in order[:count]], order[count:]
-        else:
-            held_out_rows = list(read_examples(validation))
-        train_rows = [rows[i] for i in order]
+        if validation is not None and not summary.scale:
+            _require_known_labels(validation, data.name, summary.labels)
+        split = SplitRows.of(data, validation, seed, max_rows)
         is_regression = summary.task == "regression"
         numbers = {name: number for number, name in enumerate(summary.labels)}
         train, held_out = (
-            data_refs.labelled_texts(part, numbers, is_regression) for part in (train_rows, held_out_rows)
+            data_refs.labelled_texts(part, numbers, is_regression) for part in (split.train, split.held_out)
         )
-        return cls(summary.labels, train, held_out, digest_of(train_rows, held_out_rows), summary.task)
+        digest = digest_of(split.train, split.held_out)
+        return cls(summary.labels, train, held_out, digest, summary.task, split.notes)
 
     @property
     def private(self) -> list[str]:

@@ -22,23 +22,21 @@ from milkglass import files
 from milkglass.audit.outcome import AttackResult, interval_from_json, nan_as_none
 from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.compare import attackers, keep
-from milkglass.compare.answers import losses_of
 from milkglass.compare.chat_rows import TASK, ChatRows
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Reading, WayResult, worth_of
+from milkglass.compare.quality import difference_of, quality_of
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import current_code, pack_answers, require_same_run, unpack_answers
-from milkglass.metrics.glue import pearson
-from milkglass.metrics.interval import Interval, resample
-from milkglass.metrics.text import mean_loss
+from milkglass.metrics.interval import Interval
 from milkglass.progress import Log, duration_text
 from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 6  # the version of the files that a run keeps on disk
+RUN_VERSION = 7  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
@@ -101,7 +99,8 @@ def compare(
     )  # fmt: skip
     best = compared.best_local
     if rows.task == "classification" and best is not None and {"commonest", best.name} <= answers.keys():
-        compared = replace(compared, over_commonest=_gap(setting, answers[best.name], answers["commonest"]))
+        over_commonest = difference_of(rows, answers[best.name], answers["commonest"])
+        compared = replace(compared, over_commonest=over_commonest)
     if kept_folder is not None:
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
         best_with_model = candidates.best_local_with_model
@@ -221,7 +220,7 @@ class _Run:
                 timeout = f"the {duration_text(self.limits.seconds)} ended before it was trained and asked"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
             return replace(empty_result, state="failed", reason=error.message), None
-        way_quality = quality(self.setting, way_answer.answers)
+        way_quality = quality_of(self.setting.rows, way_answer.answers)
         is_perfect = self.setting.rows.task == "classification" and way_quality.value == 1
         may_learn_more = bool(way.work(self.setting)) and not is_perfect
         result = replace(
@@ -363,17 +362,6 @@ class _Run:
         return merged
 
 
-def quality(setting: ComparisonSettings, answers: NDArray[Any]) -> Interval:
-    """Returns the accuracy, Pearson's correlation or the loss of a token, with an interval over the held-out rows."""
-    if setting.rows.task == TASK:
-        return mean_loss(*losses_of(answers), np.random.default_rng(0))
-    truth = np.asarray(setting.rows.held_out.labels)
-    if setting.rows.task == "regression":
-        return pearson(answers, truth, np.random.default_rng(0))
-    is_right = (answers == truth).astype(np.float64)
-    return resample(lambda counts: counts @ is_right / len(is_right), len(is_right), np.random.default_rng(0))
-
-
 def _with_gap(
     setting: ComparisonSettings, result: WayResult, earlier: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
@@ -382,42 +370,7 @@ def _with_gap(
     best_local = max(local_ways, key=lambda way: worth_of(way, setting.rows.task == TASK), default=None)
     if result.is_local or best_local is None or result.name not in answers:
         return result
-    return replace(result, above=_gap(setting, answers[result.name], answers[best_local.name]))
-
-
-def _gap(setting: ComparisonSettings, answers: NDArray[Any], other_answers: NDArray[Any]) -> Interval:
-    """Returns the quality of answers minus that of other answers to the same rows; of losses, below 0 is better."""
-    if setting.rows.task == TASK:
-        return loss_gap(answers, other_answers)
-    truth, rng = np.asarray(setting.rows.held_out.labels), np.random.default_rng(0)
-    if setting.rows.task == "regression":
-
-        def gap(counts: NDArray[Any]) -> Any:
-            return weighted_correlation(answers, truth, counts) - weighted_correlation(other_answers, truth, counts)
-
-        return resample(gap, len(truth), rng)
-    gaps = (answers == truth).astype(np.float64) - (other_answers == truth)
-    return resample(lambda counts: counts @ gaps / len(gaps), len(gaps), rng)
-
-
-def loss_gap(answers: NDArray[Any], other_answers: NDArray[Any]) -> Interval:
-    """Returns a token's mean loss of `answers` minus that of `other_answers` to the same rows: below 0 is better."""
-    (losses, tokens), (other_losses, other_tokens) = losses_of(answers), losses_of(other_answers)
-
-    def gap(counts: NDArray[Any]) -> Any:
-        return counts @ losses / (counts @ tokens) - counts @ other_losses / (counts @ other_tokens)
-
-    return resample(gap, len(losses), np.random.default_rng(0))
-
-
-def weighted_correlation(x: NDArray[Any], y: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
-    """Returns Pearson's correlation of x and y (rows,) for each draw of `counts` (draws, rows), their weights."""
-    total = counts.sum(-1)
-    mean_x, mean_y = counts @ x / total, counts @ y / total
-    cov = counts @ (x * y) / total - mean_x * mean_y
-    var_x = counts @ (x * x) / total - mean_x**2
-    var_y = counts @ (y * y) / total - mean_y**2
-    return np.asarray(cov / np.sqrt(np.maximum(var_x * var_y, 1e-24)))
+    return replace(result, above=difference_of(setting.rows, answers[result.name], answers[best_local.name]))
 
 
 def read_way(raw: Any) -> WayResult:
@@ -438,7 +391,9 @@ def read_way(raw: Any) -> WayResult:
             **raw,
             **seconds,
             "quality": interval(raw["quality"]),
-            "above": interval(raw["above"]),
+            "above": None
+            if (above := interval(raw["above"])) is None
+            else Difference(above.value, above.low, above.high, above.units, raw["above"]["p_value"]),
             "reading": reading,
             "notes": tuple(raw["notes"]),
         }

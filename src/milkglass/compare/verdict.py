@@ -6,6 +6,7 @@ import math
 
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult
 
+MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
 
 
@@ -18,7 +19,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     if not sent_ways:
         best_quality = quality_text(result, best_local)
         return (f"Only ways with nothing sent were run; the best is {best_local.title}, with {best_quality}.",)
-    better_ways = [way for way in sent_ways if way.above is not None and _gains(result, way)]
+    better_ways = _better_ways(result, sent_ways)
     sentences = [_first_sentence(result, best_local, better_ways)]
     if not better_ways and _learnt_nothing(result, best_local):
         sentences.insert(
@@ -80,7 +81,8 @@ def _hides(way: WayResult) -> bool:
 def _reading_text(way: WayResult) -> str:
     """Returns the shares that are read, in words. Names and numbers stand apart where more is read of them."""
     if math.isnan(way.share_read):
-        return "an unknown share of its words"
+        tokens = None if way.reading is None else way.reading.tokens
+        return "an unknown share of its words" if tokens is None else f"{100 * tokens.value:.0f} % of all its tokens"
     words = [f"{100 * way.share_read:.0f} % of the names and other content words"]
     if way.reading is not None:
         shares = (("names", way.reading.names), ("numbers", way.reading.numbers))
@@ -92,16 +94,26 @@ def _reading_text(way: WayResult) -> str:
 def _learnt_nothing(result: ComparisonResult, best_local: WayResult) -> bool:
     """Returns whether the best way with nothing sent cannot be told from naming the commonest class."""
     if result.over_commonest is not None:
-        return result.over_commonest.low <= 0
+        return result.over_commonest.value <= 0 or result.over_commonest.p_value > MAX_P_VALUE
     commonest = next((way for way in result.finished_ways if way.name == "commonest"), None)
     if result.measure != "accuracy" or commonest is None or commonest.quality is None or best_local.quality is None:
         return False
     return best_local.quality.low <= commonest.quality.value
 
 
-def _gains(result: ComparisonResult, way: WayResult) -> bool:
-    assert way.above is not None
-    return way.above.high < 0 if result.measure == "loss" else way.above.low > 0
+def _better_ways(result: ComparisonResult, sent_ways: list[WayResult]) -> list[WayResult]:
+    """Returns the ways that are shown to be better than the best with nothing sent, in their order (Holm 1979).
+
+    The p-values are compared with MAX_P_VALUE / m, of the smallest, to MAX_P_VALUE, of the largest of m.
+    """
+    compared_ways = [(way, way.above) for way in sent_ways if way.above is not None]
+    better_names = set[str]()
+    for rank, (way, above) in enumerate(sorted(compared_ways, key=lambda pair: pair[1].p_value)):
+        if above.p_value > MAX_P_VALUE / (len(compared_ways) - rank):
+            break
+        if (above.value < 0) == (result.measure == "loss") and above.value:
+            better_names.add(way.name)
+    return [way for way in sent_ways if way.name in better_names]
 
 
 def quality_text(result: ComparisonResult, way: WayResult) -> str:

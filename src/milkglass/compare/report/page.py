@@ -23,6 +23,7 @@ def render(result: ComparisonResult) -> str:
     templates.filters["gap"] = lambda value: words.gap_text(value, result.measure)
     templates.filters["read"] = words.read_by_attacks
     templates.filters["rouge"] = words.rouge
+    templates.filters["guessing"] = words.guessing
     templates.filters["breakable"] = _breakable_parts
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     template = templates.get_template("compare/report/page.html")

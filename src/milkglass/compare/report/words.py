@@ -73,9 +73,9 @@ def next_line(result: ComparisonResult) -> str:
     return f"next: {kept.command}   ({kept.title}; the page has a command for each way)"
 
 
-def _guessing(way: WayResult) -> str:
+def guessing(way: WayResult) -> str:
     """Returns what guessing reads, or "-" if there is nothing to guess."""
-    if way.reading is None or way.group == "sent as it is" or math.isnan(way.reading.guess):
+    if way.reading is None or way.group in UNCHANGED_GROUPS or math.isnan(way.reading.guess):
         return "-"
     return f"{100 * way.reading.guess:.0f} %"
 
@@ -106,7 +106,7 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
             read_by_attacks(way),
             read_share(way, reading.names if reading else None),
             read_share(way, reading.numbers if reading else None),
-            _guessing(way),
+            guessing(way),
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip
     return rows

@@ -1,0 +1,103 @@
+"""Whether a way is better than another: over the rows that are asked about, and for the number of ways."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkglass.compare.quality import difference_of, quality_of, sign_test
+from milkglass.compare.result import ComparisonResult, Difference, WayResult
+from milkglass.compare.rows import ComparisonRows
+from milkglass.compare.verdict import verdict
+from milkglass.metrics.interval import Interval
+from milkglass.threat.defence import LabelledTexts
+
+
+def asked(labels: Any, task: str = "classification") -> ComparisonRows:
+    """Rows with these labels that are asked about."""
+    texts = LabelledTexts([""] * len(labels), list(labels))
+    return ComparisonRows(("a", "b"), LabelledTexts([], []), texts, "digest", task)
+
+
+def difference(value: float, low: float, high: float) -> Difference:
+    """A difference that a test tells from none if its interval does."""
+    return Difference(value, low, high, 400, 0.8 if low <= 0 <= high else 0.001)
+
+
+def test_all_right_is_no_certainty() -> None:
+    truth = np.arange(40) % 2
+    found = quality_of(asked(truth), truth)
+    assert found.value == 1 and found.high == 1 and 0.9 < found.low < 0.93, "the exact bound of 40 rows"
+    none = quality_of(asked(truth), 1 - truth)
+    assert none.value == 0 and none.low == 0 and 0.07 < none.high < 0.1
+    same = difference_of(asked(truth), truth, truth)
+    assert same.value == 0 and same.p_value == 1 and same.low == pytest.approx(-same.high) and 0.05 < same.high < 0.1
+
+
+def test_a_difference_of_four_rows_may_be_chance() -> None:
+    truth, answers = np.zeros(40), np.zeros(40)
+    answers[:4] = 1
+    found = difference_of(asked(truth), truth, answers)
+    assert found.value == pytest.approx(0.1) and found.low > 0, "no row speaks against it, so that none is drawn"
+    assert found.p_value == pytest.approx(2 * 0.5**4), "four coins that fall alike"
+    answers[:10] = 1
+    assert difference_of(asked(truth), truth, answers).p_value == pytest.approx(2 * 0.5**10)
+    assert sign_test(0, 0) == 1 and sign_test(3, 3) == 1
+
+
+def test_correlations_are_compared_in_the_same_rows() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=120)
+    close, far = truth + rng.normal(0, 0.3, 120), truth + rng.normal(0, 3, 120)
+    rows = asked(truth, "regression")
+    found = difference_of(rows, close, far)
+    assert found.value == pytest.approx(np.corrcoef(close, truth)[0, 1] - np.corrcoef(far, truth)[0, 1])
+    assert found.p_value <= 0.001 and found.low > 0
+    back = difference_of(rows, far, close)
+    assert back.value == pytest.approx(-found.value) and back.high < 0 and back.p_value == found.p_value
+    constant = difference_of(rows, close, np.zeros(120))
+    assert constant.value == pytest.approx(np.corrcoef(close, truth)[0, 1]), "the same answer to all has none"
+
+
+@pytest.mark.parametrize("is_loss", [False, True])
+def test_p_values_of_equal_ways_are_even(is_loss: bool) -> None:
+    """Of two ways that are alike at most one in twenty comparisons says that they differ."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(60):
+        if is_loss:
+            tokens = rng.integers(1, 20, 50)
+            ours, theirs = (np.concatenate([tokens * rng.normal(2, 0.5, 50), tokens]) for _ in range(2))
+            found.append(difference_of(asked(np.zeros(50), "causal-lm"), ours, theirs).p_value)
+        else:
+            ours, theirs = (rng.integers(0, 2, 50) for _ in range(2))
+            found.append(difference_of(asked(np.zeros(50)), ours, theirs).p_value)
+    assert np.mean(np.array(found) <= 0.05) <= 0.12 and np.mean(np.array(found) <= 0.5) > 0.3
+
+
+def result(*differences: tuple[float, float]) -> ComparisonResult:
+    """A comparison in which each way is so much better than home, with this p-value."""
+    quality = Interval(0.7, 0.6, 0.8, 100)
+    home = WayResult("home", "home", "nothing is sent", "done", quality=quality)
+    ways = [
+        replace(
+            home, name=f"way {number}", title=f"way {number}", group="words are scrambled",
+            quality=Interval(0.7 + value, 0.6, 0.9, 100),
+            above=Difference(value, value - 0.05, value + 0.05, 100, p_value),
+        )
+        for number, (value, p_value) in enumerate(differences, 1)
+    ]  # fmt: skip
+    return ComparisonResult("a model", "classification", "accuracy", 400, 100, 200, 2, (home, *ways))
+
+
+def test_the_verdict_counts_how_many_ways_were_tried() -> None:
+    alone = verdict(result((0.1, 0.02)))
+    assert alone[0].startswith("No way here hides your text") and "way 1 has 80 %" in alone[0]
+    several = verdict(result((0.1, 0.02), (0.0, 0.9), (0.02, 0.6)))
+    assert several[0].startswith("Keep it here"), "one of three has 0.02 by chance more often than one in twenty"
+    assert "way 1 has 80 %" in verdict(result((0.1, 0.01), (0.0, 0.9), (0.02, 0.6)))[0]
+    both = verdict(result((0.1, 0.01), (0.05, 0.03)))
+    assert any("way 1" in sentence and "way 2" in sentence for sentence in both), "0.03 is compared with 0.05"
+    assert verdict(result((-0.1, 0.0001)))[0].startswith("Keep it here"), "it is worse"

@@ -1,0 +1,108 @@
+"""A row is trained with or asked about, not both, and equal rows count once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milkglass.compare.chat_rows import QUICK, ChatRows
+from milkglass.compare.rows import ComparisonRows
+from milkglass.errors import CodecError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.rows.data_file import DataFile
+from milkglass.rows.examples import Example, summarise
+from milkglass.rows.repeats import Repeats, answer_digest, distinct_indices, other_indices, question_digest
+from tests import tiny
+from tests.cli.kit import call, refused
+from tests.cli.test_coarse import written
+
+
+def labelled(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"text": f"The scan of room {n} is ready", "label": "ab"[n % 3 % 2]} for n in range(start, start + count)]
+
+
+def chats(count: int, answer: str = "it is ready") -> list[dict[str, Any]]:
+    return [{"instruction": f"what of room {number}", "output": f"{answer} {number % 7}"} for number in range(count)]
+
+
+def read(path: Path, validation: Path | None = None) -> ComparisonRows:
+    return ComparisonRows.read(DataFile(path), None if validation is None else DataFile(validation), 0)
+
+
+def read_chats(base: Checkpoint, path: Path, validation: Path | None = None) -> ChatRows:
+    asked = None if validation is None else DataFile(validation)
+    return ChatRows.of(base, DataFile(path), asked, 0, QUICK, 96, summarise(DataFile(path)))
+
+
+def test_rows_that_occur_three_times_count_once(tmp_path: Path) -> None:
+    """Else a model that remembers its rows would have all answers right, whatever the labels are."""
+    spaced = [{**row, "text": f"  {row['text'].upper()} "} for row in labelled(120)]
+    found = read(written(tmp_path / "rows.jsonl", [*labelled(120), *spaced, *labelled(120)]))
+    assert len(found.train.texts) + len(found.held_out.texts) == 120
+    assert {*found.train.texts}.isdisjoint(found.held_out.texts)
+    assert found.repeats_notes == ("240 of 360 rows equal earlier ones, and count once",)
+
+
+def test_what_is_asked_about_is_not_trained_with(tmp_path: Path) -> None:
+    data = written(tmp_path / "rows.jsonl", labelled(200))
+    overlapping = written(tmp_path / "asked.jsonl", labelled(60, start=170))
+    found = read(data, overlapping)
+    assert len(found.train.texts) == 170 and len(found.held_out.texts) == 60
+    assert found.repeats_notes == ("30 rows are not trained with, since the same is asked about",)
+    with pytest.raises(CodecError, match="has 0 rows to train with, and 200 that ask the same as a row that is asked"):
+        read(data, data)
+
+
+def test_a_text_with_two_labels_is_on_one_side_and_reported(tmp_path: Path) -> None:
+    other_label = {"a": "b", "b": "a"}
+    contradicting = [{**row, "label": other_label[row["label"]]} for row in labelled(150)]
+    found = read(written(tmp_path / "rows.jsonl", [*labelled(150), *contradicting]))
+    assert {*found.train.texts}.isdisjoint(found.held_out.texts)
+    assert found.repeats_notes[-1] == "150 texts have several labels"
+    one = written(tmp_path / "one.jsonl", [*labelled(150), contradicting[0]])
+    assert read(one).repeats_notes[-1] == "1 text has several labels"
+    told = call("data", one, "--out", tmp_path / "clean.jsonl").stderr
+    assert "warning: 1 text has several labels" in told
+
+
+def test_too_few_different_rows_are_refused(tmp_path: Path) -> None:
+    model = tiny.save("bert", tmp_path / "model")
+    repeated = written(tmp_path / "rows.jsonl", labelled(60) * 3)
+    refused(call("compare", model, repeated), 5, "60 different rows (120 equal earlier ones), 80 are needed")
+    few = written(tmp_path / "few.jsonl", labelled(30))
+    more = written(tmp_path / "more.jsonl", labelled(50, start=100))
+    refused(call("compare", model, few, "--validation", more), 5, "few.jsonl has 30 rows to train with")
+
+
+def test_conversations_that_ask_the_same_are_on_one_side(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("llama-tied", tmp_path / "model"))
+    rows = [*chats(120), *chats(120), *chats(30, "the nurse knows")]
+    found = read_chats(base, written(tmp_path / "rows.jsonl", rows))
+    questions, asked = ([question_digest(row) for row in part] for part in (found.chats, found.asked))
+    assert {*questions}.isdisjoint(asked)
+    assert found.repeats_notes[0] == "120 of 270 rows equal earlier ones, and count once"
+    assert found.repeats_notes[-1] == "30 questions have several answers"
+    overlapping = written(tmp_path / "asked.jsonl", chats(60))
+    other = read_chats(base, written(tmp_path / "more.jsonl", chats(140)), overlapping)
+    assert (len(other.asked), len(other.chats)) == (40, 100)
+    assert {*map(question_digest, other.chats)}.isdisjoint(map(question_digest, other.asked))
+
+
+def test_what_makes_rows_equal() -> None:
+    def row(text: str, pair: str | None = None, label: str = "a") -> Example:
+        return Example(1, "labelled", text, pair, label)
+
+    assert question_digest(row("A  text\n")) == question_digest(row("a text")) != question_digest(row("a text!"))
+    assert question_digest(row("a", "b c")) != question_digest(row("a b", "c")) != question_digest(row("a b c"))
+    assert answer_digest(row("x", label="A")) == answer_digest(row("y", label="a"))
+    rows = [row("x"), row("X"), row("x", label="b"), row("y")]
+    assert distinct_indices(rows) == [0, 2, 3] and other_indices(rows, rows[3:]) == [0, 1, 2]
+    assert Repeats.of(rows) == Repeats(4, 1, 1, "text")
+    system = {"role": "system", "content": "be brief"}
+    question, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}
+    plain, instructed = (
+        Example(1, "chat", messages=messages) for messages in ((question, answer), (system, question, answer))
+    )
+    assert question_digest(plain) != question_digest(instructed) and answer_digest(plain) == answer_digest(instructed)
