@@ -5,13 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click import Context
+from typer.main import get_command
 
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.cli.main import app
+from milkglass.client.alone import LinearModel
 from milkglass.compare import keep
 from milkglass.compare import run as run_module
 from milkglass.compare.report import page, picture, words
@@ -163,9 +170,9 @@ def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> Non
     commands = {"kept": "kept", "text": "'a new text'", "compare": "milkglass compare demo:minilm rows.jsonl --quick"}
     settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print, commands)
     linear, encoder = (way(name, "nothing is sent", 0.7) for name in ("linear", "encoder"))
-    assert _with_command(linear, "linear", settings).command == "milkglass classify --local kept 'a new text'"
+    assert _with_command(linear, {"linear": "kept"}, settings).command == "milkglass classify --local kept 'a new text'"
     expected = "milkglass compare demo:minilm rows.jsonl --quick --ways encoder --keep kept-encoder"
-    assert _with_command(encoder, "linear", settings).command == expected
+    assert _with_command(encoder, {"linear": "kept"}, settings).command == expected
     result = replace(compared(linear), kept="kept", kept_way="linear")
     assert words.next_line(result).startswith("next: run linear")
     assert "page" in words.next_line(compared(linear))
@@ -235,6 +242,8 @@ def test_ways_are_chosen_by_name_in_their_order() -> None:
     with pytest.raises(UsageError, match="obfuslm"):
         choose_ways(["nonsense"], False, False)
     assert [one.name for one in choose_ways(["coarse-64"], True, False)] == ["coarse-64"], "a name is taken at its word"
+    with pytest.raises(UsageError, match="there are no ways 'nonsense', 'plane'"):
+        choose_ways(["nonsense", "plain", "plane"], False, False)
     with pytest.raises(UsageError, match="--all"):
         choose_ways(["plain"], False, True)
 
@@ -243,6 +252,27 @@ def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:
     for one in WAYS.values():
         assert one.trust and one.title and (one.command or one.name == "commonest")
         one.command.format(model="m", rows="r", kept="k", text="t", compare="c")
+
+
+def test_every_next_command_is_one(tmp_path: Path) -> None:
+    """The command line reads it: each option exists, and none that is needed is missing."""
+    group = get_command(app)
+    names, fields = (
+        set[str](),
+        {"model": "m", "rows": "r", "kept": "k", "text": "t", "compare": "milkglass compare m r"},
+    )
+    for one in WAYS.values():
+        if not one.command.startswith("milkglass ") or "--help" in one.command:
+            continue
+        words = shlex.split(one.command.format(**fields))
+        command, context, words = group, Context(group), words[1:]
+        while hasattr(command, "commands"):
+            command, words = command.commands[words[0]], words[1:]
+        command.make_context("milkglass", list(words), parent=context)
+        names.add(one.name)
+    assert {"linear", "masked", "obfuslm", "coarse-16", "cape"} <= names
+    keys = [word for one in WAYS.values() for word in one.command.split() if word.endswith(".mgkey")]
+    assert len(keys) == len({*keys}), "two ways never share a key"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -292,6 +322,37 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")
     refused(call(*run[:3], "--out", tmp_path / "other", *SMALL), 2, "other")
+
+
+def test_a_way_is_run_again_if_its_attacks_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear,rnm", "--json")
+    first = document(call(*run))
+    assert "attacked" not in call(*run).stderr
+    other = replace(ATTACKS["tfa"], k=11)  # type: ignore[type-var]
+    monkeypatch.setitem(ATTACKS._entries, "tfa", other)  # type: ignore[arg-type]
+    again = call(*run)
+    assert "attacked" in again.stderr and "training from step" not in again.stderr, "its cell is as it was"
+    assert document(again)["ways"][2]["quality"] == first["ways"][2]["quality"]
+
+
+def test_a_way_that_fails_says_what_to_do_and_its_time_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
+    fit = LinearModel.fit
+
+    def failing(*args: object, **kwargs: object) -> None:
+        time.sleep(1.2)
+        raise UsageError("the disk is full", "free some of it")
+
+    monkeypatch.setattr(LinearModel, "fit", failing)
+    found = document(call(*run))
+    assert found["ways"][1]["reason"] == "the disk is full; free some of it" and found["seconds"] > 1
+    monkeypatch.setattr(LinearModel, "fit", fit)
+    found = document(call(*run))
+    assert found["ways"][1]["state"] == "done"
+    again = document(call(*run))
+    assert again["seconds"] > 1.2, "of the call that failed, too"
 
 
 def test_what_only_another_run_needs_is_said_and_may_be_removed(tmp_path: Path) -> None:

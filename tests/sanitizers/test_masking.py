@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.errors import UsageError
 from milkglass.rows.blocks import row_format_of
 from milkglass.sanitizers import masking
 from milkglass.sanitizers.masking import analyzer, mask_file, masked_parts, private_spans
@@ -55,10 +54,17 @@ def test_a_higher_score_masks_less() -> None:
     assert masked(TEXT, 0.9).count("<") < masked(TEXT, 0.35).count("<") <= masked(TEXT, 0.0).count("<")
 
 
-def test_a_text_that_is_too_long_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_masked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = masked(TEXT)
     monkeypatch.setattr(masking, "MAX_CHARACTERS", 100)
-    with pytest.raises(UsageError, match="101.*100"):
-        private_spans("x" * 101, 0.35)
+    text = f"{TEXT}\n" * 5 + "x" * 250
+    parts = [*masking._parts_to_analyse(text)]
+    assert "".join(part for _, part in parts) == text and max(len(part) for _, part in parts) <= 100
+    assert all(text[start : start + len(part)] == part for start, part in parts)
+    found = masked(text)
+    assert found.endswith("x" * 250) and found.count("<PERSON>") >= 4 * whole.count("<PERSON>") > 0
+    original, replaced = masking.masked_parts(text, 0.35)
+    assert "".join(original) == text and "".join(replaced) == found
 
 
 def test_nothing_is_logged_of_a_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def reading_of(
     Args:
         public: text of another kind that an attacker has, too.
         budget: of all attacks.
-        work_folder: where results are kept, so that an interrupted comparison goes on.
+        work_folder: where results are kept, so that an interrupted comparison goes on. Those of other texts or attacks
+            have another folder in it.
         progress: receives the result of each attack.
     """
     private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
@@ -48,7 +50,8 @@ def reading_of(
     signatures = [signature(attack) for attack in attacks.values()]
     identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
     with limit_threads():
-        finished = run(scene, attacks, ResumeStore.open(work_folder, identity), budget, setting.seed, progress)
+        folder = work_folder / _digest([json.dumps(identity)])[:12]
+        finished = run(scene, attacks, ResumeStore.open(folder, identity), budget, setting.seed, progress)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_content = best is not None
     is_cut = any(result.cut or result.state == "not run" for result in finished.results)
@@ -57,7 +60,7 @@ def reading_of(
         best = strongest(finished.results, "tokens top-1")
     if best is None:
         bag = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
-        return Reading("", "", None, None, guess=guess, cut=is_cut, more=bag)
+        return Reading("", "", None, None, guess=guess, cut=is_cut, work=budget.seconds, more=bag)
     examples = read_examples(scene, finished, best, setting.seed)
     reading = finished.readings.get((best.adversary, best.attack))
     masks = dict[str, float]()
@@ -77,7 +80,7 @@ def reading_of(
     return Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_content else None,
         most_read("name"), most_read("number"), guess, is_cut,
-        more, masks, max(examples, key=lambda example: len(example.original), default=None),
+        budget.seconds, more, masks, max(examples, key=lambda example: len(example.original), default=None),
     )  # fmt: skip
 
 

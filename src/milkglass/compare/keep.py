@@ -41,6 +41,12 @@ def is_kept(folder: Path, origin: Mapping[str, str]) -> bool:
     return mark.is_file() and origin.items() <= read_json(mark).items()
 
 
+def kept_way(folder: Path, run: str) -> str:
+    """Returns the way whose model a folder keeps, if a comparison of this name kept it; else ""."""
+    mark = read_json(folder / MARK) if (folder / MARK).is_file() else {}
+    return str(mark.get("way", "")) if mark.get("run") == run else ""
+
+
 def require_free(folder: Path) -> None:
     """Raises UsageError if a folder holds something else than a kept model, which a model would replace."""
     if folder.exists() and not folder.is_dir():

@@ -44,6 +44,7 @@ class Reading:
         names, numbers: the largest share of names, and of tokens in a number, that any attack reads. None: as above.
         guess: the share of all tokens that the commonest one has: what guessing gives.
         cut: whether the time ended attacks that may read more.
+        work: the limit of all attacks together, in seconds of one core's work; nan if there was none.
         more: further figures in words, such as what masking left.
         masks: of masked text the shares "names left", "numbers left" and "masks guessed", and of how many tokens each
             is: "name tokens", "number tokens", "masked tokens".
@@ -58,6 +59,7 @@ class Reading:
     numbers: Interval | None = None
     guess: float = math.nan
     cut: bool = False
+    work: float = math.nan
     more: tuple[str, ...] = ()
     masks: Mapping[str, float] = field(default_factory=dict)
     example: ReadExample | None = field(default=None, repr=False)
@@ -163,6 +165,7 @@ class ComparisonResult:
             same rows. None: it is not known.
         seconds: by the clock.
         kept, kept_way: the folder of a model with nothing sent, and its way; "" if none was kept.
+        kept_folders: the folders of all models that calls with this `out` or `kept` folder kept, by way.
         settings: the training's settings.
         notes: how the rows were trained with and asked about.
         origin: what the result comes from: version, commit, date, command, and "run", a digest of all that decides it.
@@ -181,6 +184,7 @@ class ComparisonResult:
     seconds: float = math.nan
     kept: str = ""
     kept_way: str = ""
+    kept_folders: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     origin: Mapping[str, str] = field(default_factory=dict)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import files
+from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult, interval_from_json, nan_as_none
 from milkglass.audit.report.result import ReadExample, TokenReading
+from milkglass.catalogue import signature
 from milkglass.compare import attackers, keep
 from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.quality import difference_of, quality_of
@@ -94,7 +98,7 @@ def compare(
     compared = ComparisonResult(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
-        settings=setting.training.model_dump(), notes=(*setting.notes, _work_note(limits)),
+        settings=setting.training.model_dump(), notes=(*setting.notes, *_work_notes(merged)),
         origin={"run": name, **current_code(), "command": setting.commands.get("run", "")},
     )  # fmt: skip
     best = compared.best_local
@@ -109,14 +113,26 @@ def compare(
             log(note)
         elif best_with_model is not None:
             compared = replace(compared, kept=str(kept_folder), kept_way=best_with_model.name)
-    with_commands = tuple(_with_command(way, compared.kept_way, setting) for way in compared.ways)
+    folders = [folder for folder in (out / "kept", kept_folder) if folder is not None]
+    kept_folders = {kept: str(folder) for folder in folders if (kept := keep.kept_way(folder, name))}
+    with_commands = tuple(_with_command(way, kept_folders, setting) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
-    return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds)
+    return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds, kept_folders=kept_folders)
 
 
-def _work_note(limits: TimeLimits) -> str:
-    work = duration_text(limits.attack_work)
-    return f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that this cut'
+def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
+    """Returns a sentence on how much work the attacks on a way had; nothing if no way was attacked."""
+    limits = sorted({way.reading.work for way in ways if way.reading is not None and not math.isnan(way.reading.work)})
+    if not limits:
+        return ()
+    work = " to ".join(map(duration_text, limits[:: max(1, len(limits) - 1)]))
+    return (f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that this cut',)
+
+
+def _methods_digest(way: Way) -> str:
+    """Returns a digest of a way and of the attacks, whose parameters decide its result."""
+    signatures = [signature(way), *map(signature, ATTACKS.values())]
+    return hashlib.sha256(json.dumps(signatures).encode()).hexdigest()
 
 
 def _is_attacked(way: Way) -> bool:
@@ -124,12 +140,19 @@ def _is_attacked(way: Way) -> bool:
     return not way.is_local and way.group not in UNCHANGED_GROUPS
 
 
-def _with_command(result: WayResult, kept_way: str, setting: ComparisonSettings) -> WayResult:
-    """Returns a result with the way's next command. A local model that was not kept is kept by naming its way."""
-    template = WAYS[result.name].command if result.name in WAYS else ""
-    if result.is_local and template and result.name != kept_way:
-        template = "{compare} --ways " + result.name + " --keep " + f"kept-{result.name}"
-    return replace(result, command=template.format(**setting.commands))
+def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: ComparisonSettings) -> WayResult:
+    """Returns a result with the way's next command. A local model that was not kept is kept by naming its way.
+
+    Args:
+        kept_folders: the folders of kept models, by way.
+    """
+    template, commands = WAYS[result.name].command if result.name in WAYS else "", dict(setting.commands)
+    if result.is_local and template:
+        if result.name in kept_folders:
+            commands["kept"] = shlex.quote(kept_folders[result.name])
+        else:
+            template = "{compare} --ways " + result.name + " --keep " + f"kept-{result.name}"
+    return replace(result, command=template.format(**commands))
 
 
 def run_name(setting: ComparisonSettings, public: Sequence[str]) -> str:
@@ -209,17 +232,19 @@ class _Run:
                 return replace(empty_result, state="does not apply", reason=reason), None
             started = time.monotonic()
             self.log(f"{way.title}: trained and asked")
-            way_answer = way.measure_answers(self.setting)
-            if way_answer.cell is not None:
-                self._note_training_time(time.monotonic() - started, way)
-            if way.is_local:
-                self.models[way.name] = way_answer
-            reading = self._attack(way, way_answer, seconds)
+            with self._counting_time(way):
+                way_answer = way.measure_answers(self.setting)
+                if way_answer.cell is not None:
+                    self._note_training_time(time.monotonic() - started, way)
+                if way.is_local:
+                    self.models[way.name] = way_answer
+                reading = self._attack(way, way_answer, seconds)
         except MilkglassError as error:
             if time.monotonic() > self.setting.deadline:
                 timeout = f"the {duration_text(self.limits.seconds)} ended before it was trained and asked"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
-            return replace(empty_result, state="failed", reason=error.message), None
+            hint = f"; {error.hint}" if error.hint else ""
+            return replace(empty_result, state="failed", reason=f"{error.message}{hint}"), None
         way_quality = quality_of(self.setting.rows, way_answer.answers)
         is_perfect = self.setting.rows.task == "classification" and way_quality.value == 1
         may_learn_more = bool(way.work(self.setting)) and not is_perfect
@@ -321,8 +346,12 @@ class _Run:
     def _store(self, way: Way, result: WayResult, answers: NDArray[Any], elapsed: float, seconds: float) -> None:
         files.make_private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
-        limits_and_time = {**limits, "clock": elapsed}
-        document = {"about": limits_and_time, "result": nan_as_none(asdict(result)), "answers": pack_answers(answers)}
+        limits_and_time = {**limits, "clock": elapsed + self._unfinished_seconds(way)}
+        document = {
+            "about": {**limits_and_time, "made by": _methods_digest(way)},
+            "result": nan_as_none(asdict(result)),
+            "answers": pack_answers(answers),
+        }
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
     def _load_stored(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
@@ -339,9 +368,27 @@ class _Run:
         return result, unpack_answers(document["answers"])
 
     def _stored_document(self, way: Way) -> Any:
-        """Returns the document of a way that was finished, or None."""
+        """Returns the document of a way that was finished with the same methods, or None."""
         path = self._path(way)
-        return json.loads(path.read_text("utf-8")) if path.is_file() else None
+        document = json.loads(path.read_text("utf-8")) if path.is_file() else None
+        return document if document is not None and document["about"]["made by"] == _methods_digest(way) else None
+
+    def _unfinished_seconds(self, way: Way) -> float:
+        """Returns the seconds by the clock that earlier calls spent on a way without finishing it."""
+        path = self.out / "unfinished" / f"{way.name}.json"
+        return float(json.loads(path.read_text("utf-8"))) if path.is_file() else 0.0
+
+    @contextmanager
+    def _counting_time(self, way: Way) -> Iterator[None]:
+        """Remembers the time of the block on disk if it does not end, so that a later call can say what a way took."""
+        started = time.monotonic()
+        try:
+            yield
+        except BaseException:
+            files.make_private_dir(self.out / "unfinished")
+            seconds = self._unfinished_seconds(way) + time.monotonic() - started
+            files.write(self.out / "unfinished" / f"{way.name}.json", json.dumps(seconds))
+            raise
 
     def with_earlier(self, results: Sequence[WayResult], answers: dict[str, NDArray[Any]]) -> list[WayResult]:
         """Returns the results together with those that earlier calls finished, in the catalogue's order.
@@ -382,8 +429,8 @@ def read_way(raw: Any) -> WayResult:
     reading = raw["reading"]
     if reading is not None:
         shares = {name: interval(reading[name]) for name in ("tokens", "content", "names", "numbers")}
-        guess = math.nan if reading["guess"] is None else reading["guess"]
-        reading = Reading(**{**reading, **shares, "guess": guess, "more": tuple(reading["more"]),
+        numbers = {name: math.nan if reading[name] is None else reading[name] for name in ("guess", "work")}
+        reading = Reading(**{**reading, **shares, **numbers, "more": tuple(reading["more"]),
                              "example": _example(reading["example"])})  # fmt: skip
     seconds = {name: math.nan if raw[name] is None else raw[name] for name in ("seconds", "setup")}
     return WayResult(

@@ -469,24 +469,26 @@ WAYS: Catalogue[Way] = Catalogue(
         name="orthogonal", title="weights in secret orthogonal coordinates", group="words are scrambled",
         tasks=(TASK,), attack_work=75.0, trust="that nobody with similar text attacks the weights", provider=SERVES,
         entry={"scheme": "orthogonal"},
-        command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme orthogonal",
+        command="milkglass obfuscate {model} orthogonal --key orthogonal.mgkey --scheme orthogonal",
     ),
     DefenceWay(
         name="coarse-16", title="16 symbols in place of words", group="words are scrambled",
         trust="that nobody with similar text attacks the symbols", provider=SERVES,
         entry={"scheme": "coarse", "symbols": 16},
-        command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme coarse --data {rows}",
+        command="milkglass obfuscate {model} coarse-16 --key coarse-16.mgkey --scheme coarse --data {rows}",
     ),
     DefenceWay(
         name="coarse-64", title="64 symbols in place of words", group="words are scrambled", quick=False,
         trust="that nobody with similar text attacks the symbols", provider=SERVES,
         entry={"scheme": "coarse", "symbols": 64},
-        command="milkglass obfuscate {model} scrambled --key my.mgkey --scheme coarse --set symbols=64 --data {rows}",
+        command="milkglass obfuscate {model} coarse-64 --key coarse-64.mgkey --scheme coarse --set symbols=64 "
+        "--data {rows}",
     ),
     DefenceWay(
         name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
         trust="the noise, which has no proof here", provider="the upper layers of the model",
-        entry={"encoder": "cape"}, command="milkglass split train {model} {rows} split --method cape",
+        entry={"encoder": "cape"},
+        command="milkglass split train {model} --method cape --data {rows} --client mine --server theirs",
     ),
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
@@ -516,6 +518,11 @@ def choose_ways(names: Sequence[str], is_quick: bool, takes_all: bool, task: str
     if names:
         if takes_all:
             raise UsageError("--ways names some ways, and --all takes every one", "give one of the two")
+        unknown_names = [name for name in names if name not in WAYS]
+        if len(unknown_names) > 1:
+            raise UsageError(
+                f"there are no ways {', '.join(map(repr, unknown_names))}", f"some of {', '.join(WAYS)}, with commas"
+            )
         chosen_names = {WAYS[name].name for name in names}
         return [way for way in WAYS.values() if way.name in chosen_names]
     ways_for_task = [way for way in WAYS.values() if task in way.tasks]

