@@ -167,7 +167,7 @@ def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
     first = run(setting, tmp_path / "work", {"counted": Counted()})
     again = run(setting, tmp_path / "work", {"counted": Counted(), "knn": KNN()})
     assert len(Counted.runs) == 1
-    assert ResumeStore.open(tmp_path / "work", {"of": "this"}).finished_count() == 2
+    assert len(ResumeStore.open(tmp_path / "work", {"of": "this"}).finished_names()) == 2
     assert again.results[0].to_json() == first.results[0].to_json()
     assert {cell.attack for cell in again.results} == {"counted", "knn"}
     with pytest.raises(UsageError, match=f"{re.escape(str(tmp_path / 'work'))} .*another key"):

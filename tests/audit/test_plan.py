@@ -79,6 +79,9 @@ def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monke
     plan = estimate(it, attacks, budget=400)
     assert (plan.timed_attack_count, plan.late_titles) == (2, ()) and math.isnan(plan.enough_seconds)
     assert ClusterSolve.title in estimate(it, attacks, budget=160).late_titles, "60 % of it is too little for the chain"
+    who = it.adversaries[-1]
+    finished = [turn.file_name(who) for turn in turns_of(attacks)]
+    assert estimate(it, attacks, 200, finished).late_titles == (), "it is not missed if an earlier run finished it"
     line = plan_text(estimate(it, attacks, budget=200), "4m")
     assert f"{LanguageModel.title.lower()}, " in line and "--budget 9m" in line
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,6 +93,10 @@ class AttackTurn:
             return 0 if self.must_run else 1
         return 2 if "candidates" in self.attack.assumes else 3
 
+    def file_name(self, adversary: Adversary) -> str:
+        """Returns the name under which the result of this attack by an attacker is stored."""
+        return f"{adversary.name}-{self.name}".replace(" ", "_")
+
     def not_run_result(self, adversary: Adversary) -> AttackResult:
         """Returns the result of this attack before it runs."""
         return AttackResult(
@@ -169,13 +173,17 @@ class _Step:
     seconds: float | None
 
 
-def estimate(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> TimeEstimate:
+def estimate(
+    scene: Scene, attacks: Mapping[str, Attack], budget: float, finished_names: Collection[str] = ()
+) -> TimeEstimate:
     """Estimates the time from the number of tokens, the size of the tables, and a short measurement of this machine.
 
     Args:
         budget: the budget of the attacks, in CPU seconds.
+        finished_names: the names (`AttackTurn.file_name`) of attacks that an earlier run finished.
     """
-    steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
+    steps = [step for step in _steps(scene, attacks) if step.turn.file_name(step.who) not in finished_names]
+    sent = len(scene.truth.tokens.ids)
     begun_steps, late_steps = _schedule(steps, budget)
     ended_steps = [step for step in begun_steps if step.seconds is not None]
     curve_seconds_of = dict[str, float]()

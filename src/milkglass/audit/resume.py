@@ -67,13 +67,10 @@ class ResumeStore:
         reading = self.folder / f"{name}.safetensors"
         return result, load_file(reading)["reading"] if reading.is_file() else None
 
-    def finished_count(self) -> int:
-        """Returns how many attacks ended."""
-        return sum(
-            self.stored_result(file.stem) is not None
-            for file in self.folder.glob("*.json")
-            if file.name != "about.json"
-        )
+    def finished_names(self) -> list[str]:
+        """Returns the names of the attacks that ended."""
+        names = [file.stem for file in self.folder.glob("*.json") if file.name != "about.json"]
+        return [name for name in names if self.stored_result(name) is not None]
 
     def write_result(self, name: str, result: AttackResult, reading: Ids | None) -> None:
         """Stores a result, and its reading (total,) if it has one."""

@@ -183,7 +183,7 @@ class _Runner:
 
     def _load_stored(self, turn: AttackTurn, adversary: Adversary) -> FinishedAttack | None:
         """Returns the stored result of an earlier run, or None. A budget of work is charged with its seconds."""
-        stored = None if self.store is None else self.store.stored_result(_file_name(turn, adversary))
+        stored = None if self.store is None else self.store.stored_result(turn.file_name(adversary))
         if stored is None:
             return None
         result, reading = stored
@@ -217,7 +217,7 @@ class _Runner:
             fault = type(error).__name__  # without its message, which may quote texts
             finished = FinishedAttack(replace(result, state="failed", reason=fault))
         if finished.result.state == "done" and self.store is not None:
-            self.store.write_result(_file_name(turn, adversary), finished.result, finished.reading)
+            self.store.write_result(turn.file_name(adversary), finished.result, finished.reading)
         self.on_result(finished.result)
         return finished
 
@@ -284,7 +284,3 @@ def _seed_torch(budget: Budget, seed: int | list[int]) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(np.random.default_rng(seed).integers(2**63)))
         yield
-
-
-def _file_name(turn: AttackTurn, adversary: Adversary) -> str:
-    return f"{adversary.name}-{turn.name}".replace(" ", "_")

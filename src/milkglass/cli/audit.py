@@ -234,12 +234,13 @@ def run_audit(
 
     with bars(as_json) as stage:
         scene, resume_store = open_scene(build_scene, identity, out, stage)
-        time_estimate = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds)
+        finished_names = resume_store.finished_names()
+        time_estimate = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds, finished_names)
         if not as_json:
-            if finished_count := resume_store.finished_count():
+            if finished_names:
                 note(
-                    f"an audit that was stopped goes on: {finished_count} of its attacks came to their end, and are "
-                    "kept"
+                    f"an audit that was stopped goes on: {len(finished_names)} of its attacks came to their end, and "
+                    "are kept"
                 )
             note(plan_text(time_estimate, budget))
     whole_budget = Budget.parse(budget, time.monotonic)  # counts from here
