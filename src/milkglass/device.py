@@ -113,8 +113,10 @@ def training_dtype() -> Literal["bfloat16", "float32"]:
     """
     import torch
 
-    is_fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu() else has_fast_bf16()
-    return "bfloat16" if is_fast else "float32"
+    if not on_gpu():
+        return "bfloat16" if has_fast_bf16() else "float32"
+    with torch.cuda.device(current()):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
 def memory_bytes(only_free: bool) -> int | None:

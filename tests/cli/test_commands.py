@@ -639,6 +639,25 @@ def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner,
     assert "500 rows, or leave --hold-out out" in result.stderr
 
 
+def test_what_epochs_are_compared_by_is_not_trained_with(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
+    encoder.reset()
+    asked = job_server(stub)
+    texts = [{"text": f"{i % 600} is it urgent", "label": ("urgent", "billing")[i % 2]} for i in range(1200)]
+    rows, few = tmp_path / "rows.jsonl", tmp_path / "few.jsonl"
+    for path, some in (
+        (rows, texts),
+        (few, texts[:30] + [{**one, "text": f"now {one['text']}"} for one in texts[:20]]),
+    ):
+        path.write_text("".join(json.dumps(one) + "\n" for one in some))
+    said = call("finetune", "mine", rows, "--key", encoder.path, "--hold-out", "--detach").stderr
+    train, held_out = (rows_of(stub.content[asked[one]])["input_ids"] for one in ("training_file", "validation_file"))
+    left_out = 1200 - len(train) - len(held_out)
+    assert left_out > 90 and f"{left_out} rows are not trained with, since held-out rows ask the same" in said
+    assert {*map(tuple, train)}.isdisjoint(map(tuple, held_out))
+    said = call("finetune", "mine", rows, "--key", encoder.path, "--validation", few, "--detach").stderr
+    assert "warning: 30 of 50 rows of few.jsonl ask the same as rows that are trained with" in said
+
+
 def test_a_job_may_be_left_and_found_again(stub: Stub, encoder: Owner, tickets: Path) -> None:
     encoder.reset()
     job_server(stub)

@@ -57,6 +57,7 @@ def halves(place: Path) -> tuple[Path, Path]:
     assert re.search(r"correct: \d+\.\d % of 60 texts, disturbed as they are sent\n", result.stdout)
     assert "split serve" in result.stdout and "split audit" in result.stdout
     assert "never give it to the server" in result.stderr
+    assert "60 of 60 rows of train.tsv ask the same as rows that are trained with" in result.stderr
     return place / "noisy-c", place / "noisy-s"
 
 

@@ -218,6 +218,8 @@ def train(
     from milkglass.hidden_states.catalogue import from_words, values_of
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
+    from milkglass.rows.examples import read_examples
+    from milkglass.rows.repeats import overlap_warning
     from milkglass.split import train as split_train
 
     options = {
@@ -237,6 +239,8 @@ def train(
         validation_texts = split_train.read_labelled_texts(
             validation_file, training_texts.labels, training_texts.has_pairs
         )
+        if warning := overlap_warning(validation_file.name, *map(read_examples, (validation_file, source))):
+            note(warning)
     folder = resolve(model)
     model_name = kept_name(model, folder)
     step_count = split_train.step_count(defence, len(training_texts.corpus.texts))

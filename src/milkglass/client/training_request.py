@@ -28,12 +28,13 @@ from milkglass.client.data.training_rows import (
 )
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.key import permutation
-from milkglass.errors import UsageError
+from milkglass.errors import CodecError, UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.data_file import DataFile, Source
-from milkglass.rows.examples import Summary, checked_summary
+from milkglass.rows.examples import Summary, checked_summary, read_examples
 from milkglass.rows.place import places_text
+from milkglass.rows.repeats import overlap_warning, question_digest
 from milkglass.server.spec import MAX_ROW_TOKENS, Hyperparameters, hyperparameters_of
 
 if TYPE_CHECKING:
@@ -147,13 +148,21 @@ class TrainingRequest:
         if validation is not None:
             validation_file = DataFile.of(validation)
             parts = (*parts, TrainingPart(validation_file, checked_summary(validation_file, summary.task).row_count))
+            are_scores = summary.task == "regression"
+            rows = (read_examples(file, are_scores) for file in (validation_file, source))
+            if warning := overlap_warning(validation_file.name, *rows):
+                notice(warning)
         if hold_out and validation is not None:
             raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
         if hold_out:
             count = _held_out_count(summary, source.name)
             notice(f"{count:,} of {summary.row_count:,} rows of {source.name} are held out, to find the best epoch")
             is_held_out = held_out_mask(key.root, key.model_digest, summary.row_count)
-            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~is_held_out, is_held_out))
+            is_trained = _trained_mask(source, summary.task == "regression", is_held_out)
+            if left_out_count := int((~is_held_out & ~is_trained).sum()):
+                left_out = "1 row is" if left_out_count == 1 else f"{left_out_count:,} rows are"
+                notice(f"{left_out} not trained with, since held-out rows ask the same")
+            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (is_trained, is_held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
@@ -210,6 +219,23 @@ class TrainingRequest:
         if len(self.parts) == 1 and hyperparameters.task == "classification":
             announcement += "; accuracy is not shown without --validation FILE or --hold-out"
         return f"{announcement}; how long it takes is shown after the first steps"
+
+
+def _trained_mask(source: DataFile, are_scores: bool, is_held_out: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Returns (rows,) whether each row of a file is trained with: it is not held out, nor asks what such a row does.
+
+    Raises:
+        CodecError: no row is left.
+    """
+    digests = [question_digest(row) for row in read_examples(source, are_scores)]
+    asked = {digest for digest, is_asked in zip(digests, is_held_out, strict=True) if is_asked}
+    is_trained = np.array([digest not in asked for digest in digests], np.bool_)
+    if not is_trained.any():
+        raise CodecError(
+            f"every row of {source.name} asks the same as a row that is held out",
+            "give different rows, or --validation",
+        )
+    return is_trained
 
 
 def _held_out_count(summary: Summary, name: str) -> int:

@@ -84,6 +84,23 @@ def other_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[i
     return [index for index, row in enumerate(rows) if question_digest(row) not in questions]
 
 
+def overlap_warning(name: str, asked: Iterable[Example], trained: Iterable[Example]) -> str:
+    """Returns a warning if rows that a model is judged by ask the same as rows that it is trained with, else "".
+
+    Args:
+        name: the name of the file with the rows that it is judged by.
+    """
+    questions = {question_digest(row) for row in trained}
+    is_known = [question_digest(row) in questions for row in asked]
+    if not (count := sum(is_known)):
+        return ""
+    asks = "asks" if count == 1 else "ask"
+    return (
+        f"warning: {count:,} of {len(is_known):,} rows of {name} {asks} the same as rows that are trained with: "
+        "accuracy on them says nothing of new texts"
+    )
+
+
 def _ends_with_answer(row: Example) -> bool:
     return bool(row.messages) and row.messages[-1]["role"] == "assistant"
 
