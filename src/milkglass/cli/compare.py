@@ -45,7 +45,7 @@ def compare(
         typer.Option(
             "--quick",
             help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of {QUICK_TEXT_TOKENS} "
-            "tokens: 10 to 15 minutes on two cores that do nothing else.",
+            "tokens: about 10 minutes on two cores that do nothing else.",
         ),
     ] = False,
     budget: Annotated[
