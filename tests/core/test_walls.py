@@ -55,7 +55,8 @@ ALLOWED = {
         " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
     ),
     "lab": (
-        "attacks audit client defences engines gradient_defences hidden_states models noise sanitizers schemes threat"
+        "attacks audit client compare defences engines gradient_defences hidden_states models noise sanitizers schemes"
+        " threat"
     ),
     "__init__": "audit client models proxy rows schemes",
 }

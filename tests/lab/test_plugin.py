@@ -60,7 +60,7 @@ def test_every_entry_conforms(site: Path, home: Path) -> None:
     assert {(one["group"], one["entry"]) for one in checks} == {
         ("attack", "logit-lens"), ("scheme", "row-scaling"), ("sanitizer", "random-response"),
         ("defence", "token-laplace"), ("defence", "rounding"), ("defence", "shifted"), ("engine", "plain-ids"),
-        ("family", "StarCoder2"),
+        ("family", "StarCoder2"), ("way", "scaled-rows"),
     }  # fmt: skip
 
 
@@ -99,6 +99,23 @@ def test_commands_list_what_it_adds(site: Path, home: Path) -> None:
     ):
         done = milkglass(site, *words, cwd=home)
         assert name in done.stdout + done.stderr, words
+
+
+def test_a_way_is_compared_by_name(site: Path, home: Path) -> None:
+    rows = [
+        {"text": f"{text}, and so on {number}", "label": "ab"[index % 2]}
+        for number in range(30) for index, text in enumerate(tiny.TEXTS)
+    ]  # fmt: skip
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = ("--epochs", 1, "--attacks", "3s", "--max-length", 32, "--json")
+    command = ("compare", "bert", "rows.jsonl", *options, "--ways")
+    done = milkglass(site, *command, "commonest,scaled-rows", cwd=home)
+    assert done.returncode == 0, done.stderr
+    ways = json.loads(done.stdout)["ways"]
+    assert [(way["name"], way["state"]) for way in ways] == [("commonest", "done"), ("scaled-rows", "done")]
+    assert ways[1]["reading"]["attack"] and ways[1]["command"].endswith("--scheme row-scaling")
+    without = milkglass(None, *command, "scaled-rows", cwd=home)
+    assert without.returncode == 2 and "'scaled-rows'" in without.stderr and "milkglass.way" in without.stderr
 
 
 RECIPE = """

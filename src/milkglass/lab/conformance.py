@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from milkglass.client.layout import unknown_tensor_names
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
+from milkglass.compare.result import Group
+from milkglass.compare.ways import ALL_TASKS, LABEL_TASKS, DefenceWay, Way
+from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.engines.engine import IdsEngine, IdsRequest
 from milkglass.errors import MilkglassError, UsageError
@@ -60,7 +63,7 @@ TINY_CONFIG = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 130, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family")
+GROUPS = ("attack", "gradient_attack", "scheme", "sanitizer", "defence", "engine", "family", "way")
 SECRET, OTHER_SECRET = bytes(range(32)), bytes(range(1, 33))
 MIN_BUDGET_CHECKS = 4  # an attack that checks its budget so often does so in a loop
 CORPUS = LabelledTexts([*PRIVATE_TEXTS, *(text.replace("the", "a") for text in PRIVATE_TEXTS)], [0, 1] * 4)
@@ -373,6 +376,25 @@ def permutes_without_change(family: Family, folder: Path) -> None:
         assert difference <= 1e-4, f"{model_type}: logits differ by {difference:.2g}"
 
 
+# --- ways of `milkglass compare` --------------------------------------------------------------------------------------
+def says_what_it_is(way: Way, folder: Path) -> None:
+    """It says what leaves the machine, whom the user trusts, which rows it is for and what the next command is."""
+    assert way.title and way.trust and way.provider, "title, trust or provider is empty"
+    assert way.group in get_args(Group), f"group is {way.group!r}, one of {', '.join(get_args(Group))}"
+    assert way.tasks and {*way.tasks} <= {*ALL_TASKS}, f"tasks are {way.tasks}, some of {', '.join(ALL_TASKS)}"
+    way.command.format(**dict.fromkeys(("model", "rows", "kept", "text", "compare"), "word"))
+
+
+def has_a_defence_that_applies(way: Way, folder: Path) -> None:
+    """If it puts a defence in front of a model, the defence is known and protects a small encoder or decoder."""
+    if not isinstance(way, DefenceWay):
+        return
+    defence = defence_of(way.entry)
+    kind = "encoder" if {*way.tasks} & {*LABEL_TASKS} else "decoder"
+    base = Checkpoint.open(save_tiny_model("bert" if kind == "encoder" else "llama", kind, folder / "base"))
+    assert (reason := defence.refuses(base)) is None, f"it refuses a small {kind}: {reason}"
+
+
 CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
     Attack: (
         "attack",
@@ -393,6 +415,7 @@ CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
     ),
     IdsEngine: ("engine", (asks_with_ids_alone, refuses_a_bad_answer)),
     Family: ("family", (permutes_without_change,)),
+    Way: ("way", (says_what_it_is, has_a_defence_that_applies)),
 }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def _ends_with_answer(row: Example) -> bool:
 
 def _message_text(message: Message) -> str:
     other_fields = {name: value for name, value in message.items() if name != "content"}
-    return f"{message['content']}\n{json.dumps(other_fields, default=str, sort_keys=True)}"
+    return f"{message.get('content') or ''}\n{json.dumps(other_fields, default=str, sort_keys=True)}"
 
 
 def _digest(*texts: str) -> bytes:
