@@ -226,6 +226,8 @@ def test_a_text_that_is_too_long_is_left_out(base: Checkpoint, codec: Codec, tmp
     assert len(rows) == len(TEXTS) and limit == codec.max_tokens
     run_ = ("audit", "--captured", path, "--model", base.folder, "--out", tmp_path / "audit", "--budget", "5s")
     assert f"1 text is left out: longer than the {limit} tokens" in call(*run_).stderr
+    path.write_text((json.dumps(long) + "\n") * 30, "utf-8")
+    refused(call(*run_, "--out", tmp_path / "other"), 5, f"no text of rows.jsonl is within the {limit} tokens")
 
 
 def test_the_command_judges_a_client_and_writes_the_page(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:

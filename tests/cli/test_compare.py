@@ -524,7 +524,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     refused(
         call("compare", model, data, "--validation", other),
         5,
-        "line 1 of other.jsonl has no label that rows.jsonl has, nor has any of 1 more",
+        "line 1 of other.jsonl has a label that rows.jsonl lacks, and so have 1 more",
     )
     few_asked = written(tmp_path / "asked.jsonl", rows(1000, 30))
     refused(call("compare", model, data, "--validation", few_asked), 5, "30 rows, 40 are needed")

@@ -62,19 +62,40 @@ def test_correlations_are_compared_in_the_same_rows() -> None:
     assert constant.value == pytest.approx(np.corrcoef(close, truth)[0, 1]), "the same answer to all has none"
 
 
-@pytest.mark.parametrize("is_loss", [False, True])
-def test_p_values_of_equal_ways_are_even(is_loss: bool) -> None:
-    """Of two ways that are alike at most one in twenty comparisons says that they differ."""
+def test_the_unit_of_scores_makes_no_difference() -> None:
+    """One way answers in the labels' unit, another one standardised: a swap of rows must compare like with like."""
+    rng = np.random.default_rng(2)
+    truth = rng.normal(50, 25, 200)
+    ours, theirs = truth + rng.normal(0, 15, 200), truth + rng.normal(0, 25, 200)
+    rows = asked(truth, "regression")
+    plain = difference_of(rows, ours, theirs)
+    scaled = difference_of(rows, ours, (theirs - 50) / 25)
+    assert plain.p_value <= 0.01 and scaled.p_value == plain.p_value and scaled.value == pytest.approx(plain.value)
+
+
+def test_answers_that_are_no_numbers_are_no_better() -> None:
+    truth = np.arange(60.0)
+    found = difference_of(asked(truth, "regression"), np.where(truth == 3, np.nan, truth), truth[::-1])
+    assert found.p_value == 1 and np.isnan(found.value)
+    assert verdict(result((float("nan"), 1.0)))[0].startswith("Keep it here")
+
+
+@pytest.mark.parametrize(("task", "draws", "most"), [("classification", 400, 0.07), ("causal-lm", 120, 0.1),
+                                                     ("regression", 120, 0.1)])  # fmt: skip
+def test_p_values_of_equal_ways_are_even(task: str, draws: int, most: float) -> None:
+    """Of ways that are alike about one comparison in twenty, or fewer, says that they differ."""
     rng, found = np.random.default_rng(1), []
-    for _ in range(60):
-        if is_loss:
+    for _ in range(draws):
+        truth = np.zeros(50) if task != "regression" else rng.normal(size=50)
+        if task == "causal-lm":
             tokens = rng.integers(1, 20, 50)
             ours, theirs = (np.concatenate([tokens * rng.normal(2, 0.5, 50), tokens]) for _ in range(2))
-            found.append(difference_of(asked(np.zeros(50), "causal-lm"), ours, theirs).p_value)
+        elif task == "regression":
+            ours, theirs = truth + rng.normal(0, 1, 50), 7 + 3 * (truth + rng.normal(0, 1, 50))
         else:
             ours, theirs = (rng.integers(0, 2, 50) for _ in range(2))
-            found.append(difference_of(asked(np.zeros(50)), ours, theirs).p_value)
-    assert np.mean(np.array(found) <= 0.05) <= 0.12 and np.mean(np.array(found) <= 0.5) > 0.3
+        found.append(difference_of(asked(truth, task), ours, theirs).p_value)
+    assert np.mean(np.array(found) <= 0.05) <= most and np.mean(np.array(found) <= 0.5) > 0.3
 
 
 def result(*differences: tuple[float, float]) -> ComparisonResult:
@@ -101,3 +122,14 @@ def test_the_verdict_counts_how_many_ways_were_tried() -> None:
     both = verdict(result((0.1, 0.01), (0.05, 0.03)))
     assert any("way 1" in sentence and "way 2" in sentence for sentence in both), "0.03 is compared with 0.05"
     assert verdict(result((-0.1, 0.0001)))[0].startswith("Keep it here"), "it is worse"
+    assert (
+        "way 2 has 80 %" in verdict(result((0.1, 0.03), (0.1, 0.03)))[0]
+        or "way 1 has 80 %" in (verdict(result((0.1, 0.03), (0.1, 0.03)))[0])
+    ), "the same answers in two places are one comparison"
+
+
+def test_the_difference_that_can_be_told_is_no_smaller_than_the_test_needs() -> None:
+    few = replace(result((0.0, 1.0)), held_out=40)
+    assert any("less than about 15 points" in sentence for sentence in verdict(few)), "six rows, all in favour"
+    many = verdict(result(*[(0.01 * number, 0.5) for number in range(5)]))
+    assert any("less than about 8 points" in sentence for sentence in many), "8 of 100 rows, of five comparisons"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_what_makes_rows_equal() -> None:
 
     assert question_digest(row("A  text\n")) == question_digest(row("a text")) != question_digest(row("a text!"))
     assert question_digest(row("a", "b c")) != question_digest(row("a b", "c")) != question_digest(row("a b c"))
-    assert answer_digest(row("x", label="A")) == answer_digest(row("y", label="a"))
+    assert answer_digest(row("x", label="A")) == answer_digest(row("y", label="A")) != answer_digest(row("x"))
     rows = [row("x"), row("X"), row("x", label="b"), row("y")]
     assert distinct_indices(rows) == [0, 2, 3] and other_indices(rows, rows[3:]) == [0, 1, 2]
     assert Repeats.of(rows) == Repeats(4, 1, 1, "text")
@@ -106,3 +107,33 @@ def test_what_makes_rows_equal() -> None:
         Example(1, "chat", messages=messages) for messages in ((question, answer), (system, question, answer))
     )
     assert question_digest(plain) != question_digest(instructed) and answer_digest(plain) == answer_digest(instructed)
+    indented = replace(plain, messages=(question, {**answer, "content": "good\n  day"}))
+    assert answer_digest(indented) != answer_digest(plain), "code is another program with other spaces"
+
+
+def test_calls_of_tools_are_equal_but_for_their_ids() -> None:
+    def asked(identifier: str, city: str = "Rome") -> Example:
+        call = {
+            "id": identifier,
+            "type": "function",
+            "function": {"name": "weather", "arguments": f'{{"of": "{city}"}}'},
+        }
+        return Example(1, "chat", messages=(
+            {"role": "user", "content": "is it warm"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "30", "tool_call_id": identifier}, {"role": "assistant", "content": "yes"},
+        ))  # fmt: skip
+
+    rows = [asked("call_1"), asked("call_2"), asked("call_1", "Oslo")]
+    assert distinct_indices(rows) == [0, 2]
+    weighted = replace(rows[0], messages=(*rows[0].messages[:3], {**rows[0].messages[3], "weight": 1}))
+    assert distinct_indices([rows[0], weighted]) == [0]
+
+
+def test_a_conversation_and_its_continuation_are_on_one_side() -> None:
+    hello = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"})
+    more = ({"role": "user", "content": "my arm hurts"}, {"role": "assistant", "content": "since when?"})
+    other = ({"role": "user", "content": "I need a bill"}, {"role": "assistant", "content": "which one?"})
+    short, long, sibling = (Example(1, "chat", messages=messages) for messages in (hello, hello + more, hello + other))
+    assert other_indices([short, sibling], [long]) == [1], "the answer to hello is in the long one"
+    assert other_indices([long, sibling], [short]) == [], "both answer hello"
+    assert other_indices([sibling], [long]) == [0]

@@ -52,11 +52,11 @@ def named(kind: str | None) -> object:
     return spans
 
 
-def reading(spans: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
+def reading(spans: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str = "demo:minilm") -> Reading:
     monkeypatch.setattr(masking, "private_spans", spans)
-    base = Checkpoint.open(resolve("demo:minilm"))
+    base = Checkpoint.open(resolve(model))
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows())), None, 0)
-    setting = ComparisonSettings("demo:minilm", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    setting = ComparisonSettings(model, base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     client, server = MaskedText().split(base, None, SECRET, tmp_path / "server")
     cell = TrainedHalves("cell", {}, {}, "", np.empty((0, 0), np.float32), client, server, server)
     return attackers.reading_of(setting, cell, [], Budget.of_work(600), tmp_path / "work", attacks=CHOSEN)
@@ -79,6 +79,15 @@ def test_masks_that_hold_the_word_itself_are_guessed_whole(tmp_path: Path, monke
     assert found.masks["masks guessed"] == 1 and found.masks["masked tokens"] >= 160
     assert found.tokens is not None and found.tokens.value == 1
     assert any(one.startswith("100.0 % of ") and one.endswith("are guessed") for one in found.more)
+
+
+def test_a_byte_level_tokenizer_puts_a_masked_name_behind_its_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The space before a name is in the name's token, and no part of what was left."""
+    found = reading(named("PERSON"), tmp_path, monkeypatch, "demo:smollm2")
+    assert found.masks["names left"] == 0 and found.masks["name tokens"] >= 100
+    assert found.masks["masked tokens"] >= 160, "two names a text, the first token of each too"
 
 
 def test_masks_that_say_nothing_are_guessed_no_better_than_by_chance(

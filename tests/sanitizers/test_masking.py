@@ -58,13 +58,18 @@ def test_a_long_text_is_masked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     whole = masked(TEXT)
     monkeypatch.setattr(masking, "MAX_CHARACTERS", 100)
     text = f"{TEXT}\n" * 5 + "x" * 250
-    parts = [*masking._parts_to_analyse(text)]
-    assert "".join(part for _, part in parts) == text and max(len(part) for _, part in parts) <= 100
-    assert all(text[start : start + len(part)] == part for start, part in parts)
+    borders = [*masking._part_borders(text)]
+    assert "".join(text[start:end] for start, end in borders) == text
+    assert max(end - start for start, end in borders) <= 100
     found = masked(text)
     assert found.endswith("x" * 250) and found.count("<PERSON>") >= 4 * whole.count("<PERSON>") > 0
     original, replaced = masking.masked_parts(text, 0.35)
     assert "".join(original) == text and "".join(replaced) == found
+    card = "I have paid the bill by card, and it is 4111 1111 1111 1111, as I told you the day before"
+    assert masked(card).count("<CREDIT_CARD>") == 1
+    for limit in range(40, 60):
+        monkeypatch.setattr(masking, "MAX_CHARACTERS", limit)
+        assert masked(card).count("<CREDIT_CARD>") == 1, "whole, wherever a part ends"
 
 
 def test_nothing_is_logged_of_a_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -263,8 +263,10 @@ def replaced_and_cut(client: ReplacedTextClient, texts: Sequence[str]) -> tuple[
     part_rows = piece_rows[is_part]
     is_replaced[is_part] = is_changed[first_pieces[part_rows[:, 0]] + part_rows[:, 1]].astype(np.bool_)
     is_behind = piece_rows[:, 1] > last_sent[piece_rows[:, 0]]
+    is_full = np.bincount(sent_piece_rows[:, 0], minlength=len(parts)) >= client.codec.max_tokens
+    is_at_end = (piece_rows[:, 1] == last_sent[piece_rows[:, 0]]) & is_full[piece_rows[:, 0]]
     is_missing = _matching_places(piece_rows, sent_piece_rows) == NO_BELIEF
-    is_cut = is_part & np.where(is_replaced, is_behind, is_missing)
+    is_cut = is_part & (is_behind | (is_at_end & is_missing & ~is_replaced))
     return is_replaced & ~is_cut, is_cut
 
 
@@ -284,7 +286,9 @@ def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
 def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Sequences, Ids]:
     """Returns the ids of texts that are given in parts, and (tokens, 3) each one's text, part and place in the part.
 
-    Special tokens are parts of their own, before the first part and after the last.
+    A token belongs to the part of its first character that is no white space: byte-level tokenizers put the space
+    before a word into the word's token. Special tokens are parts of their own, before the first part and after the
+    last.
     """
     batch = codec.tokenizer(
         ["".join(pieces) for pieces in pieces_of_texts],
@@ -297,7 +301,8 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
     rows = []
     for text_index, pieces in enumerate(pieces_of_texts):
         ends = np.cumsum([len(piece) for piece in pieces])
-        starts = np.array([start for start, _ in batch["offset_mapping"][text_index]], np.int64)
+        text, offsets = "".join(pieces), batch["offset_mapping"][text_index]
+        starts = np.array([_first_letter(text, start, end) for start, end in offsets], np.int64)
         piece_of_token = np.searchsorted(ends, starts, side="right")
         is_special = np.array(batch["special_tokens_mask"][text_index], np.bool_)
         last_place = len(starts) - 1
@@ -307,6 +312,12 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
         place_in_piece = places - np.maximum.accumulate(np.where(is_first, places, 0))
         rows.append(np.stack([np.full(len(piece_of_token), text_index), piece_of_token, place_in_piece], 1))
     return Sequences.of(batch["input_ids"]), np.concatenate(rows).astype(np.int64)
+
+
+def _first_letter(text: str, start: int, end: int) -> int:
+    """Returns the place of the first character of text[start:end] that is no white space; `start` if there is none."""
+    token = text[start:end]
+    return start + len(token) - len(token.lstrip()) if token.strip() else start
 
 
 def _matching_places(rows: Ids, other_rows: Ids) -> Ids:

@@ -23,7 +23,7 @@ from milkglass.cli.ui.options import (
     with_optional_key_and_server,
 )
 from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, percent, report_activity, set_activity, table
-from milkglass.errors import UsageError
+from milkglass.errors import CodecError, UsageError
 from milkglass.progress import Stage, duration_text
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 
@@ -190,6 +190,11 @@ def audit_captured(
     if left_out_count := len(all_rows) - len(rows):
         left_out = "1 text is" if left_out_count == 1 else f"{left_out_count:,} texts are"
         note(f"{left_out} left out: longer than the {max_tokens:,} tokens that {base.folder.name} reads")
+    if not rows:
+        raise CodecError(
+            f"no text of {path.name} is within the {max_tokens:,} tokens that {base.folder.name} reads",
+            "give shorter texts, with what was sent for them",
+        )
     served_model = None if server_model is None else open_original(str(server_model))
     kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")

@@ -98,7 +98,8 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
         if warning := label_warning(summary):
             note(warning)
     repeats = Repeats.of(read_examples(out))
-    if notes := [*filter(None, (repeats.equal_text(), repeats.contradiction_text()))]:
+    counted_once = " (`milkglass compare` counts them once)" if repeats.equal_count and summary.kind != "text" else ""
+    if notes := [*filter(None, (repeats.equal_text() + counted_once, repeats.contradiction_text()))]:
         note(f"warning: {'; '.join(notes)}")
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out))

@@ -239,7 +239,9 @@ def train(
         validation_texts = split_train.read_labelled_texts(
             validation_file, training_texts.labels, training_texts.has_pairs
         )
-        if warning := overlap_warning(validation_file.name, *map(read_examples, (validation_file, source))):
+        if warning := overlap_warning(
+            validation_file.name, *(list(read_examples(file)) for file in (validation_file, source))
+        ):
             note(warning)
     folder = resolve(model)
     model_name = kept_name(model, folder)

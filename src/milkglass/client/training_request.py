@@ -11,7 +11,7 @@ takes 1e-4, for three epochs or for more if three have few steps. docs/log.md, 2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,16 +83,28 @@ def held_out_count(rows: int) -> int:
     return count if count >= MIN_HELD_OUT else 0
 
 
-def held_out_mask(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
+def held_out_mask(root: bytes, digest: str, questions: Sequence[Hashable]) -> NDArray[np.bool_]:
     """Returns (rows,) whether each row is held out. `root` and `digest` are a key's root and its model's digest.
 
-    The choice depends only on the key and the number of rows. An interrupted upload can therefore go on, and a key
-    whose symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
+    Rows with the same question are held out together, until there are enough rows. The choice depends only on the key,
+    the number of rows, and which of them ask the same. An interrupted upload can therefore go on, and a key whose
+    symbols are found from labelled rows does not see the held-out ones (client/obfuscate/symbols.py).
+
+    Args:
+        questions: what each row asks; equal for rows that ask the same.
     """
-    order = permutation(subkey(root, digest, f"held out/{rows}"), rows)
-    is_held_out = np.zeros(rows, np.bool_)
-    is_held_out[order[: held_out_count(rows)]] = True
-    return is_held_out
+    rows = len(questions)
+    first_index = dict[Hashable, int]()
+    question_of = np.array([first_index.setdefault(question, index) for index, question in enumerate(questions)], int)
+    sizes = np.bincount(question_of, minlength=rows)
+    is_held_out, count = np.zeros(rows, np.bool_), 0
+    for index in permutation(subkey(root, digest, f"held out/{rows}"), rows).tolist():
+        if count >= held_out_count(rows):
+            break
+        question = int(question_of[index])
+        count += 0 if is_held_out[question] else int(sizes[question])
+        is_held_out[question] = True
+    return np.asarray(is_held_out[question_of])
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,20 +161,23 @@ class TrainingRequest:
             validation_file = DataFile.of(validation)
             parts = (*parts, TrainingPart(validation_file, checked_summary(validation_file, summary.task).row_count))
             are_scores = summary.task == "regression"
-            rows = (read_examples(file, are_scores) for file in (validation_file, source))
+            rows = (list(read_examples(file, are_scores)) for file in (validation_file, source))
             if warning := overlap_warning(validation_file.name, *rows):
                 notice(warning)
         if hold_out and validation is not None:
             raise UsageError("rows to compare epochs by were given, and others are to be held out", "leave one out")
         if hold_out:
-            count = _held_out_count(summary, source.name)
+            _require_held_out(summary, source.name)
+            questions = [question_digest(row) for row in read_examples(source, summary.task == "regression")]
+            is_held_out = held_out_mask(key.root, key.model_digest, questions)
+            count = int(is_held_out.sum())
+            if count == summary.row_count:
+                raise CodecError(
+                    f"all {count:,} rows of {source.name} ask the same, so that none is left to train with",
+                    "give different rows, or leave --hold-out out",
+                )
             notice(f"{count:,} of {summary.row_count:,} rows of {source.name} are held out, to find the best epoch")
-            is_held_out = held_out_mask(key.root, key.model_digest, summary.row_count)
-            is_trained = _trained_mask(source, summary.task == "regression", is_held_out)
-            if left_out_count := int((~is_held_out & ~is_trained).sum()):
-                left_out = "1 row is" if left_out_count == 1 else f"{left_out_count:,} rows are"
-                notice(f"{left_out} not trained with, since held-out rows ask the same")
-            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (is_trained, is_held_out))
+            parts = tuple(TrainingPart(source, int(mask.sum()), mask) for mask in (~is_held_out, is_held_out))
         if hyperparameters.get("early_stopping") and len(parts) == 1:
             raise UsageError(
                 f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
@@ -221,36 +236,18 @@ class TrainingRequest:
         return f"{announcement}; how long it takes is shown after the first steps"
 
 
-def _trained_mask(source: DataFile, are_scores: bool, is_held_out: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Returns (rows,) whether each row of a file is trained with: it is not held out, nor asks what such a row does.
-
-    Raises:
-        CodecError: no row is left.
-    """
-    digests = [question_digest(row) for row in read_examples(source, are_scores)]
-    asked = {digest for digest, is_asked in zip(digests, is_held_out, strict=True) if is_asked}
-    is_trained = np.array([digest not in asked for digest in digests], np.bool_)
-    if not is_trained.any():
-        raise CodecError(
-            f"every row of {source.name} asks the same as a row that is held out",
-            "give different rows, or --validation",
-        )
-    return is_trained
-
-
-def _held_out_count(summary: Summary, name: str) -> int:
-    """Returns how many rows are held out. Raises UsageError if they are too few, or have no label to compare by."""
+def _require_held_out(summary: Summary, name: str) -> None:
+    """Raises UsageError if too few rows would be held out, or if they have no label to compare epochs by."""
     if summary.task == "causal-lm":
         raise UsageError(
             f"{name} has no labels to compare epochs by", "give --validation FILE, or leave --hold-out out"
         )
-    if not (count := held_out_count(summary.row_count)):
+    if not held_out_count(summary.row_count):
         raise UsageError(
             f"a tenth of the {summary.row_count:,} rows of {name} is less than {MIN_HELD_OUT}, too few to compare "
             "epochs by",
             f"give --validation FILE, or {MIN_HELD_OUT / HELD_OUT_SHARE:.0f} rows, or leave --hold-out out",
         )
-    return count
 
 
 def require_hyperparameters(requested: Mapping[str, Any], name_of: Callable[[str], str]) -> None:

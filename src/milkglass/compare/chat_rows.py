@@ -29,7 +29,7 @@ from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
-from milkglass.rows.repeats import distinct_indices, other_indices
+from milkglass.rows.repeats import Repeats, distinct_indices, other_indices
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 
@@ -134,6 +134,9 @@ class ChatRows(ComparisonRows):
         train_indices = [answered_indices[i] for i in other_indices(candidates, held_out_examples)]
         asked_count = len(answered_indices) - len(train_indices)
         require_trainable(data.name, len(train_indices), asked_count)
+        notes = repeat_notes(rows.examples, asked_count)
+        if validation_rows is not None and (text := Repeats.of(validation_rows.examples).equal_text()):
+            notes = (*notes, f"{files[1].name}: {text}, and count once")
         chats = [rows.examples[index] for index in train_indices]
         train, held_out = (
             LabelledTexts([user_text(example) for example in part], [0] * len(part))
@@ -144,7 +147,7 @@ class ChatRows(ComparisonRows):
             names=(), train=train, held_out=held_out, digest=digest_of(chats, held_out_examples), task=TASK,
             chats=tuple(chats), asked=tuple(held_out_examples),
             extent=extent, max_row_tokens=max(lengths), cut_count=len({*rows.cut_indices} & {*train_indices}),
-            left_out_count=len(rows.unanswered_indices), repeats_notes=repeat_notes(rows.examples, asked_count),
+            left_out_count=len(rows.unanswered_indices), repeats_notes=notes,
         )  # fmt: skip
 
     @property

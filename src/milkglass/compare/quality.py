@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -68,8 +69,13 @@ def _mean_loss_of(answers: NDArray[Any], other_answers: NDArray[Any]) -> Measure
 
 
 def _correlation_of(answers: NDArray[Any], other_answers: NDArray[Any], truth: NDArray[Any]) -> Measure:
-    """Measures Pearson's correlation. Answers that are all the same have 0, as those of chance do."""
-    both, truth_twice = np.concatenate([answers, other_answers]).astype(np.float64), np.concatenate([truth, truth])
+    """Measures Pearson's correlation. Answers that are all the same have 0, as those of chance do.
+
+    Both ways' answers are standardised, which changes no correlation: ways answer in units of their own, and a swap of
+    rows between two units would be no swap of equals.
+    """
+    both = np.concatenate([_standardised(answers), _standardised(other_answers)])
+    truth_twice = np.concatenate([truth, truth])
 
     def correlation(indices: NDArray[np.int64]) -> NDArray[np.float64]:
         x, y = (values[indices] - values[indices].mean(-1, keepdims=True) for values in (both, truth_twice))
@@ -77,6 +83,13 @@ def _correlation_of(answers: NDArray[Any], other_answers: NDArray[Any], truth: N
         return np.asarray((x * y).sum(-1) / norms)
 
     return correlation
+
+
+def _standardised(answers: NDArray[Any]) -> NDArray[np.float64]:
+    """Returns answers with mean 0 and variance 1; zeros for answers that are all the same."""
+    centred = np.asarray(answers, np.float64) - np.mean(answers)
+    scale = float(np.std(centred))
+    return np.asarray(centred / scale if scale > 1e-12 * float(np.abs(answers).max(initial=1.0)) else 0 * centred)
 
 
 def _difference(measure: Measure, row_count: int, p_value: float | None = None) -> Difference:
@@ -95,6 +108,9 @@ def _difference(measure: Measure, row_count: int, p_value: float | None = None) 
     def gap(indices: NDArray[np.int64], axis: int = -1) -> NDArray[np.float64]:
         return measure(indices) - measure(indices + row_count)
 
+    value = float(gap(first[None])[0])
+    if not math.isfinite(value):
+        return Difference(value, math.nan, math.nan, row_count, 1.0)
     drawn = bootstrap(
         (first,), gap, n_resamples=BOOTSTRAP_DRAWS, confidence_level=CONFIDENCE_LEVEL, method="percentile",
         vectorized=True, batch=batch, rng=np.random.default_rng(0),
@@ -105,4 +121,4 @@ def _difference(measure: Measure, row_count: int, p_value: float | None = None) 
             permutation_type="samples", vectorized=True, n_resamples=SWAPS, batch=batch, axis=-1,
             rng=np.random.default_rng(0),
         ).pvalue  # fmt: skip
-    return Difference(float(gap(first[None])[0]), float(drawn.low), float(drawn.high), row_count, float(p_value))
+    return Difference(value, float(drawn.low), float(drawn.high), row_count, float(p_value))

@@ -59,16 +59,19 @@ class SplitRows:
         candidates = [rows[i] for i in order]
         train = [candidates[index] for index in other_indices(candidates, held_out)]
         require_trainable(data.name, len(train), len(candidates) - len(train))
-        return cls(train, held_out, repeat_notes(all_rows, len(candidates) - len(train)))
+        notes = repeat_notes(all_rows, len(candidates) - len(train))
+        if validation is not None and (text := Repeats.of(validation_rows).equal_text()):
+            notes = (*notes, f"{validation.name}: {text}, and count once")
+        return cls(train, held_out, notes)
 
 
 def _require_known_labels(file: DataFile, data_name: str, labels: Sequence[str]) -> None:
     """Raises CodecError if a row of a file has none of these labels, which are those of the file `data_name`."""
     unknown_rows = [row for row in read_examples(file) if row.label not in labels]
     if unknown_rows:
-        counted = f", nor has any of {len(unknown_rows) - 1:,} more" if len(unknown_rows) > 1 else ""
+        counted = f", and so have {len(unknown_rows) - 1:,} more" if len(unknown_rows) > 1 else ""
         raise CodecError(
-            f"{unknown_rows[0].place(file)} has no label that {data_name} has{counted}",
+            f"{unknown_rows[0].place(file)} has a label that {data_name} lacks{counted}",
             "a label is spelt alike in both files, capitals too",
         )
 
@@ -121,7 +124,8 @@ def repeat_notes(rows: Sequence[Example], asked_count: int) -> tuple[str, ...]:
     if asked_count:
         left_out = "row is" if asked_count == 1 else "rows are"
         asked_note = f"{asked_count:,} {left_out} not trained with, since the same is asked about"
-    return tuple(filter(None, (repeats.equal_text(), asked_note, repeats.contradiction_text())))
+    equal_note = f"{text}, and count once" if (text := repeats.equal_text()) else ""
+    return tuple(filter(None, (equal_note, asked_note, repeats.contradiction_text())))
 
 
 @dataclass(frozen=True, eq=False)

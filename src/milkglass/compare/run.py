@@ -130,9 +130,10 @@ def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
 
 
 def _methods_digest(way: Way) -> str:
-    """Returns a digest of a way and of the attacks, whose parameters decide its result."""
-    signatures = [signature(way), *map(signature, ATTACKS.values())]
-    return hashlib.sha256(json.dumps(signatures).encode()).hexdigest()
+    """Returns a digest of a way and of the attacks on it, whose parameters decide its result. Its words do not."""
+    silent_way = replace(way, title="", trust="", provider="", command="")
+    attacks = [*map(signature, ATTACKS.values())] if _is_attacked(way) else []
+    return hashlib.sha256(json.dumps([signature(silent_way), *attacks]).encode()).hexdigest()
 
 
 def _is_attacked(way: Way) -> bool:
@@ -236,6 +237,8 @@ class _Run:
                 way_answer = way.measure_answers(self.setting)
                 if way_answer.cell is not None:
                     self._note_training_time(time.monotonic() - started, way)
+                if not np.isfinite(way_answer.answers).all():
+                    raise JobFailed("its training diverged: answers are not numbers", "give a smaller --learning-rate")
                 if way.is_local:
                     self.models[way.name] = way_answer
                 reading = self._attack(way, way_answer, seconds)

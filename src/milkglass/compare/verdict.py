@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult
 
 MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
@@ -34,7 +34,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             f"Of the ways that change the text, {_ways_text(result, readable_ways)} "
             f"{'is' if len(readable_ways) == 1 else 'are'} worth more than what you have alone."
         )
-    if not better_ways and (width := _median_half_width(sent_ways)) is not None:
+    if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
             f"With {result.held_out:,} rows asked about, a difference of less than about {_gap_text(result, width)} "
             "cannot be told from chance."
@@ -104,16 +104,23 @@ def _learnt_nothing(result: ComparisonResult, best_local: WayResult) -> bool:
 def _better_ways(result: ComparisonResult, sent_ways: list[WayResult]) -> list[WayResult]:
     """Returns the ways that are shown to be better than the best with nothing sent, in their order (Holm 1979).
 
-    The p-values are compared with MAX_P_VALUE / m, of the smallest, to MAX_P_VALUE, of the largest of m.
+    Of m comparisons, the smallest p-value is compared with MAX_P_VALUE / m, the next one with MAX_P_VALUE / (m - 1).
+    Ways with the same answers, such as the model in other places, are one comparison.
     """
-    compared_ways = [(way, way.above) for way in sent_ways if way.above is not None]
-    better_names = set[str]()
-    for rank, (way, above) in enumerate(sorted(compared_ways, key=lambda pair: pair[1].p_value)):
-        if above.p_value > MAX_P_VALUE / (len(compared_ways) - rank):
+    differences = _differences(sent_ways)
+    better = set[Difference]()
+    for rank, difference in enumerate(sorted(differences, key=lambda difference: difference.p_value)):
+        if difference.p_value > MAX_P_VALUE / (len(differences) - rank):
             break
-        if (above.value < 0) == (result.measure == "loss") and above.value:
-            better_names.add(way.name)
-    return [way for way in sent_ways if way.name in better_names]
+        if difference.value < 0 if result.measure == "loss" else difference.value > 0:
+            better.add(difference)
+    return [way for way in sent_ways if way.above in better]
+
+
+def _differences(sent_ways: list[WayResult]) -> list[Difference]:
+    """Returns the different differences from the best with nothing sent that are known."""
+    known = [way.above for way in sent_ways if way.above is not None and math.isfinite(way.above.value)]
+    return list(dict.fromkeys(known))
 
 
 def quality_text(result: ComparisonResult, way: WayResult) -> str:
@@ -131,13 +138,23 @@ def _gap_text(result: ComparisonResult, width: float) -> str:
     return f"{100 * width:.0f} points" if result.measure == "accuracy" else f"{width:.2f}"
 
 
-def _median_half_width(sent_ways: list[WayResult]) -> float | None:
-    widths = sorted(
-        (way.above.high - way.above.low) / 2
-        for way in sent_ways
-        if way.above is not None and way.above.high > way.above.low
-    )
-    return widths[len(widths) // 2] if widths else None
+def _smallest_difference(result: ComparisonResult, sent_ways: list[WayResult]) -> float | None:
+    """Returns about the smallest difference that would be told from chance, or None if no interval is known.
+
+    It is the median half of the intervals' widths, made wider for the number of comparisons. For right answers, it is
+    as many rows at least as the sign test needs if all of them speak for the way.
+    """
+    from scipy.stats import norm
+
+    differences = _differences(sent_ways)
+    widths = sorted((difference.high - difference.low) / 2 for difference in differences)
+    widths = [width for width in widths if width > 0]
+    if not widths:
+        return None
+    level = MAX_P_VALUE / len(differences)
+    width = widths[len(widths) // 2] * norm.isf(level / 2) / norm.isf(MAX_P_VALUE / 2)
+    fewest_wins = math.ceil(1 - math.log2(level))
+    return float(max(width, fewest_wins / result.held_out) if result.measure == "accuracy" else width)
 
 
 def _ways_text(result: ComparisonResult, ways: list[WayResult]) -> str:

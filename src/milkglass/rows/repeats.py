@@ -42,7 +42,7 @@ class Repeats:
     def equal_text(self) -> str:
         """Returns a sentence on rows that equal earlier ones; "" if there are none."""
         verb = "equals an earlier one" if self.equal_count == 1 else "equal earlier ones"
-        return f"{self.equal_count:,} of {self.row_count:,} rows {verb}, and count once" if self.equal_count else ""
+        return f"{self.equal_count:,} of {self.row_count:,} rows {verb}" if self.equal_count else ""
 
     def contradiction_text(self) -> str:
         """Returns a sentence on questions with several answers; "" if there are none."""
@@ -55,19 +55,16 @@ class Repeats:
 def question_digest(row: Example) -> bytes:
     """Returns a digest of what a row asks: its text and second text, or all before a conversation's last answer.
 
-    Capitals and the kind and number of spaces make no difference.
+    Capitals and the kind and number of spaces make no difference, nor do the ids of calls to tools.
     """
-    if row.kind != "chat":
-        return _digest(row.text, row.pair or "")
-    asked = row.messages[:-1] if _ends_with_answer(row) else row.messages
-    return _digest(*map(_message_text, asked), json.dumps(row.tools, default=str))
+    return _question_digests(row)[-1]
 
 
 def answer_digest(row: Example) -> bytes:
     """Returns a digest of a row's label, or of a conversation's last answer. Rows without either have the same."""
     if row.kind != "chat":
         return _digest(row.label or "")
-    return _digest(_message_text(row.messages[-1]) if _ends_with_answer(row) else "")
+    return _digest(_message_text(row.messages[-1]) if _is_answer(row.messages[-1]) else "")
 
 
 def distinct_indices(rows: Sequence[Example]) -> list[int]:
@@ -79,37 +76,62 @@ def distinct_indices(rows: Sequence[Example]) -> list[int]:
 
 
 def other_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[int]:
-    """Returns the indices of the rows that ask what none of `asked` does, in order."""
-    questions = {question_digest(row) for row in asked}
-    return [index for index, row in enumerate(rows) if question_digest(row) not in questions]
+    """Returns the indices of the rows from which no answer to a question of `asked` can be learnt, in order.
+
+    Of conversations, a row that is the beginning of an asked one is left out, and so is one that continues it.
+    """
+    last_questions = {question_digest(row) for row in asked}
+    all_questions = last_questions.union(*map(_question_digests, asked))
+    return [
+        index for index, row in enumerate(rows)
+        if question_digest(row) not in all_questions and last_questions.isdisjoint(_question_digests(row))
+    ]  # fmt: skip
 
 
-def overlap_warning(name: str, asked: Iterable[Example], trained: Iterable[Example]) -> str:
+def overlap_warning(name: str, asked: Sequence[Example], trained: Sequence[Example]) -> str:
     """Returns a warning if rows that a model is judged by ask the same as rows that it is trained with, else "".
 
     Args:
         name: the name of the file with the rows that it is judged by.
     """
-    questions = {question_digest(row) for row in trained}
-    is_known = [question_digest(row) in questions for row in asked]
-    if not (count := sum(is_known)):
+    if not (count := len(asked) - len(other_indices(asked, trained))):
         return ""
     asks = "asks" if count == 1 else "ask"
     return (
-        f"warning: {count:,} of {len(is_known):,} rows of {name} {asks} the same as rows that are trained with: "
+        f"warning: {count:,} of {len(asked):,} rows of {name} {asks} the same as rows that are trained with: "
         "accuracy on them says nothing of new texts"
     )
 
 
-def _ends_with_answer(row: Example) -> bool:
-    return bool(row.messages) and row.messages[-1]["role"] == "assistant"
+def _question_digests(row: Example) -> list[bytes]:
+    """Returns a digest of each question of a row. A conversation has one for each answer, the last one last."""
+    if row.kind != "chat":
+        return [_digest(*_folded(row.text, row.pair or ""))]
+    tools = json.dumps(row.tools, default=str, sort_keys=True)
+    answer_places = [place for place, message in enumerate(row.messages) if _is_answer(message)]
+    if not row.messages or not _is_answer(row.messages[-1]):
+        answer_places.append(len(row.messages))
+    texts = _folded(*map(_message_text, row.messages))
+    return [_digest(tools, *texts[:place]) for place in answer_places]
+
+
+def _is_answer(message: Message) -> bool:
+    return bool(message["role"] == "assistant")
 
 
 def _message_text(message: Message) -> str:
-    other_fields = {name: value for name, value in message.items() if name != "content"}
-    return f"{message.get('content') or ''}\n{json.dumps(other_fields, default=str, sort_keys=True)}"
+    """Returns a message as text, without the ids of calls, which are drawn anew each time, and without weights."""
+    calls = [{name: value for name, value in call.items() if name != "id"} for call in message.get("tool_calls") or ()]
+    other_fields = {
+        name: value for name, value in message.items()
+        if name not in ("content", "tool_calls", "tool_call_id", "weight")
+    }  # fmt: skip
+    return f"{message.get('content') or ''}\n{json.dumps([calls, other_fields], default=str, sort_keys=True)}"
+
+
+def _folded(*texts: str) -> list[str]:
+    return [" ".join(text.split()).casefold() for text in texts]
 
 
 def _digest(*texts: str) -> bytes:
-    folded_texts = [" ".join(text.split()).casefold() for text in texts]
-    return hashlib.blake2b(json.dumps(folded_texts).encode(), digest_size=16).digest()
+    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()

