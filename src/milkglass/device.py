@@ -1,4 +1,4 @@
-"""The device: where models and tensors are computed, the GPU if there is one, and in which dtype.
+"""Chooses the device on which models and tensors are computed, and in which dtype.
 
 `MILKGLASS_DEVICE` chooses: "cpu", "cuda", or "cuda:1" for one of several GPUs.
 
@@ -29,7 +29,11 @@ Movable = TypeVar("Movable", bound="torch.Tensor | torch.nn.Module | None")
 
 
 def current() -> torch.device:
-    """Returns the device of all computation. Raises UsageError if the one that is chosen is not there."""
+    """Returns the device of all computation. On a GPU, it turns TF32 off.
+
+    Raises:
+        UsageError: the device that is chosen is not there.
+    """
     import torch
 
     name = chosen_name()
@@ -50,7 +54,7 @@ def current() -> torch.device:
 
 
 def chosen_name() -> str | None:
-    """Returns the user's choice, or None for the GPU if there is one. Raises UsageError for another name."""
+    """Returns the user's choice, or None: the GPU if there is one, else the CPU. Raises UsageError for another name."""
     chosen = os.environ.get(DEVICE_VARIABLE, "")
     if chosen and not DEVICE_NAME.fullmatch(chosen):
         raise UsageError(f"{DEVICE_VARIABLE} is {chosen!r}", "give cpu, cuda or cuda:N")
@@ -129,10 +133,11 @@ def memory_bytes(only_free: bool) -> int | None:
     return int(free_bytes if only_free else total_bytes)
 
 
-def child_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a child process that sees the chosen GPU alone, as its first.
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a child process.
 
-    transformers' Trainer takes the first one.
+    If a GPU is chosen by its number, the child sees this one alone, as its first: transformers' Trainer takes the first
+    one. Otherwise the environment is unchanged.
     """
     name = chosen_name()
     if name is None or ":" not in name:

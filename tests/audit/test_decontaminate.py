@@ -11,10 +11,10 @@ import pytest
 
 from milkglass.audit.decontaminate import (
     MIN_WORDS,
-    as_read,
+    decode_texts,
     decontaminate,
     letters_and_digits,
-    read_texts,
+    tokenizer_round_trip,
     without_private,
 )
 from milkglass.models.tokenizer import load_tokenizer
@@ -98,6 +98,6 @@ class WordPieces:
 
 def test_a_word_that_the_tokenizer_does_not_know_is_in_neither() -> None:
     text = "patient Z\u00fcrich has fever"
-    private = read_texts(Sequences.of([np.array([1, 0, 2, 3], np.int64)]), WordPieces())
+    private = decode_texts(Sequences.of([np.array([1, 0, 2, 3], np.int64)]), WordPieces())
     assert len(decontaminate([text], private)) == 1, "as it is written it looks like another text"
-    assert not len(decontaminate(as_read([text], WordPieces()), private))
+    assert not len(decontaminate(tokenizer_round_trip([text], WordPieces()), private))

@@ -84,7 +84,7 @@ def test_a_child_sees_the_chosen_gpu_first(
 ) -> None:
     monkeypatch.setenv(device.DEVICE_VARIABLE, name)
     given = {device.DEVICE_VARIABLE: name, **({} if seen is None else {device.VISIBLE_GPUS_VARIABLE: seen})}
-    assert device.child_variables(given) == expected
+    assert device.child_environment(given) == expected
 
 
 def test_a_worker_hears_of_the_device_and_of_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

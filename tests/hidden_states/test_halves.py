@@ -112,7 +112,7 @@ def test_a_half_with_other_weights_is_refused(bert: Checkpoint, tmp_path: Path) 
     whole = classifier(bert, 2)
     halves.write(tmp_path, halves.Upper(whole, 1).state_dict(), {})
     with pytest.raises(CorruptCheckpoint, match="this half's"):
-        halves.fill(tmp_path, halves.Upper(whole, 0))
+        halves.load_tensors(tmp_path, halves.Upper(whole, 0))
 
 
 def test_texts_that_cannot_be_sent_are_named(bert: Checkpoint) -> None:

@@ -90,7 +90,11 @@ def read_signers(raw: bytes) -> list[x509.Certificate]:
 
 
 def _parse_xml(raw: bytes) -> Any:
-    """Parses a document and returns its root. Raises AttestationError for a DTD, for entities, and for a large one."""
+    """Parses a document and returns its root.
+
+    Raises:
+        AttestationError: the document is malformed, too large or too deep, or has a DTD or entities.
+    """
     from lxml import etree
 
     if len(raw) > MAX_XML_BYTES:

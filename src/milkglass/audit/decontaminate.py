@@ -49,16 +49,16 @@ def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
 
 def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Sequences:
     """Returns the public texts that remain, for texts in public ids. They are compared as the tokenizer reads them."""
-    return public.select(decontaminate(read_texts(public, tokenizer), read_texts(private, tokenizer)))
+    return public.select(decontaminate(decode_texts(public, tokenizer), decode_texts(private, tokenizer)))
 
 
-def read_texts(ids: Sequences, tokenizer: Any) -> list[str]:
+def decode_texts(ids: Sequences, tokenizer: Any) -> list[str]:
     """Returns the texts of ids as the tokenizer reads them, without special tokens."""
     id_lists = [text_ids.tolist() for text_ids in ids]
     return [str(text) for text in tokenizer.batch_decode(id_lists, skip_special_tokens=True)]
 
 
-def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
+def tokenizer_round_trip(texts: Sequence[str], tokenizer: Any) -> list[str]:
     """Returns texts as the tokenizer reads them, for comparison with `read_texts`: both lack unknown words."""
     if not texts:
         return []
@@ -76,7 +76,7 @@ def _is_long(text: str) -> bool:
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yields each part that occurs in a whole, with the whole's index. A pair may come twice.
+    """Yields each part that occurs in a whole, with the whole's index, once for each occurrence.
 
     The first 2^j letters of each part, more than half of it, are compared by a hash with every window of 2^j letters of
     the wholes. Only if these are equal the part itself is compared. Time grows with the letters of both, times the

@@ -1,4 +1,4 @@
-"""The scene of any defence with two halves: what its client sends, what rests on its server, what attackers know.
+"""Builds the scene of a defence with two halves: what its client sends, what rests on its server, what attackers know.
 
 Obfuscated tables have the scene of an audit of a key (key_scene.py). Sanitized words are other words in other places.
 Hidden states are one for each token. Any other client half is described by its `send`, `origin` and `rehearsal`.
@@ -83,7 +83,10 @@ def _words_scene(
     private: Sequence[str],
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
-    """Returns the scene of a defence that sends words, in public ids. `Truth.origin` gives each piece's word."""
+    """Returns the scene of a defence that sends words, in public ids.
+
+    `Truth.origin` gives the place where each token was sent. It is None for a client that replaces nothing.
+    """
     sent, original, origin = sent_and_original(client, private)
     public_ids = {who: sent_and_original(client, texts)[1] for who, texts in public.items()}
     truth = replace(truth_of(client.codec, sent, original, public_ids.values()), origin=origin)
@@ -174,7 +177,7 @@ def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
     """Returns how an attacker puts texts of their own through the client, under their own secret."""
 
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
-        """Raises ValueError for text other than the attacker's own, since only its words are known."""
+        """Raises ValueError for another number of texts than the attacker's, or if the client cannot be rehearsed."""
         attacker_client = client.rehearsal(seed)
         if attacker_client is None or len(corpus) != len(texts):
             raise ValueError("only the attacker's own text can be rehearsed")
@@ -227,7 +230,7 @@ def sent_and_original(
 ) -> tuple[Sequences, Sequences, NDArray[np.int64] | None]:
     """Returns what is sent for these texts and the texts themselves, in public ids, and where each token was sent.
 
-    The last is None if each token was sent in its own place.
+    The last is None for a client that replaces nothing.
     """
     if not isinstance(client, ReplacedTextClient):
         ids = Sequences.of(client.codec.encode(texts, truncate=True).ids)

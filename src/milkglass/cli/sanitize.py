@@ -28,10 +28,10 @@ MIN_REPORTED_REPLACED = 0.95  # the share of replaced words above which it is re
 SMALL_FILE_BYTES = 1 << 22  # by default one process sanitizes a file up to this size
 FILES_HINT = "give a .jsonl, .json, .csv or .tsv file, or text lines"
 SELECTION_PARAMETERS = ("selection", "beams", "threshold", "sweeps")  # ghost's other parameters are of its search
-# Defaults of this command by method. At custext's own default, 1, all words of a list are almost equally likely
 DEFAULT_TABLE = "demo:minilm"
+# Defaults of this command by method. At custext's own default, 1, all words of a list are almost equally likely
 DEFAULT_EPSILON = {"custext": 3.0}
-SCALED_BY_TABLE = "santext"  # the method whose epsilon is for each unit of distance, so that it depends on the table
+SCALED_BY_TABLE = "santext"  # the method whose default epsilon the table decides, since it is for a unit of distance
 SPARING_METHODS = ("santext+", "rnm")  # methods that distinguish sensitive words from others
 MAX_SAMPLE_CHARACTERS = 160  # characters of the first text that are shown
 GHOST_NOTE = (

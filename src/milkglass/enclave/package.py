@@ -108,7 +108,11 @@ class TablePackage:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> TablePackage:
-        """Reads what `to_bytes` returned. Raises EnclaveError for anything else, such as a file of another kind."""
+        """Reads what `to_bytes` returned.
+
+        Raises:
+            EnclaveError: the file is another one, or its table, policy or names of files do not fit.
+        """
         try:
             arrays = load(content)
             document = json.loads(arrays.pop("info").tobytes())

@@ -1,4 +1,4 @@
-"""Files that several recipes share since they take long to make.
+"""Keeps files that several recipes share since they take long to make.
 
 A file's name is the digest of all its inputs except code. The commits that made a file are noted beside it, and a run's
 folder notes the commits of the files that it used.
@@ -32,7 +32,7 @@ class ArtifactCache:
     def path_of(self, subfolder: str, name: str) -> Path:
         """Returns the path of a file that exists or will be made.
 
-        It makes the file's folder, and records in the run folder which commits made the file.
+        Makes the file's folder, and records in the run folder which commits made the file.
         """
         path = files.make_private_dir(self.folder / subfolder) / name
         self._record_used(commits_of_file(path))

@@ -197,7 +197,7 @@ def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """
     command = [*WORKER_COMMAND, str(job), ATTACHED_ARGUMENT]
     environment = {**LIBRARY_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1"}
-    variables = device.child_variables(environment)
+    variables = device.child_environment(environment)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)
 
 

@@ -92,7 +92,7 @@ class LaplaceNoise(AdditiveNoise):
     """Adds Laplacian noise, without a guarantee.
 
     A clip in L2 bounds the L1 norm only by the clip times the square root of the number of parameters, which leaves an
-    epsilon of thousands.
+    epsilon of hundreds of thousands at the usual levels and numbers of parameters.
     """
 
     name: ClassVar[str] = "laplace"

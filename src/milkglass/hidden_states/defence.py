@@ -97,9 +97,11 @@ class HiddenStateDefence(Mechanism):
             )
         classes = int(description["classes"])
         with torch.random.fork_rng(devices=[]):  # heads are drawn, then overwritten
-            shell = halves.shell(description["model"], halves.layers_of(description["model"]), classes)
-            served = self.server_module(self.upper(shell, base, classes))
-            halves.fill(server_folder, served)
+            classifier = halves.empty_classifier(
+                description["model"], halves.layer_count(description["model"]), classes
+            )
+            served = self.server_module(self.upper(classifier, base, classes))
+            halves.load_tensors(server_folder, served)
             return self.load_client(base, client_folder), self.server(server_folder, served, description)
 
     def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
@@ -139,7 +141,7 @@ class HiddenStateDefence(Mechanism):
             )
         require_base(description, folder, base)
         lower = Lower(classifier(base, 2), self.cut(base)).eval()
-        tensors = halves.fill(folder, lower if self.trains_lower else None, LOWER)
+        tensors = halves.load_tensors(folder, lower if self.trains_lower else None, LOWER)
         kept_tensors = {name.removeprefix(KEPT): tensor for name, tensor in tensors.items() if name.startswith(KEPT)}
         try:
             secret, sent = bytes.fromhex(description["secret"]), int(description["sent"])

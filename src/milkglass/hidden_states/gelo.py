@@ -126,7 +126,9 @@ class OffloadingClient(EncoderClient):
         """Returns the layers above the cut, and their first matrices, which take what is received."""
         if self._upper is None:
             config, classes = halves.plain_config(self.base.config), int(self.extra_tensors["classes"])
-            upper = Upper(halves.shell(config, halves.layers_of(config), classes), self.defence.cut(self.base))
+            upper = Upper(
+                halves.empty_classifier(config, halves.layer_count(config), classes), self.defence.cut(self.base)
+            )
             upper.load_state_dict({name: tensor for name, tensor in self.extra_tensors.items() if name != "classes"})
             layer = halves.first_layer(upper.eval())
             names = {id(module): name for name, module in layer.named_modules()}
@@ -187,7 +189,7 @@ class GELO(HiddenStateDefence):
     def refuses(self, base: Checkpoint) -> str | None:
         if reason := super().refuses(base):
             return reason
-        count = halves.layers_of(base.config)
+        count = halves.layer_count(base.config)
         return None if self.cut(base) < count else f"no layer is left above the cut, and the model has {count}"
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:

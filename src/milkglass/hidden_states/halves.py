@@ -1,8 +1,8 @@
 """Cuts a classifier in two: embeddings and first layers in one half, the other layers and the head in the other.
 
-Both halves are the model's own class. The lower one has fewer layers and no head. The upper one replaces its embeddings
-by a module that passes hidden states through. So masks, heads and other details are the family's own, and only
-models/families describes families.
+Both halves consist of the model's own modules. The lower one has fewer layers and no head. The upper one replaces its
+embeddings by a module that passes hidden states through. So masks, heads and other details are the family's own, and
+only models/families describes families.
 
     lower:  ids (b, t)  ->  hidden states (b, t, d) after `layer` layers; 0: what the embeddings give
     upper:  hidden states (b, t, d)  ->  logits (b, classes)
@@ -37,11 +37,11 @@ def refusal(base: Checkpoint, layer: int) -> str | None:
         return error.message
     if family.kind != "encoder":
         return f"{family.name} is a decoder: only encoders with a class head are cut in two"
-    count = layers_of(base.config)
+    count = layer_count(base.config)
     return None if layer <= count else f"the cut comes after layer {layer}, and the model has {count}"
 
 
-def layers_of(config: Mapping[str, Any]) -> int:
+def layer_count(config: Mapping[str, Any]) -> int:
     """Returns how many layers a model of this config has."""
     return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layers"])
 
@@ -120,7 +120,11 @@ def pool(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
 
 
 class Head(torch.nn.Module):
-    """Maps (b, 1, d) to (b, classes), for vectors that lie around `centre`."""
+    """Maps (b, 1, d) to (b, classes).
+
+    Attributes:
+        centre: the number that is subtracted from every entry of a vector.
+    """
 
     def __init__(self, width: int, classes: int, centre: float = 0.0) -> None:
         super().__init__()
@@ -133,7 +137,7 @@ class Head(torch.nn.Module):
         return self.out(self.drop(torch.tanh(self.dense(hidden[:, 0] - self.centre))))
 
 
-def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
+def empty_classifier(config: Mapping[str, Any], layers: int, classes: int) -> Any:
     """Returns a classifier with this many layers and a table of few rows, uninitialised: overwrite its weights."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -151,7 +155,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], description: Mappin
     write_json(folder / CONFIG, description)
 
 
-def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:
+def load_tensors(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:
     """Returns the tensors in the folder; loads those with the prefix into the module. Raises CorruptCheckpoint."""
     try:
         tensors = load_file(folder / WEIGHTS)
@@ -171,6 +175,6 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's config as JSON, without names of folders."""
+    """Returns a model's config as values of JSON, without the folder's name and the names of labels."""
     kept = {name: value for name, value in config.items() if name not in ("_name_or_path", "id2label", "label2id")}
     return json.loads(json.dumps(kept))

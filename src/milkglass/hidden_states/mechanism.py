@@ -123,7 +123,7 @@ class Mechanism(Defence):
 
     def cut(self, base: Checkpoint) -> int:
         """Returns after how many layers this model is cut."""
-        return halves.layers_of(base.config) if self.layer is None else self.layer
+        return halves.layer_count(base.config) if self.layer is None else self.layer
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         """Returns the server's half of a whole classifier."""

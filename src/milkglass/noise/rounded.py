@@ -64,7 +64,11 @@ def _samples(
 
 
 def _round(bits: NDArray[np.uint64], ratio: float, inverse: Callable[[Floats], Floats]) -> tuple[Integers, Any]:
-    """Returns round(ratio |Z|) in fp64, and where it may be wrong. The tail is `bits` (n,), 63 of them, over 2^64."""
+    """Returns (n,) round(ratio |Z|), computed in fp64, and (n,) whether it may be wrong.
+
+    Args:
+        bits: (n,) whole numbers of 63 bits. The tail is (bits + 1/2) / 2^64.
+    """
     tail = (bits.astype(np.float64) + 0.5) * 2.0**-64
     z = inverse(tail)
     scaled = ratio * z + 0.5
@@ -94,17 +98,17 @@ def _magnitude(probability: Any, ratio: float, guess: int, tail: Callable[[Any],
     """Returns how many of the boundaries (j + 1/2) / r, j from 0, have a tail of at least this probability."""
     import mpmath
 
-    def is_beyond(j: int) -> bool:
+    def is_reached(j: int) -> bool:
         return bool(tail((j + mpmath.mpf(1) / 2) / mpmath.mpf(ratio)) >= probability)
 
-    low, high, step = guess, guess, 1  # the first boundary that is not beyond lies in [low, high]
-    while low > 0 and not is_beyond(low - 1):
+    low, high, step = guess, guess, 1  # the first boundary that is not reached lies in [low, high]
+    while low > 0 and not is_reached(low - 1):
         high, low, step = low - 1, max(0, low - step), 2 * step
-    while is_beyond(high):
+    while is_reached(high):
         low, high, step = high + 1, high + step, 2 * step
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if is_beyond(middle) else (low, middle)
+        low, high = (middle + 1, high) if is_reached(middle) else (low, middle)
     return low
 
 

@@ -1,7 +1,7 @@
 """Reads rows in blocks, gives the places of their texts, and writes the rows again: what sanitizers need of a file.
 
 A JSON list is read and written as JSON Lines. Raw rows are read in blocks that depend on the file alone. Messages name
-file and line, and never quote them.
+file and line, and never quote a row's text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -65,7 +65,8 @@ class RowFormat:
     """Parses and writes rows in the format of a file.
 
     Attributes:
-        kind: the format: "lines", "json", "csv" or "tsv".
+        kind: the format: "lines", "json", "tsv" (cells between tabs, in which quotation marks are text), or "csv" for
+            any other table.
         text_fields: the fields that are sanitized.
         header: the columns of CSV and TSV.
         file_name: the file's name, for messages.
@@ -218,8 +219,9 @@ def row_format_of(
     )
 
 
-def _require_names(path: Path, absent_names: set[str]) -> None:
+def _require_names(path: Path, names: Collection[str]) -> None:
     """Raises CodecError for a name that no row has, since a misspelt name would leave its text in the clear."""
+    absent_names = {*names}
     for _, row in json_rows(path) if absent_names else ():
         absent_names -= row.keys()
         if not absent_names:

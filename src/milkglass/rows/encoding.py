@@ -68,8 +68,8 @@ def not_utf8_error(path: Path) -> CodecError:
     new_name = path.with_name(f"{path.stem}.utf8{path.suffix}").name
     return CodecError(
         f"{path.name} is not UTF-8 text: {likely}",
-        f"save it as UTF-8 where it was made (Excel: CSV UTF-8), or convert it: iconv -f {name} -t UTF-8 "
-        f"{shlex.quote(path.name)} > {shlex.quote(new_name)}",
+        "save it as UTF-8 where it was made (in Excel as CSV UTF-8), or convert it: "
+        f"iconv -f {name} -t UTF-8 {shlex.quote(path.name)} > {shlex.quote(new_name)}",
     )
 
 

@@ -1,4 +1,4 @@
-"""The web application of the server. `create_app` makes it, and `serve` runs it until it is asked to stop."""
+"""Makes the server's web application (`create_app`) and runs it until it is asked to stop (`serve`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from milkglass.server.settings import HomeFolder, ServerSettings
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    """Returns the application. It makes the home and reads its token; the application locks the home while it runs."""
+    """Makes the home, reads or makes its token, and returns the application, which locks the home while it runs."""
     home = HomeFolder(settings.home, settings.spare_disk, settings.quota)
     home.claim()
     token = home.token(settings.token)

@@ -80,7 +80,7 @@ class ServerHalf:
         return logits
 
     def _require_fitting(self, states: Activations) -> None:
-        """Raises BadUpload if the states are not of this half, or too many or too long."""
+        """Raises BadUpload if the states have another width, or are too many or too long."""
         width, info = states.hidden.shape[1], self.info
         if width != info.width:
             raise BadUpload(f"the states are {width} wide, {info.width} is needed", FRAME_HINT)
@@ -100,9 +100,11 @@ def _server_network(
     empty_checkpoint = Checkpoint(folder, config, None, {})  # methods read only the number of layers from it
     with torch.random.fork_rng(devices=[]):  # a head is drawn at random, and then overwritten
         network = defence.server_module(
-            defence.upper(halves.shell(config, halves.layers_of(config), class_count), empty_checkpoint, class_count)
+            defence.upper(
+                halves.empty_classifier(config, halves.layer_count(config), class_count), empty_checkpoint, class_count
+            )
         )
-        halves.fill(folder, network)
+        halves.load_tensors(folder, network)
     return network
 
 

@@ -87,7 +87,7 @@ class SortableRows:
         return float((distances.amin(1) / distances.median(1).values.clamp_min(1e-30)).median())
 
     def fingerprints(self, points: int) -> tuple[Tensor, Tensor]:
-        """Returns (n', points) and (n, points) the fingerprints of the scrambled and of the public rows."""
+        """Returns the fingerprints of the scrambled and of the public rows (`fingerprints`)."""
         return (
             fingerprints(self.scrambled, self.scrambled_reader, points),
             fingerprints(self.public, self.public_reader, points),
@@ -103,7 +103,10 @@ def _row_norms(table: Tensor, reader: Tensor | None) -> Tensor:
 
 
 def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
-    """Returns (n, points) each row of table reader^T, sorted, at `points` places from the smallest number on."""
+    """Returns each row of table reader^T, sorted, at `points` places from the smallest number on.
+
+    The shape is (n, points), or (n, width) for rows that are shorter.
+    """
     width = table.shape[1] if reader is None else len(reader)
     columns = torch.linspace(0, width - 1, min(points, width)).round().long()
     sorted_blocks = []

@@ -87,7 +87,7 @@ class TunedRows(Solver):
 
     @staticmethod
     def occurring_ids(transcript: Transcript) -> NDArray[np.bool_] | None:
-        """Returns (n,) whether the private texts contain each scrambled id, or None if a table is missing."""
+        """Returns (n,) whether the private texts contain each scrambled id, or None without two tables of one shape."""
         tables = _tables(transcript)
         return None if isinstance(tables, str) else occurring_rows(*tables)
 

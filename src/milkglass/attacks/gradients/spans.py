@@ -5,8 +5,9 @@ each vector that entered lies in their span, and other vectors of the vocabulary
 
     |v - R R^T v| / |v|,     R an orthonormal basis of the span
 
-If the rows themselves were sent, each number has an error by rounding or by noise of a known size. A vector v = c U of
-the span is then off by |c| times that error, and `Span.distances` is in units of what the error explains.
+If the rows themselves were sent, each number has an error by rounding or by noise of a known size. With G the rows
+that were sent, a vector v = c G of the span is then off by |c| times that error, and `Span.distances` is in units of
+what the error explains.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_SCREENED_DISTANCE = 0.1  # single precision is enough to see that a vector is farther away than this
+EXACT_BELOW = 0.1  # single precision is enough to see that a vector is farther away than this
 ROUNDING_UNITS = 64.0  # a singular value of at most so many units of rounding, relative to the largest, may be rounding
 SUM_ROUNDINGS = 4.0  # roundings of a number in fp32, one at each step of a sum; in 16 bits it is rounded once
 EDGE_FACTOR = 2.0  # times the largest singular value of the errors alone: larger ones are of the rows
@@ -32,7 +33,8 @@ class Span:
     Attributes:
         basis: (m, r) orthonormal columns, float64.
         projection: (m, d) what multiplies vectors before they are compared. None: they are compared directly.
-        is_full: whether the rank is the largest possible, so that there may be more vectors than the span shows.
+        is_full: whether more vectors may lie in the span than its rank shows: the rank is that of the whole space, or
+            the number of rows from which the span was made.
         singular_values: (r,) the singular values of the rows. None if the rows' errors are not known.
         error: the largest singular value of the rows' errors, in the same units.
     """
@@ -51,7 +53,7 @@ class Span:
     def distances(self, vectors: Tensor) -> Tensor:
         """Returns (...) the distances of vectors (..., d) from the span, relative to their norms.
 
-        They are exact where they are below MAX_SCREENED_DISTANCE. With `singular_values` they are in units of what the
+        They are exact where they are below EXACT_BELOW. With `singular_values` they are in units of what the
         errors explain.
         """
         flat = vectors.reshape(-1, vectors.shape[-1])
@@ -59,7 +61,7 @@ class Span:
         coordinates, squares = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
         # By the part in the span: wrong by 1e-3 where little lies outside
         distances = (1 - coordinates.square().sum(-1) / squares).clamp_min(0).sqrt().double()
-        near_indices = (distances < MAX_SCREENED_DISTANCE).nonzero()[:, 0]
+        near_indices = (distances < EXACT_BELOW).nonzero()[:, 0]
         near_rows = flat[near_indices].double()
         if self.projection is not None:
             near_rows = near_rows @ self.projection.double().T
@@ -92,12 +94,12 @@ def row_space(rows: Sequence[Tensor], projection: Tensor | None = None) -> Span:
 
 
 def span_of_sent_rows(rows: Tensor, noise: float) -> Span:
-    """Returns the span of rows (m, d) that were sent, without the directions that errors hide.
+    """Returns the span of rows (k, m) that were sent, without the directions that errors hide.
 
     `noise` is the standard deviation of the noise on each number.
 
     The errors are rounding to the rows' dtype, uniform in half a unit of the last place, and added noise. As a random
-    matrix they have singular values of at most about s (sqrt(m) + sqrt(d)), s their standard deviation (Vershynin 2018,
+    matrix they have singular values of at most about s (sqrt(k) + sqrt(m)), s their standard deviation (Vershynin 2018,
     theorem 4.4.5).
     """
     exact_rows = rows.double()

@@ -26,7 +26,7 @@ from milkglass.threat.knowledge import Knowledge, Recordings, required
 from milkglass.threat.observations import Records, Transcript
 
 FIRST_RECORDS = 48  # records whose sizes and pauses are features in their order
-SIZE_BINS = 40  # bins of the histogram of sizes
+SIZE_EDGES = 40  # most edges between the bins of the histogram of sizes
 FOREST_TREES = 400
 MAX_RECORDS_BEFORE = 6  # records before the first token
 QUANTILES = np.linspace(0, 1, 9)  # quantiles of sizes and of pauses that are features
@@ -34,7 +34,10 @@ QUANTILES = np.linspace(0, 1, 9)  # quantiles of sizes and of pauses that are fe
 
 @dataclass(frozen=True)
 class Sizes(Attack):
-    """Names the topic of each answer by a forest over the sizes and times of its records."""
+    """Names the topic of each answer by a forest over the sizes and times of its records.
+
+    If the recordings have the lengths of tokens, each token's length is estimated, too.
+    """
 
     name = "sizes"
     title = "Topics from the sizes and times of encrypted answers"
@@ -47,7 +50,7 @@ class Sizes(Attack):
         from sklearn.ensemble import ExtraTreesClassifier
 
         recordings, (records, *_) = required(knowledge.recordings), transcript.all(Records)
-        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, SIZE_BINS)))
+        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, SIZE_EDGES)))
         forest = ExtraTreesClassifier(FOREST_TREES, random_state=int(rng.integers(2**31)))
         forest.fit(features(recordings.records, edges), recordings.topics)
         lengths = None if recordings.lengths is None else token_lengths(records, recordings)

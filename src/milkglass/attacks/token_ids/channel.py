@@ -115,19 +115,19 @@ class BigramModel:
         return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
 
-def posteriors(ids: Ids, channel: Channel, neighbours: BigramModel) -> list[tuple[Ids, Floats]]:
+def posteriors(ids: Ids, channel: Channel, bigrams: BigramModel) -> list[tuple[Ids, Floats]]:
     """Returns the candidates of each place of one text and their probabilities, by the forward-backward algorithm.
 
     Args:
         ids: (t,) the tokens that were sent, at least one.
         channel: the likelihoods of their originals.
-        neighbours: how often one original follows another.
+        bigrams: how often one original follows another.
     """
     candidates = [channel.originals[token][channel.originals[token] != NO_BELIEF] for token in ids.tolist()]
     likelihoods = [
         channel.likelihood[token][: len(originals)] for token, originals in zip(ids.tolist(), candidates, strict=True)
     ]
-    transitions = [neighbours.transitions(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
+    transitions = [bigrams.transitions(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
     forward = [likelihoods[0] * (channel.share[candidates[0]] + 1e-9)]
     for transition, likelihood in zip(transitions, likelihoods[1:], strict=True):
         forward.append(normalise(forward[-1]) @ transition * likelihood)
@@ -138,21 +138,21 @@ def posteriors(ids: Ids, channel: Channel, neighbours: BigramModel) -> list[tupl
     return [(originals, normalise(a * b)) for originals, a, b in beliefs]
 
 
-def write_guesses(tokens: Sequences, channel: Channel, neighbours: BigramModel, guess: Ids, budget: Budget) -> Ids:
+def write_guesses(tokens: Sequences, channel: Channel, bigrams: BigramModel, guess: Ids, budget: Budget) -> Ids:
     """Writes the likeliest candidates of each place into `guess`, for as many texts as time allows.
 
     Returns `guess`.
 
     Args:
         tokens: the texts that were sent.
-        channel, neighbours: see `posteriors`.
+        channel, bigrams: see `posteriors`.
         guess: (total, k) public ids, which is written.
     """
     text_start = 0
     for index, text in enumerate(tokens):
         if budget.left() <= 0:
             break
-        beliefs_of_places = posteriors(text, channel, neighbours) if len(text) else []
+        beliefs_of_places = posteriors(text, channel, bigrams) if len(text) else []
         counts = np.array([len(originals) for originals, _ in beliefs_of_places], np.float64)
         budget.spend(len(text) * work.CALL_SECONDS + work.elements(20.0 * float(counts[:-1] @ counts[1:])))
         for place, (originals, belief) in enumerate(beliefs_of_places):
@@ -166,7 +166,8 @@ def write_guesses(tokens: Sequences, channel: Channel, neighbours: BigramModel, 
 def rehearse_corpus(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
     """Returns the public text as the attacker's own mechanism sends it, `count` times.
 
-    The list is empty if the attacker has no mechanism or no public text.
+    Each entry is what was sent, and the place where each token of the text was sent (`replacement_counts`). The list is
+    empty if the attacker has no mechanism or no public text.
     """
     if knowledge.rehearse is None or knowledge.corpus is None:
         return []
@@ -205,7 +206,7 @@ class ChannelAttack(Attack):
         channel = estimate_channel(
             corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.size, self.candidates
         )
-        neighbours = BigramModel(corpus, transcript.size, channel.share, self.mix)
+        bigrams = BigramModel(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
-        return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
+        return Guess(running=write_guesses(transcript.tokens, channel, bigrams, guess, budget))

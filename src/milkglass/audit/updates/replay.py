@@ -108,6 +108,7 @@ class RecordedRun:
     Attributes:
         site: the name of the site whose updates are read.
         model_folder: the folder of the public model.
+        run: the run and its settings, as the server recorded them.
         step: the model with the run's head.
         start_weights: the weights before the first round.
     """

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.shadows.inverse import invert_shadows
-from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
+from milkglass.audit.decontaminate import decode_texts, decontaminate, tokenizer_round_trip
 from milkglass.audit.gradient_scene import gradient_scene, gradient_truth
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.replay import RecordedRound, RecordedRun, SiteTexts
@@ -114,10 +114,10 @@ class AuditedSite:
     def public_text(self) -> tuple[Sequences, dict[str, Any]]:
         """Returns the attackers' public text in ids, and what it is made of."""
         attacked = {index for batch in self.batches.values() for index in batch.tolist()}
-        texts = read_texts(self.texts.originals, self.tokenizer)
+        texts = decode_texts(self.texts.originals, self.tokenizer)
         private = [text for index, text in enumerate(texts) if index in attacked]
         all_texts = [*self.public.texts, *(text for index, text in enumerate(texts) if index not in attacked)]
-        public_texts = [*as_read(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
+        public_texts = [*tokenizer_round_trip(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
         kept_indices = decontaminate(public_texts, private)
         given_count = int((kept_indices < len(self.public.texts)).sum())
         corpus = self._encode([all_texts[index] for index in kept_indices])

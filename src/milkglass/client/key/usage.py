@@ -1,9 +1,9 @@
 """Counts the text that was encoded under a key, and keeps what audits say that this reveals.
 
-The counts are in a file beside the key file, `.NAME.usage.json`, mode 0600. It has no text, no ids and no secret, so it
-needs no passphrase: the server knows how much a key was used. It counts on this machine only: a key that is used in two
-places has two counts. A job's key counts for itself and for its parent: its file names the parent's key file, and the
-parent's file lists what each job encoded.
+The counts are in a file beside the key file, `.NAME.usage.json`, mode 0600. The file has no text, no ids and no secret,
+so it needs no passphrase: the server knows how much a key was used. Only what this machine encodes is counted: a key
+that is used in two places has two counts. A job's key counts for itself and for its parent: its file names the parent's
+key file, and the parent's file lists what each job encoded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Usage:
     audits: Sequence[Mapping[str, Any]] = ()
 
     def passed_thresholds(self) -> list[tuple[str, str, int]]:
-        """Returns (attacker, share, tokens) for the highest threshold of the audits that each attacker has passed."""
+        """Returns (attacker, share, tokens): of each attacker the highest threshold that the key's tokens reached."""
         passed_thresholds = []
         for attacker, shares in self.spent.items():
             reached = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
@@ -71,7 +71,7 @@ def counts_file(key: Path) -> Path:
 
 
 def read(key: Path) -> Usage:
-    """Returns a key's counts. A key without a file was never used. Raises KeyFileError for a damaged file."""
+    """Returns a key's counts. A key without such a file counts as unused. Raises KeyFileError for a damaged file."""
     path = counts_file(key)
     if not path.is_file():
         return Usage()
@@ -108,14 +108,14 @@ def record_parent(key: Path, parent: Path) -> None:
     _change(parent, lambda old: _with_job(old, key.name, 0))
 
 
-def copy_audits(key: Path, parent: Path) -> None:
-    """Copies the audits of the key file `parent` to the codec file `key` that was made from it.
+def copy_audits(codec_file: Path, key_file: Path) -> None:
+    """Copies the audits of a key file to a codec file that was made from it.
 
     Text under both is one cipher, so the key's warnings hold for the codec. The codec counts its own text, on its
     machine.
     """
-    usage = read(parent)
-    _change(key, lambda _: replace(usage, texts=0, tokens=0, parent="", jobs={}))
+    usage = read(key_file)
+    _change(codec_file, lambda _: replace(usage, texts=0, tokens=0, parent="", jobs={}))
 
 
 def record_rate(key: Path, rate: Mapping[str, float]) -> None:

@@ -59,7 +59,7 @@ def require_sound(base: Checkpoint) -> None:
 
 
 def assumption_of(base: Checkpoint) -> str | None:
-    """Returns what is assumed about a model whose files leave it open, or None."""
+    """Returns a message that the table is taken for the head, if the model lacks the head of its config; else None."""
     if not lacks_head(base):
         return None
     return (

@@ -25,7 +25,7 @@ _SHELL_SCRIPT = 'echo $$ > worker.pid && exec "$@"'  # the worker itself writes 
 def _worker_environment() -> dict[str, str]:
     """Returns a worker's environment: offline, without Milkglass's variables (a passphrase, a token) but the device."""
     allowed_names = (name for name in os.environ if name == device.DEVICE_VARIABLE or not name.startswith("MILKGLASS_"))
-    environment = device.child_variables({name: os.environ[name] for name in allowed_names})
+    environment = device.child_environment({name: os.environ[name] for name in allowed_names})
     return {**LIBRARY_DEFAULTS, **environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 

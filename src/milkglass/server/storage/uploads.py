@@ -1,4 +1,4 @@
-"""Receives files, in chunks that can resume or in one form, and checks them before they count as files.
+"""Receives files, in chunks, after which an upload can resume, or in one form, and checks them.
 
 `received` grows only when a chunk's checksum is right and its bytes are on the disk, so that a kill or a power cut
 costs at most the current chunk.
@@ -110,7 +110,8 @@ class NamedLocks:
 class Uploads:
     """Receives, checks and deletes the uploads and files of one home.
 
-    Uploads without a chunk for `max_idle` seconds are deleted; `max_unfinished` may be unfinished at a time.
+    Uploads without a chunk for `max_idle` seconds are deleted when the next one starts, or at `sweep`. `max_unfinished`
+    may be unfinished at a time.
     """
 
     def __init__(self, home: HomeFolder, store: Store, max_bytes: int, max_idle: float, max_unfinished: int) -> None:
@@ -238,6 +239,7 @@ class Uploads:
             part.unlink(missing_ok=True)
 
     def _adopt(self, part: Path, file_id: str, filename: str, purpose: Purpose, sha256: str) -> FileRecord:
+        """Checks a complete file, records it and moves it into its place. Raises BadUpload."""
         with self._check_slots:
             rows = training_rows.check(part) if purpose == "fine-tune" else None
             if purpose == "model":
@@ -295,7 +297,7 @@ def require_suffix(filename: str, purpose: Purpose) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Raises BadUpload for a file that is not safetensors, or has more than weights."""
+    """Raises BadUpload for a file that is not safetensors, has no tensors, or has metadata of its own."""
     try:
         tensors, notes = read_tensors_and_notes(path)
     except CorruptCheckpoint as error:  # its own message names the file on our disk

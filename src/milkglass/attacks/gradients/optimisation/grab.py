@@ -64,7 +64,7 @@ class GRAB(OptimisationAttack):
         "round, where the code has up to five of each.",
         "The search tries the 40 tokens that were nearest most often, not all that ever were.",
         "Starts and texts of the search are judged by the linear layers' gradients, without L1, and once each.",
-        "A token of another place is also exchanged with the one that stands there, or put before it: by "
+        "A token of another place is also exchanged with the one that stands there, or moved to its place: by "
         "substitutions alone a wrong order is seldom left.",
         "Masks of dropout begin where the model is without dropout, and attention's own dropout is masked too.",
         "For the next token, which the paper does not attack, soft labels are worked out from the embeddings.",
