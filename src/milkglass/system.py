@@ -106,11 +106,16 @@ def release_memory() -> None:
 
     The C library by itself keeps freed memory for later. Long work after other long work then has the peaks of both.
     """
+    gc.collect()
+    trim_memory()
+
+
+def trim_memory() -> None:
+    """Does what `release_memory` does, without a search for objects that only refer to each other."""
     if sys.platform != "linux":
         return
     import ctypes
 
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # another C library has none
         trim(0)

@@ -36,9 +36,8 @@ from milkglass.server.jobs.folder import all_checkpoints, checkpoint_to_resume, 
 from milkglass.server.jobs.needs import size_text
 from milkglass.server.settings import FULL_DISK_ERRNOS, disk_full_error
 from milkglass.server.spec import COMPLETE_MARK, IGNORED_LABEL, RESERVE_FILE, WEIGHTS_ONLY_MARK
-from milkglass.system import release_memory
+from milkglass.system import trim_memory
 
-STEPS_A_RELEASE = 4  # steps after which freed memory goes back to the system
 TRAINED_FILE = "trained.safetensors"
 MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
 METRIC_NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
@@ -167,6 +166,7 @@ class CheckpointTrainer(Trainer):
                 loss = self.compute_loss(model, self._prepare_inputs(part)) * (part_count / count)
             self.accelerator.backward(loss)
             total += loss.detach()
+            trim_memory()  # parts of other lengths do not fit into the memory that this one leaves
         return total
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -323,8 +323,6 @@ class Reporter(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
         self.poll()
-        if state.global_step % STEPS_A_RELEASE == 0:
-            release_memory()
         if self.is_interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
             control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
         if self.is_interrupted or self.is_cancelled:
