@@ -45,6 +45,7 @@ MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however l
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
+LOSS_FELL = "its loss still fell when its training ended"  # how such a note of a way begins
 MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
 
@@ -98,7 +99,8 @@ def compare(
     compared = ComparisonResult(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
-        settings=setting.training.model_dump(), notes=(*setting.notes, *_work_notes(merged)),
+        settings=setting.training.model_dump(),
+        notes=(*setting.notes, *_work_notes(merged), *_epochs_notes(setting, merged)),
         origin={"run": name, **current_code(), "command": setting.commands.get("run", "")},
     )  # fmt: skip
     best = compared.best_local
@@ -127,6 +129,13 @@ def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
         return ()
     work = " to ".join(map(duration_text, limits[:: max(1, len(limits) - 1)]))
     return (f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that this cut',)
+
+
+def _epochs_notes(setting: ComparisonSettings, ways: Sequence[WayResult]) -> tuple[str, ...]:
+    """Returns a sentence on more epochs if the loss of a way still fell when its training ended."""
+    if not any(note.startswith(LOSS_FELL) for way in ways for note in way.notes):
+        return ()
+    return (f"Where the loss still fell, --epochs {2 * setting.training.n_epochs:g} may give better answers",)
 
 
 def _methods_digest(way: Way) -> str:
@@ -265,7 +274,7 @@ class _Run:
             self._training_seconds.append(seconds / work)
 
     def _notes(self, way_answer: WayAnswer) -> tuple[str, ...]:
-        """Returns a note if the loss was still falling when the training ended."""
+        """Returns a note if the loss still fell when the training ended."""
         if way_answer.cell is None or not (
             losses := reported_losses(self.setting.cells / way_answer.cell.name / "job")
         ):
@@ -273,9 +282,7 @@ class _Run:
         if (means := loss_fall(losses)) is None:
             return ()
         earlier_loss, last_loss = means
-        fell = f"the loss fell from {earlier_loss:.2f} to {last_loss:.2f} in the last quarter"
-        epochs = self.setting.training.n_epochs
-        return (f"it was still learning when its training ended: {fell}; --epochs {2 * epochs:g} may give more",)
+        return (f"{LOSS_FELL}, from {earlier_loss:.2f} to {last_loss:.2f} in its last quarter",)
 
     def keep_model(self, name: str, folder: Path) -> str:
         """Keeps the model of a way in a folder, unless it is there. Returns "", or why it is not kept.

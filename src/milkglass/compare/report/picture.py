@@ -39,6 +39,9 @@ def picture_svg(result: ComparisonResult) -> str:
             axes.axhline(scale * best_local.quality.value, color=GREY, linestyle="--", linewidth=1)
         axes.set(xlim=(-4, 104), xlabel="names and other content words that are read, %", ylabel=AXIS[result.measure])
         axes.margins(y=0.15)
+        if result.measure == "accuracy":
+            bottom, top = axes.get_ylim()
+            axes.set_ylim(max(bottom, -3), min(top, 103))
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
         write_names(axes, places, [way.name for way in points], colours)

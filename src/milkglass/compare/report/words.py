@@ -119,4 +119,9 @@ def notes_of(result: ComparisonResult) -> list[str]:
         f"{way.title}: {more}" for way in result.ways if way.reading is not None and way.reading.content is not None
         for more in way.reading.more if way.group not in UNCHANGED_GROUPS
     ]  # fmt: skip
-    return [*reasons, *readings, *(f"{way.title}: {note}" for way in result.ways for note in way.notes)]
+    ways_of = dict[str, list[str]]()
+    for way in result.ways:
+        for note in way.notes:
+            ways_of.setdefault(note, []).append(way.title)
+    way_notes = [f"{', '.join(titles)}: {note}" for note, titles in ways_of.items()]
+    return [*reasons, *readings, *way_notes, *result.notes]
