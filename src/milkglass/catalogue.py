@@ -12,14 +12,13 @@ Commands, recipes, audits and the conformance checks find both kinds alike.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, Protocol, TypeVar
 
-from milkglass.errors import PluginError, UsageError
+from milkglass.errors import PluginError, UsageError, did_you_mean
 from milkglass.parameters import with_values
 
 NONE = "none"  # the name that is never suggested: a typing error must not switch a defence off
@@ -85,8 +84,8 @@ class Catalogue(Mapping[str, Entry], Generic[Entry]):
     def __getitem__(self, name: str) -> Entry:
         """Returns the entry of that name. Raises UsageError, which lists all names, if there is none."""
         if name not in self:
-            close_names = difflib.get_close_matches(str(name), [entry for entry in self._entries if entry != NONE], n=1)
-            hint = "".join(f"did you mean {close}? " for close in close_names) + f"one of {', '.join(self._entries)}"
+            named_entries = [entry for entry in self._entries if entry != NONE]
+            hint = did_you_mean(str(name), named_entries) + f"one of {', '.join(self._entries)}"
             if self.group:
                 hint += f"; others come with packages that have an entry point of the group {self.group}"
             raise UsageError(f"there is no {self.what} {name!r}", hint)

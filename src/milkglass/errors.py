@@ -8,8 +8,10 @@ Each class has the `exit_code` of the command line and the `status` of the serve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 
@@ -38,6 +40,20 @@ def first_few(names: Sequence[str], max_names: int = 3) -> str:
     """Returns the first `max_names` names, and how many more there are: "a, b, c and 2 more"."""
     more_names = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
     return f"{', '.join(names[:max_names])}{more_names}"
+
+
+def did_you_mean(name: str, known_names: Iterable[str]) -> str:
+    """Returns "did you mean NAME? " of the known name that is most like `name`, or "" if none is."""
+    return "".join(f"did you mean {close}? " for close in difflib.get_close_matches(name, [*known_names], n=1))
+
+
+def missing_file_hint(path: Path, hint: str) -> str:
+    """Returns the hint for a file that does not exist, after the file in its folder that has nearly the same name."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:  # there is no such folder, or it cannot be read
+        names = []
+    return did_you_mean(path.name, names) + hint
 
 
 def missing_words(noun: str, names: list[str]) -> str:
@@ -102,6 +118,12 @@ class KeyFileError(MilkglassError):
     """A key file cannot be read, opened or written."""
 
     exit_code = 4
+
+
+def missing_key_error(path: Path) -> KeyFileError:
+    """Returns the error for a path at which there is no key file."""
+    fault = f"{path} is a folder, not a key file" if path.is_dir() else f"there is no key file at {path}"
+    return KeyFileError(fault, missing_file_hint(path, "give the file that `milkglass obfuscate` wrote"))
 
 
 class WrongPassphrase(KeyFileError):

@@ -61,11 +61,11 @@ def test_a_text_with_two_labels_is_on_one_side_and_reported(tmp_path: Path) -> N
     contradicting = [{**row, "label": other_label[row["label"]]} for row in labelled(150)]
     found = read(written(tmp_path / "rows.jsonl", [*labelled(150), *contradicting]))
     assert {*found.train.texts}.isdisjoint(found.held_out.texts)
-    assert found.repeats_notes[-1] == "150 texts have several labels"
+    assert found.repeats_notes[-1] == "150 texts have several labels (such as rows 1 and 151, 2 and 152, 3 and 153)"
     one = written(tmp_path / "one.jsonl", [*labelled(150), contradicting[0]])
-    assert read(one).repeats_notes[-1] == "1 text has several labels"
+    assert read(one).repeats_notes[-1] == "1 text has several labels (such as rows 1 and 151)"
     told = call("data", one, "--out", tmp_path / "clean.jsonl").stderr
-    assert "warning: 1 text has several labels" in told
+    assert "warning: 1 text has several labels (such as rows 1 and 151)" in told
 
 
 def test_too_few_different_rows_are_refused(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_conversations_that_ask_the_same_are_on_one_side(tmp_path: Path) -> None
     questions, asked = ([question_digest(row) for row in part] for part in (found.chats, found.asked))
     assert {*questions}.isdisjoint(asked)
     assert found.repeats_notes[0] == "120 of 270 rows equal earlier ones, and count once"
-    assert found.repeats_notes[-1] == "30 questions have several answers"
+    assert found.repeats_notes[-1] == "30 questions have several answers (such as rows 1 and 241, 2 and 242, 3 and 243)"
     overlapping = written(tmp_path / "asked.jsonl", chats(60))
     other = read_chats(base, written(tmp_path / "more.jsonl", chats(140)), overlapping)
     assert (len(other.asked), len(other.chats)) == (40, 100)
@@ -100,7 +100,7 @@ def test_what_makes_rows_equal() -> None:
     assert answer_digest(row("x", label="A")) == answer_digest(row("y", label="A")) != answer_digest(row("x"))
     rows = [row("x"), row("X"), row("x", label="b"), row("y")]
     assert distinct_indices(rows) == [0, 2, 3] and other_indices(rows, rows[3:]) == [0, 1, 2]
-    assert Repeats.of(rows) == Repeats(4, 1, 1, "text")
+    assert Repeats.of(rows) == Repeats(4, 1, 1, ((1, 1),), "text")
     system = {"role": "system", "content": "be brief"}
     question, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}
     plain, instructed = (

@@ -255,3 +255,19 @@ def test_what_is_nearly_right_is_named(tmp_path: Path) -> None:
     for name in ("mine.xlsx", "mine"):
         refused(call("data", name, "--text-column", "a", "--out", tmp_path / "o.jsonl"), 2, f"no file {name}")
     refused(call("data", "sst2", "--text-column", "a", "--out", tmp_path / "o.jsonl"), 2, "columns are known")
+
+
+def test_a_file_that_is_nearly_there_is_named(tmp_path: Path, encoder: Owner) -> None:
+    (tmp_path / "claims.csv").write_text("text,label\na,b\n")
+    refused(call("data", tmp_path / "claim.csv", "--out", tmp_path / "o.jsonl"), 2, "did you mean claims.csv?")
+    refused(call("compare", "demo:minilm", tmp_path / "claim.csv"), 2, "did you mean claims.csv?")
+    refused(call("sanitize", tmp_path / "claims.csv", "--method", "maks"), 2, "did you mean mask?")
+    refused(call("models", "demo:minlm"), 3, "did you mean demo:minilm?")
+    refused(call("key", "status", tmp_path), 4, f"{tmp_path} is a folder, not a key file")
+
+
+def test_a_row_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text('text,label\r\n"one\r\ntwo",a\r\nthree,b\r\n"four\r\nfive",\r\n', "utf-8", newline="")
+    numbers = [place.number for place, _ in DataFile(table).rows()]
+    assert numbers == [2, 4, 5]

@@ -48,8 +48,8 @@ class ResumeStore:
         if record.is_file():
             if json.loads(record.read_text("utf-8"))["digest"] not in (digest, *earlier):
                 raise UsageError(
-                    f"{folder} holds the work of an audit of another key, text or setting",
-                    "give another --out, or remove that folder",
+                    f"{folder} holds the work of an audit that was not finished, of another key, text or setting",
+                    f"give another folder, such as --out {folder.parent}-2, or remove {folder}",
                 )
             return cls(folder)
         files.make_private_dir(folder)

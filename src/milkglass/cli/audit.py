@@ -272,7 +272,9 @@ def plan_text(time_estimate: TimeEstimate, budget: str) -> str:
     )
     if time_estimate.open_ended_titles:
         announcement += f", and for {', '.join(time_estimate.open_ended_titles).lower()} up to half of what is left"
-    announcement += f"; at most {budget} (--budget). A busy machine reads less in that time."
+    announcement += (
+        f"; at most {duration_text(Budget.parse(budget).seconds)} (--budget). A busy machine reads less in that time."
+    )
     if time_estimate.late_titles:
         enough_text = (
             ""

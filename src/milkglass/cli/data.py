@@ -12,7 +12,7 @@ from milkglass import files
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, label_warning, note_skipped
 from milkglass.cli.ui.options import AsJson, changed_options, refuse_unused, with_options
 from milkglass.cli.ui.terminal import emit, note, table
-from milkglass.errors import CodecError, UsageError
+from milkglass.errors import CodecError, UsageError, missing_file_hint
 
 if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
@@ -66,7 +66,9 @@ def data(
     if Path(name).is_dir():
         raise UsageError(f"{name} is a folder", "give a file of yours, or a data set by name with --from FOLDER")
     if columns.changed_fields() and name not in sets.PUBLIC_DATASETS:
-        raise UsageError(f"there is no file {name}, and no data set of that name", "check the path")
+        raise UsageError(
+            f"there is no file {name}, and no data set of that name", missing_file_hint(Path(name), "check the path")
+        )
     if columns.changed_fields():
         raise UsageError(f"{name} is a data set, whose columns are known", "leave out the options of columns")
     are_scores = sets.dataset_named(name).task == "regression"

@@ -15,7 +15,7 @@ from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFil
 from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase, require_another_source
 from milkglass.cli.ui.terminal import bars, emit, local_time, note, table
 from milkglass.client.key import usage
-from milkglass.errors import KeyFileError, UsageError
+from milkglass.errors import KeyFileError, UsageError, missing_key_error
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -54,7 +54,7 @@ def status(
 ) -> None:
     """Show how much text was encoded under a key on this machine, and what audits say that this gives away."""
     if not key.is_file():
-        raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
+        raise missing_key_error(key)
     if passphrase_file is not None:
         require_file(passphrase_file, "leave it out: the count is not sealed")
     from milkglass.client.key.file import require_key_file

@@ -118,7 +118,9 @@ def next_steps(
     from milkglass.client.plain_names import is_plain
 
     key_options = KeyOptions(unlocked.path, None, passphrase_file)
-    audit = f"next: milkglass audit {key_options} --text {shlex.quote(str(data or 'TEXTS'))}{typed_column_options}"
+    audit_folder = shlex.quote(f"audit-{unlocked.path.stem}")
+    texts = shlex.quote(str(data or "TEXTS"))
+    audit = f"next: milkglass audit {key_options} --text {texts}{typed_column_options} --out {audit_folder}"
     key, folder = unlocked.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"

@@ -13,7 +13,7 @@ import typer
 from milkglass.cli.ui.columns import Delimiter
 from milkglass.cli.ui.options import AsJson, refuse_unused, require_file
 from milkglass.cli.ui.terminal import bars, emit, note, table, text_for_stdout
-from milkglass.errors import UsageError
+from milkglass.errors import UsageError, did_you_mean
 from milkglass.system import core_count
 
 if TYPE_CHECKING:
@@ -509,7 +509,8 @@ def _method_with_parameters(name: str, assignments: Sequence[str], options: Mapp
     from milkglass.sanitizers.catalogue import SANITIZERS
 
     if name not in SANITIZERS:
-        raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost', 'mask'))}")
+        names = (*SANITIZERS, "ghost", "mask")
+        raise UsageError(f"there is no sanitizer {name!r}", did_you_mean(name, names) + f"one of {', '.join(names)}")
     method_type = type(SANITIZERS[name])
     values = {option: value for option, value in options.items() if value is not None}
     fields = parameters_of(method_type)

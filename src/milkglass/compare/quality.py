@@ -15,7 +15,7 @@ from milkglass.compare.chat_rows import TASK
 from milkglass.compare.result import Difference
 from milkglass.compare.rows import ComparisonRows
 from milkglass.metrics.glue import pearson
-from milkglass.metrics.interval import BOOTSTRAP_DRAWS, CONFIDENCE_LEVEL, UNDEFINED, Interval, share
+from milkglass.metrics.interval import BOOTSTRAP_DRAWS, CONFIDENCE_LEVEL, UNDEFINED, Interval
 from milkglass.metrics.text import mean_loss
 
 SWAPS = 1999  # random draws of a randomization test
@@ -30,7 +30,18 @@ def quality_of(rows: ComparisonRows, answers: NDArray[Any]) -> Interval:
     if rows.task == TASK:
         return mean_loss(*losses_of(answers), rng)
     truth = np.asarray(rows.held_out.labels)
-    return pearson(answers, truth, rng) if rows.task == "regression" else share(answers == truth, rng)
+    return pearson(answers, truth, rng) if rows.task == "regression" else _accuracy(answers == truth)
+
+
+def _accuracy(is_right: NDArray[np.bool_]) -> Interval:
+    """Returns the share of right answers with Wilson's interval (1927), which holds for few rows and near 0 and 1."""
+    from scipy.stats import binomtest
+
+    if not (count := len(is_right)):
+        return UNDEFINED
+    right_count = int(is_right.sum())
+    ends = binomtest(right_count, count).proportion_ci(CONFIDENCE_LEVEL, method="wilson")
+    return Interval(right_count / count, float(ends.low), float(ends.high), count)
 
 
 def difference_of(rows: ComparisonRows, answers: NDArray[Any], other_answers: NDArray[Any]) -> Difference:

@@ -36,8 +36,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         )
     if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
-            f"With {result.held_out:,} rows asked about, a difference of less than about {_gap_text(result, width)} "
-            "cannot be told from chance."
+            f"With {result.held_out:,} rows asked about and so many ways compared, a difference of less than about "
+            f"{_gap_text(result, width)} cannot be told from chance."
         )
     if any(way.group == "sent as it is" for way in sent_ways):
         tried_larger = result.measure == "loss" or any(way.name == "large-encoder" for way in result.finished_ways)

@@ -36,7 +36,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from milkglass.errors import CorruptCheckpoint, ModelNotFound
+from milkglass.errors import CorruptCheckpoint, ModelNotFound, did_you_mean
 from milkglass.files import new_dir, sha256, write_json
 from milkglass.models.file_names import CONFIG, TOKENIZER_CONFIG
 
@@ -134,7 +134,8 @@ def resolve(ref: str, uses_weights: bool = True) -> Path:
     if ref in EMBEDDED:
         return _fetch_embedded(EMBEDDED[ref], uses_weights)
     if ref.startswith("demo:"):
-        raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
+        hint = did_you_mean(ref, EMBEDDED) + f"embedded: {', '.join(EMBEDDED)}"
+        raise ModelNotFound(f"there is no embedded model {ref!r}", hint)
     if (folder := Path(ref).expanduser()).is_dir():
         return _snapshot_folder(folder.resolve())
     if ref.startswith(HUB_PREFIX):

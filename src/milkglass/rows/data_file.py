@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from milkglass.errors import EmptyText, UsageError, first_few
+from milkglass.errors import EmptyText, UsageError, first_few, missing_file_hint
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, PlacedRows, Row, no_text_error, shown_name
 from milkglass.rows.tables import delimiter_of, json_rows, parquet_rows, quotes_are_text, table_rows, text_lines
@@ -106,7 +106,7 @@ class DataFile:
         if self.path.is_dir():
             raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS}")
         if not self.path.is_file():
-            raise UsageError(f"there is no file {self.path}", f"give {READ_KINDS}")
+            raise UsageError(f"there is no file {self.path}", missing_file_hint(self.path, f"give {READ_KINDS}"))
         if self.suffix == ".txt" and (self.named_columns or self.delimiter):
             raise UsageError(
                 f"{self.name} is read as a text a line, without columns",

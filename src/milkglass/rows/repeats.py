@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from milkglass.rows.examples import Example
 from milkglass.rows.messages import Message
+from milkglass.rows.place import MAX_PLACES_SHOWN
 
 
 @dataclass(frozen=True)
@@ -20,24 +21,28 @@ class Repeats:
         row_count: all rows.
         equal_count: rows that ask and answer the same as an earlier row.
         contradictory_count: different questions to which rows have several answers.
+        contradictory_lines: the numbers of two rows with other answers, of the first such questions.
         noun: what a question is called in sentences: "text", or "question" of a conversation.
     """
 
     row_count: int
     equal_count: int
     contradictory_count: int
+    contradictory_lines: tuple[tuple[int, int], ...]
     noun: str
 
     @classmethod
     def of(cls, rows: Iterable[Example]) -> Repeats:
         """Counts them."""
-        answers_of, row_count, noun = defaultdict[bytes, set[bytes]](set), 0, "text"
+        answers_of, row_count, noun = defaultdict[bytes, dict[bytes, int]](dict), 0, "text"
         for row in rows:
-            answers_of[question_digest(row)].add(answer_digest(row))
+            answers_of[question_digest(row)].setdefault(answer_digest(row), row.line)
             row_count += 1
             noun = "question" if row.kind == "chat" else "text"
-        answer_counts = [len(answers) for answers in answers_of.values()]
-        return cls(row_count, row_count - sum(answer_counts), sum(count > 1 for count in answer_counts), noun)
+        equal_count = row_count - sum(map(len, answers_of.values()))
+        lines = [tuple(answers.values()) for answers in answers_of.values() if len(answers) > 1]
+        shown_lines = tuple((first, second) for first, second, *_ in lines[:MAX_PLACES_SHOWN])
+        return cls(row_count, equal_count, len(lines), shown_lines, noun)
 
     def equal_text(self) -> str:
         """Returns a sentence on rows that equal earlier ones; "" if there are none."""
@@ -49,7 +54,9 @@ class Repeats:
         if not self.contradictory_count:
             return ""
         questions = f"{self.noun} has" if self.contradictory_count == 1 else f"{self.noun}s have"
-        return f"{self.contradictory_count:,} {questions} several {'labels' if self.noun == 'text' else 'answers'}"
+        answers = "labels" if self.noun == "text" else "answers"
+        lines = ", ".join(f"{first} and {second}" for first, second in self.contradictory_lines)
+        return f"{self.contradictory_count:,} {questions} several {answers} (such as rows {lines})"
 
 
 def question_digest(row: Example) -> bytes:

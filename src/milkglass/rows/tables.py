@@ -137,8 +137,9 @@ def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[
                 file.readline()
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             for cells in reader:
+                place = Place(path.name, number + 1)  # a row of several lines is named by its first
                 number = first + reader.line_num
-                yield Place(path.name, number), cells
+                yield place, cells
     except UnicodeDecodeError:
         raise not_utf8_error(path) from None
     except csv.Error:

@@ -87,7 +87,7 @@ def test_the_metrics_are_glues_own() -> None:
 def test_lines_are_those_of_the_file(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:
     assert [one.line for one in load("sst2", root, "train")] == [2, 3]
     assert [one.line for one in load("cola", root, "train")] == [1, 2]
-    assert [one.line for one in load("ag_news", root, "test")] == [2, 3]  # where the row ends
+    assert [one.line for one in load("ag_news", root, "test")] == [1, 3]  # where the row begins
     assert [one.line for one in load("wikitext2", root, "test")] == [2, 4]
     assert [one.line for one in load("alpaca", root, "train")] == [1, 2]
 

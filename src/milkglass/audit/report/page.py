@@ -45,7 +45,10 @@ def percent(fraction: float) -> str:
 
 def interval(measured: Interval) -> str:
     """Returns the ends of an interval in percent, such as "12.0–14.5"; "" if the attack was cut and has none."""
-    return "" if math.isnan(measured.low) else f"{100 * measured.low:.1f}\u2013{100 * measured.high:.1f}"
+    if math.isnan(measured.low):
+        return ""
+    digits = 1 if measured.high >= 0.0005 else 2 if measured.high >= 0.00005 else 3
+    return f"{100 * measured.low:.{digits}f}\u2013{100 * measured.high:.{digits}f}"
 
 
 def unbroken_duration(seconds: float) -> str:

@@ -25,7 +25,7 @@ import typer
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.passphrase import open_with_passphrase
 from milkglass.cli.ui.terminal import note
-from milkglass.errors import KeyFileError, UsageError
+from milkglass.errors import UsageError, missing_file_hint, missing_key_error
 from milkglass.files import sha256
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def require_file(path: Path, hint: str) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder, not a file", hint)
     if not path.is_file():
-        raise UsageError(f"there is no file {path}", hint)
+        raise UsageError(f"there is no file {path}", missing_file_hint(path, hint))
 
 
 def require_folder(folder: Path, hint: str) -> None:
@@ -182,7 +182,7 @@ class KeyOptions:
         if self.key is None:
             raise UsageError("--key is missing", f"give the file that `milkglass obfuscate` wrote{alternative}")
         if not self.key.is_file():
-            raise KeyFileError(f"there is no key file at {self.key}", "give the file that `milkglass obfuscate` wrote")
+            raise missing_key_error(self.key)
         return self.key
 
     def open(self) -> UnlockedKey:

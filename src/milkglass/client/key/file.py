@@ -41,7 +41,15 @@ from milkglass.client.key.file_format import (
 )
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.key.passphrases import require_strong
-from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
+from milkglass.errors import (
+    DamagedKey,
+    KeyExists,
+    KeyFileError,
+    TamperedKey,
+    TruncatedKey,
+    WrongPassphrase,
+    missing_key_error,
+)
 from milkglass.progress import Log
 from milkglass.rows.labels import Scale
 
@@ -334,5 +342,5 @@ class UnlockedKey:
 
 def _read_key_file(path: Path) -> bytes:
     if not path.is_file():
-        raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
+        raise missing_key_error(path)
     return _read_limited(path)
