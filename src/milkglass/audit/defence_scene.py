@@ -252,7 +252,7 @@ def replaced_and_cut(client: ReplacedTextClient, texts: Sequence[str]) -> tuple[
     _, piece_rows = _pieces(client.codec, [words for words, _ in parts])
     _, sent_piece_rows = _pieces(client.codec, [words for _, words in parts])
     piece_counts = np.array([len(words) for words, _ in parts], np.int64)
-    is_changed = np.concatenate([[one != other for one, other in zip(*pair, strict=True)] for pair in parts] or [[]])
+    is_changed = np.concatenate([[word != sent for word, sent in zip(*pair, strict=True)] for pair in parts] or [[]])
     first_pieces = np.cumsum(piece_counts) - piece_counts
 
     def is_ordinary(rows: Ids) -> NDArray[np.bool_]:
@@ -305,7 +305,7 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
     for text_index, pieces in enumerate(pieces_of_texts):
         ends = np.cumsum([len(piece) for piece in pieces])
         text, offsets = "".join(pieces), batch["offset_mapping"][text_index]
-        starts = np.array([_first_letter(text, start, end) for start, end in offsets], np.int64)
+        starts = np.array([_first_visible(text, start, end) for start, end in offsets], np.int64)
         piece_of_token = np.searchsorted(ends, starts, side="right")
         is_special = np.array(batch["special_tokens_mask"][text_index], np.bool_)
         last_place = len(starts) - 1
@@ -317,7 +317,7 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
     return Sequences.of(batch["input_ids"]), np.concatenate(rows).astype(np.int64)
 
 
-def _first_letter(text: str, start: int, end: int) -> int:
+def _first_visible(text: str, start: int, end: int) -> int:
     """Returns the place of the first character of text[start:end] that is no white space; `start` if there is none."""
     token = text[start:end]
     return start + len(token) - len(token.lstrip()) if token.strip() else start

@@ -17,6 +17,7 @@ from milkglass.compare.rows import (
     MAX_ATTACKED,
     ComparisonRows,
     digest_of,
+    equal_notes,
     repeat_notes,
     require_rows,
     require_trainable,
@@ -29,7 +30,7 @@ from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
-from milkglass.rows.repeats import Repeats, distinct_indices, other_indices
+from milkglass.rows.repeats import distinct_indices, other_indices
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 
@@ -129,14 +130,16 @@ class ChatRows(ComparisonRows):
             held_out_examples = validation_rows.uncut_examples(seed)[: extent.rows]
             equal_count = len(validation_rows.examples) - len(distinct_indices(validation_rows.examples))
             name = files[1].name
-            require_rows(name, len(held_out_examples), MIN_HELD_OUT, equal_count, "a larger --max-length", max_length)
+            require_rows(
+                name, len(held_out_examples), MIN_HELD_OUT, equal_count, "or a larger --max-length", max_length
+            )
         candidates = [rows.examples[index] for index in answered_indices]
         train_indices = [answered_indices[i] for i in other_indices(candidates, held_out_examples)]
         asked_count = len(answered_indices) - len(train_indices)
         require_trainable(data.name, len(train_indices), asked_count)
         notes = repeat_notes(rows.examples, asked_count)
-        if validation_rows is not None and (text := Repeats.of(validation_rows.examples).equal_text()):
-            notes = (*notes, f"{files[1].name}: {text}, and count once")
+        if validation_rows is not None:
+            notes += equal_notes(validation_rows.examples, f"{files[1].name}: ")
         chats = [rows.examples[index] for index in train_indices]
         train, held_out = (
             LabelledTexts([user_text(example) for example in part], [0] * len(part))

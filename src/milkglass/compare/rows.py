@@ -60,8 +60,8 @@ class SplitRows:
         train = [candidates[index] for index in other_indices(candidates, held_out)]
         require_trainable(data.name, len(train), len(candidates) - len(train))
         notes = repeat_notes(all_rows, len(candidates) - len(train))
-        if validation is not None and (text := Repeats.of(validation_rows).equal_text()):
-            notes = (*notes, f"{validation.name}: {text}, and count once")
+        if validation is not None:
+            notes += equal_notes(validation_rows, f"{validation.name}: ")
         return cls(train, held_out, notes)
 
 
@@ -120,12 +120,17 @@ def repeat_notes(rows: Sequence[Example], asked_count: int) -> tuple[str, ...]:
         rows: all rows of a file.
         asked_count: how many are left out of training, since they ask the same as a row that is asked about.
     """
-    repeats, asked_note = Repeats.of(rows), ""
+    asked_note = ""
     if asked_count:
         left_out = "row is" if asked_count == 1 else "rows are"
         asked_note = f"{asked_count:,} {left_out} not trained with, since the same is asked about"
-    equal_note = f"{text}, and count once" if (text := repeats.equal_text()) else ""
-    return tuple(filter(None, (equal_note, asked_note, repeats.contradiction_text())))
+    return *equal_notes(rows), *filter(None, (asked_note, Repeats.of(rows).contradiction_text()))
+
+
+def equal_notes(rows: Sequence[Example], prefix: str = "") -> tuple[str, ...]:
+    """Returns a sentence, after a prefix, on rows that equal earlier ones; nothing if there are none."""
+    text = Repeats.of(rows).equal_text()
+    return (f"{prefix}{text}, and count once",) if text else ()
 
 
 @dataclass(frozen=True, eq=False)

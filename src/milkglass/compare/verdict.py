@@ -36,8 +36,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         )
     if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
-            f"With {result.held_out:,} rows asked about and so many ways compared, a difference of less than about "
-            f"{_gap_text(result, width)} cannot be told from chance."
+            f"With {result.held_out:,} rows asked about and {_counted_comparisons(sent_ways)}, a difference of less "
+            f"than about {_gap_text(result, width)} cannot be told from chance."
         )
     if any(way.group == "sent as it is" for way in sent_ways):
         tried_larger = result.measure == "loss" or any(way.name == "large-encoder" for way in result.finished_ways)
@@ -136,6 +136,11 @@ def _gap_text(result: ComparisonResult, width: float) -> str:
     if result.measure == "loss":
         return f"{width:.2f} nats"
     return f"{100 * width:.0f} points" if result.measure == "accuracy" else f"{width:.2f}"
+
+
+def _counted_comparisons(sent_ways: list[WayResult]) -> str:
+    count = len(_differences(sent_ways))
+    return "1 comparison" if count == 1 else f"{count} comparisons"
 
 
 def _smallest_difference(result: ComparisonResult, sent_ways: list[WayResult]) -> float | None:
