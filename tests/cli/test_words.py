@@ -46,7 +46,7 @@ def test_next_lines_work_as_they_are(stub: Stub, encoder: Owner, secrets: tuple[
     out, key = tmp_path / "out of here", tmp_path / "my key"
     lines = call("obfuscate", encoder.model, out, "--key", key, *SMALL, *phrase, passphrase=None).stdout.splitlines()
     audit = next(line for line in lines if line.startswith("next: "))
-    assert pasted(audit) == ["audit", "--key", str(key), *phrase, "--text", "TEXTS"]
+    assert pasted(audit) == ["audit", "--key", str(key), *phrase, "--text", "TEXTS", "--out", f"audit-{key.name}"]
     verify, then = (line for line in lines if line.startswith("then: "))
     checked = call(*pasted(verify), passphrase=None)
     assert checked.exit_code == 0, checked.stderr
