@@ -27,7 +27,7 @@ from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
-from milkglass.compare.ways import WAYS, ComparisonSettings, EncoderWay, choose_ways
+from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
@@ -366,6 +366,17 @@ def test_what_only_another_run_needs_is_said_and_may_be_removed(tmp_path: Path) 
         shutil.rmtree(out / name)
     assert keep.answers(out / "kept", ["the wound is open again"]) and (out / "compare.html").is_file()
     assert [one["state"] for one in document(call(*run, "--json"))["ways"]] == ["done"]
+
+
+def test_a_masked_way_says_that_texts_are_not_english(tmp_path: Path) -> None:
+    masked = WAYS["masked"]
+    assert isinstance(masked, DefenceWay)
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    for text, is_noticed in (("die Wunde ist wieder offen", True), ("the wound is open again", False)):
+        data = written(tmp_path / "rows.jsonl", [{**row, "text": f"{text} {i}"} for i, row in enumerate(rows(0, 100))])
+        own = ComparisonRows.read(DataFile(data), None, 3)
+        setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+        assert any("English" in note for note in masked._language_notes(setting)) is is_noticed
 
 
 def test_a_budget_is_shared_by_ways_that_are_trained(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from milkglass.rows.blocks import row_format_of
 from milkglass.sanitizers import masking
-from milkglass.sanitizers.masking import analyzer, mask_file, masked_parts, private_spans
+from milkglass.sanitizers.masking import LanguageTally, analyzer, mask_file, masked_parts, private_spans
 from tests.cli.kit import call, document, refused
 
 TEXT = "My patient Maria Keller in Basel is HIV positive, call 555-0142-555 or maria@clinic.org on 3 May 2024."
@@ -113,3 +113,40 @@ def test_the_command_masks_and_refuses_what_it_has_no_use_for(tmp_path: Path) ->
     found = document(call(*start, "--json"))
     assert found["masks"]["<PERSON>"] == 1 and "Keller" not in (tmp_path / "out.jsonl").read_text("utf-8")
     refused(call(*start), 2, "out.jsonl")
+
+
+GERMAN = (
+    "Die Rechnung für den Monat Mai ist noch nicht bezahlt worden, sagt Frau Keller.",
+    "Bitte überweisen Sie den Betrag bis zum Ende der Woche an unsere Kasse in Bern.",
+    "Was soll ich tun, wenn das Gerät nach dem Einschalten nicht mehr startet?",
+    "Ich war sehr enttäuscht und möchte mein Geld so bald wie möglich zurück.",
+    "Wir haben am Montag um neun einen Termin in der Wohnung meiner Mutter.",
+    "Der Arzt hat mir gegen die Schmerzen ein anderes Mittel verschrieben.",
+    "Unser Nachbar hat gestern wieder bis spät in die Nacht Musik gehört.",
+    "Nach der Prüfung gehen alle zusammen in das kleine Lokal am Bahnhof.",
+)
+ENGLISH = (
+    "The bill for May has not been paid yet, says Ms Keller from the office.",
+    "Please send the amount to our account in Bern by the end of the week.",
+    "What should I do if the device does not start after I switch it on?",
+    "I was very disappointed and would like to have my money back soon.",
+    "We have an appointment at nine on Monday in the flat of my mother.",
+    "The doctor gave me another drug for the pain and told me to rest.",
+    "Our neighbour played music until late into the night once again.",
+    "After the exam we all go to the small place next to the station.",
+)
+
+
+def test_texts_in_another_language_are_noticed_and_a_few_words_are_not() -> None:
+    assert "English function words" in LanguageTally.of(GERMAN * 2).note()
+    assert "English function words" in LanguageTally.of(["会議は月曜日です。" + " 東京 駅 会議"] * 40).note()
+    assert LanguageTally.of(ENGLISH * 2).note() == "" and LanguageTally.of(GERMAN[:1]).note() == ""
+    assert LanguageTally.of([]).note() == ""
+
+
+def test_the_command_says_that_masks_are_made_for_english(tmp_path: Path) -> None:
+    for name, texts, is_noticed in (("de", GERMAN * 2, True), ("en", ENGLISH * 2, False)):
+        source = tmp_path / f"{name}.txt"
+        source.write_text("".join(f"{text}\n" for text in texts), "utf-8")
+        done = call("sanitize", source, tmp_path / f"{name}-out.txt", "--method", "mask")
+        assert done.exit_code == 0 and ("English" in done.stderr) is is_noticed

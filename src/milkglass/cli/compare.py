@@ -102,7 +102,7 @@ def compare(
     from milkglass.compare.keep import require_free
     from milkglass.compare.prepare import prepare
     from milkglass.compare.report import page
-    from milkglass.compare.report.words import line, next_line, notes_of
+    from milkglass.compare.report.words import legend, line, next_line, notes_of
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
     from milkglass.compare.run import MEASURES, TimeLimits
@@ -190,7 +190,7 @@ def compare(
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), "", *result.verdict, *notes_of(result), *file_lines]),
+        lambda: "\n".join([table(rows_of(result)), legend(), "", *result.verdict, *notes_of(result), *file_lines]),
     )
     if not as_json and (next_step := next_line(result)):
         note(next_step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milkglass.cli.ui.terminal import bars, emit, table
+from milkglass.cli.ui.terminal import bars, emit, note, table
 from milkglass.errors import UsageError
 from milkglass.rows.blocks import RowFormat
 
@@ -33,6 +33,8 @@ def sanitize_by_mask(source: Path, row_format: RowFormat, out: Path, settings: l
         f"{table(rows)}\n{report['texts with a mask']:,} of {report['texts']:,} texts have a mask; what no recognizer "
         f"knows is unchanged\nwrote {out}"
     )
+    if report["note"]:
+        note(report["note"])
     emit(as_json, report, summary)
 
 

@@ -31,6 +31,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import is_available_offline, resolve
 from milkglass.progress import Log
+from milkglass.sanitizers.masking import LanguageTally
 from milkglass.sequences import Sequences
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence
@@ -337,7 +338,10 @@ class DefenceWay(Way):
         sent = client.send(texts, pairs)
         seconds = 1000 * watch.seconds() / len(texts)
         size = wire_bytes(sent, len(texts))
-        return WayAnswer(answers_of(setting, cell), cell.client_seconds, seconds, size, cell)  # the provider trains
+        # The provider trains, so that no training counts
+        return WayAnswer(
+            answers_of(setting, cell), cell.client_seconds, seconds, size, cell, notes=self._language_notes(setting)
+        )
 
     def _measure_written_answers(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
         cell, preparer = decoder_of(setting, self.defence(setting))
@@ -356,8 +360,15 @@ class DefenceWay(Way):
             size,
             cell,
             more=answers.figures(cell),
-            notes=self._notes(setting),
+            notes=(*self._notes(setting), *self._language_notes(setting)),
         )
+
+    def _language_notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
+        """Returns a sentence if names are masked in texts that do not look English."""
+        if not self.entry.get("masked"):
+            return ()
+        note = LanguageTally.of(setting.rows.private).note()
+        return (note,) if note else ()
 
     def _notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
         """Returns sentences on what the answers are worth, and on what else crosses."""

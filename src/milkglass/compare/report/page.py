@@ -26,6 +26,8 @@ def render(result: ComparisonResult) -> str:
     templates.filters["guessing"] = words.guessing
     templates.filters["breakable"] = _breakable_parts
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
+    templates.globals["read_meaning"] = words.READ_MEANING
+    templates.globals["guessing_meaning"] = words.GUESSING_MEANING
     template = templates.get_template("compare/report/page.html")
     return template.render(r=result, picture=Markup(picture.picture_svg(result)))
 

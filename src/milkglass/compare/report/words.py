@@ -7,6 +7,11 @@ import math
 from milkglass.compare.result import ALL_READ, UNCHANGED_GROUPS, ComparisonResult, WayResult
 from milkglass.metrics.interval import Interval
 
+READ_MEANING = (
+    "the share of names and other content words that the strongest attack reads; names and numbers: the largest share "
+    "that any attack reads of them"
+)
+GUESSING_MEANING = "the share of tokens that are right if each is taken for the commonest one"
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
 
 
@@ -110,6 +115,13 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip
     return rows
+
+
+def legend() -> str:
+    """Returns what the columns of the table mean."""
+    return (
+        f"Read: {READ_MEANING}. Guessing: {GUESSING_MEANING}. Your s/1,000: seconds of your processor for 1,000 texts."
+    )
 
 
 def notes_of(result: ComparisonResult) -> list[str]:
