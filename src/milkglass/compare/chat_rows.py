@@ -30,7 +30,7 @@ from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
-from milkglass.rows.repeats import distinct_indices, other_indices
+from milkglass.rows.repeats import Repeats, distinct_indices, other_indices
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 
@@ -139,7 +139,7 @@ class ChatRows(ComparisonRows):
         require_trainable(data.name, len(train_indices), asked_count)
         notes = repeat_notes(rows.examples, asked_count)
         if validation_rows is not None:
-            notes += equal_notes(validation_rows.examples, f"{files[1].name}: ")
+            notes += equal_notes(Repeats.of(validation_rows.examples), f"{files[1].name}: ")
         chats = [rows.examples[index] for index in train_indices]
         train, held_out = (
             LabelledTexts([user_text(example) for example in part], [0] * len(part))

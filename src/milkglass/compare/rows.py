@@ -61,7 +61,7 @@ class SplitRows:
         require_trainable(data.name, len(train), len(candidates) - len(train))
         notes = repeat_notes(all_rows, len(candidates) - len(train))
         if validation is not None:
-            notes += equal_notes(validation_rows, f"{validation.name}: ")
+            notes += equal_notes(Repeats.of(validation_rows), f"{validation.name}: ")
         return cls(train, held_out, notes)
 
 
@@ -124,12 +124,13 @@ def repeat_notes(rows: Sequence[Example], asked_count: int) -> tuple[str, ...]:
     if asked_count:
         left_out = "row is" if asked_count == 1 else "rows are"
         asked_note = f"{asked_count:,} {left_out} not trained with, since the same is asked about"
-    return *equal_notes(rows), *filter(None, (asked_note, Repeats.of(rows).contradiction_text()))
+    repeats = Repeats.of(rows)
+    return *equal_notes(repeats), *filter(None, (asked_note, repeats.contradiction_text()))
 
 
-def equal_notes(rows: Sequence[Example], prefix: str = "") -> tuple[str, ...]:
+def equal_notes(repeats: Repeats, prefix: str = "") -> tuple[str, ...]:
     """Returns a sentence, after a prefix, on rows that equal earlier ones; nothing if there are none."""
-    text = Repeats.of(rows).equal_text()
+    text = repeats.equal_text()
     return (f"{prefix}{text}, and count once",) if text else ()
 
 

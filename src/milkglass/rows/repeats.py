@@ -89,9 +89,10 @@ def other_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[i
     """
     last_questions = {question_digest(row) for row in asked}
     all_questions = last_questions.union(*map(_question_digests, asked))
+    questions_of_rows = map(_question_digests, rows)
     return [
-        index for index, row in enumerate(rows)
-        if question_digest(row) not in all_questions and last_questions.isdisjoint(_question_digests(row))
+        index for index, questions in enumerate(questions_of_rows)
+        if questions[-1] not in all_questions and last_questions.isdisjoint(questions)
     ]  # fmt: skip
 
 
