@@ -65,7 +65,7 @@ class Cipher(Defence):
     def document(self) -> dict[str, Any]:
         return {"name": self.name}
 
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         return None
 
     def split(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ class CipherServer(Server):
 
     folder: Path
 
-    def rest(self) -> tuple[Observation, ...]:
+    def stored_observations(self) -> tuple[Observation, ...]:
         return ()
 
     def answer(self, sent: tuple[Observation, ...]) -> Any:
@@ -145,7 +145,7 @@ def audits(
         order = np.random.default_rng(seed).permutation(len(texts))
         private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
         scenes = {"captured": captured.scene_of(base, rows, seed)}
-        if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.rest()):
+        if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.stored_observations()):
             served = Checkpoint.open(server.folder)
             scenes["captured, with the server's model"] = captured.scene_of(base, rows, seed, served=served)
         scenes["with the client"] = scene_of(base, client, server, private, {ALIKE: others})

@@ -32,7 +32,7 @@ from typing import Any
 from milkglass import device, files, system
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments.kinds.comparison import CellTrainer, ComparisonRecipe
-from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.needs import GB, RecipeNeeds
 from milkglass.experiments.recipe import QUICK_SUFFIX, Recipe, from_entries, read_settings
 from milkglass.experiments.reproduce import RECIPE_CLASSES, reproduce
@@ -119,7 +119,7 @@ def _whole(name: str, recipe: Recipe, needs: RecipeNeeds, free: FreeResources) -
 
     Those of a comparison are pieces.
     """
-    if not isinstance(recipe, FineTuning):
+    if not isinstance(recipe, FineTuningRecipe):
         return Piece(name, None, needs)
     most = min(len(recipe.variants), free.cores)
     sizes = (Piece(name, None, _needs_of(needs, size), max(1, size // 2), size) for size in range(most, 0, -1))

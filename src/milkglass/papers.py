@@ -21,7 +21,7 @@ class Paper:
     venue: str
     deviations: tuple[str, ...] = ()
 
-    def but(self, *deviations: str) -> Paper:
+    def with_deviations(self, *deviations: str) -> Paper:
         """Returns the citation with these deviations of the code."""
         return replace(self, deviations=deviations)
 

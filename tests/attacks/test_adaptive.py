@@ -50,8 +50,8 @@ def known(angles: list[float] = ANGLES, **more: object) -> Knowledge:
 def read(attack: Attack, sent: list[list[int]], knowledge: Knowledge, seed: int = 0, size: int = 8) -> Ids:
     transcript = Transcript((Tokens(Sequences.of(sent)),), size)
     guess = attack(transcript, knowledge, Budget(), np.random.default_rng(seed))
-    assert guess.running is not None
-    return guess.running
+    assert guess.by_token is not None
+    return guess.by_token
 
 
 def test_the_inverse_has_every_pair_once() -> None:
@@ -183,5 +183,5 @@ def test_a_spent_budget_names_nothing() -> None:
     for attack in (ShadowMaximum(), ShadowDecoding(), ShadowGeneration(width=32)):
         knowledge = known(corpus=Sequences.of(TEXTS), rehearse=rehearse)
         guess = attack.run(transcript, knowledge, Budget(stopped=lambda: True), np.random.default_rng(0))
-        assert guess.running is not None
-        assert (guess.running == NO_BELIEF).all()
+        assert guess.by_token is not None
+        assert (guess.by_token == NO_BELIEF).all()

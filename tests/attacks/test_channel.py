@@ -35,8 +35,8 @@ def known(texts: list[list[int]], share: float = 1.0) -> Knowledge:
 def read(sent: list[list[int]], knowledge: Knowledge, **chosen: float) -> Ids:
     transcript = Transcript((Tokens(Sequences.of(sent)),), SIZE)
     guess = replace(ChannelAttack(), **chosen)(transcript, knowledge, Budget(), np.random.default_rng(0))
-    assert guess.running is not None
-    return guess.running
+    assert guess.by_token is not None
+    return guess.by_token
 
 
 def test_the_posterior_of_one_place_is_bayes_rule() -> None:
@@ -94,5 +94,5 @@ def test_a_spent_budget_reads_what_was_sent() -> None:
     transcript = Transcript((Tokens(Sequences.of([[3, 0]])),), SIZE)
     attack, rng = ChannelAttack(), np.random.default_rng(0)
     guess = attack.run(transcript, known([[0, 1]]), Budget(stopped=lambda: True), rng)
-    assert guess.running is not None
-    assert guess.running[:, 0].tolist() == [3, 0]
+    assert guess.by_token is not None
+    assert guess.by_token[:, 0].tolist() == [3, 0]

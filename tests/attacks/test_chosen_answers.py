@@ -43,9 +43,9 @@ def named(scene: Scene) -> tuple[int, int]:
     """How many ids the attack names, and how many of them rightly."""
     (adversary,) = scene.adversaries
     guess = ChosenAnswers()(scene.transcript, adversary.knowledge, Budget(), np.random.default_rng(0))
-    assert guess.table is not None
-    known = guess.table[:, 0] != NO_BELIEF
-    return int(known.sum()), int((guess.table[known, 0] == scene.truth.inverse[known]).sum())
+    assert guess.by_id is not None
+    known = guess.by_id[:, 0] != NO_BELIEF
+    return int(known.sum()), int((guess.by_id[known, 0] == scene.truth.inverse[known]).sum())
 
 
 def test_answers_that_come_back_as_text_name_every_token_of_theirs(codec: Codec) -> None:

@@ -199,8 +199,8 @@ def test_a_plain_table_is_read_off_whole() -> None:
         Budget(),
         np.random.default_rng(0),
     )
-    assert guess.table is not None
-    assert (guess.table[:, 0] == np.arange(N)).all()
+    assert guess.by_id is not None
+    assert (guess.by_id[:, 0] == np.arange(N)).all()
 
 
 def test_another_public_model_is_refused() -> None:

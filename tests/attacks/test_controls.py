@@ -334,7 +334,7 @@ def test_known_weights_bring_obfuslm_plus_back_to_obfuslm(size: int) -> None:
             return both[made], own
 
         knowledge = Knowledge(public_model=at.model, simulate=simulate)
-        table = attack(only(model, rows), knowledge, Budget(), np.random.default_rng(0)).table
+        table = attack(only(model, rows), knowledge, Budget(), np.random.default_rng(0)).by_id
         assert table is not None
         return float((table[:, 0] == asked).mean())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkglass.attacks.token_ids.decipherment import cribs
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, unseen_counts
+from milkglass.attacks.token_ids.decipherment.bigrams import PairCounts, unseen_counts
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment, confidence
 from milkglass.attacks.token_ids.decipherment.mean_field import GrowthSchedule
@@ -48,10 +48,10 @@ class Play:
     def run(self, attack: Decipherment = ATTACK, **knows: Ids) -> float:
         knowledge = replace(self.it.knowledge, **knows)
         guess = attack(self.it.transcript, knowledge, Budget(), np.random.default_rng(0))
-        assert guess.table is not None
+        assert guess.by_id is not None
         sent = self.it.transcript.tokens.ids
         counted = self.it.inverse[sent] >= SPECIAL
-        return float((guess.table[sent, 0] == self.it.inverse[sent])[counted].mean())
+        return float((guess.by_id[sent, 0] == self.it.inverse[sent])[counted].mean())
 
 
 def test_in_groups_it_reads_a_language_that_it_knows() -> None:
@@ -82,15 +82,15 @@ def test_known_pairs_are_kept_and_help_the_rest() -> None:
     for known in (None, pairs):
         guess = ATTACK(play.it.transcript, replace(play.it.knowledge, pairs=known), Budget(), np.random.default_rng(0))
         sent = play.it.transcript.tokens.ids[others]
-        assert guess.table is not None
-        shares.append((guess.table[sent, 0] == play.it.inverse[sent]).mean())
+        assert guess.by_id is not None
+        shares.append((guess.by_id[sent, 0] == play.it.inverse[sent]).mean())
     assert shares[1] > shares[0] + 0.05
 
 
 def test_the_same_again_gives_the_same() -> None:
     play = Play.of(60, 200)
     first, second = (
-        ATTACK(play.it.transcript, play.it.knowledge, Budget(), np.random.default_rng(seed)).table for seed in (0, 1)
+        ATTACK(play.it.transcript, play.it.knowledge, Budget(), np.random.default_rng(seed)).by_id for seed in (0, 1)
     )
     assert first is not None
     assert second is not None
@@ -115,11 +115,11 @@ def test_hardly_any_text_is_no_obstacle(sent: list[list[int]], public: list[list
     members = groups_of(12, 5, 0) if grouped else None
     it = Rehearsal.of(Sequences.of(sent), Sequences.of(public), 12, members, np.random.default_rng(0))
     guess = ATTACK(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
-    assert guess.table is not None
-    assert guess.table.shape == (12, 10)
-    assert (guess.table >= NO_BELIEF).all()
+    assert guess.by_id is not None
+    assert guess.by_id.shape == (12, 10)
+    assert (guess.by_id >= NO_BELIEF).all()
     if grouped:
-        assert sorted(guess.table[:, 0].tolist()) == list(range(12))  # a joint assignment: nothing twice
+        assert sorted(guess.by_id[:, 0].tolist()) == list(range(12))  # a joint assignment: nothing twice
 
 
 def test_candidates_may_overlap_and_leave_ids_out() -> None:
@@ -131,11 +131,11 @@ def test_candidates_may_overlap_and_leave_ids_out() -> None:
     groups = tuple(Group(rows[[i]], members[i]) for i in range(len(rows)))
     candidates = Candidates(groups, tuple(np.zeros((1, len(one))) for one in members))
     guess = ATTACK(play.it.transcript, replace(play.it.knowledge, candidates=candidates), Budget(), rng)
-    assert guess.table is not None
+    assert guess.by_id is not None
     sent = play.it.transcript.tokens.ids
     inside = sent < N - 20
-    assert (guess.table[sent, 0] == truth[sent])[inside].mean() > 0.9
-    assert (guess.table[N - 20 :, 0] == NO_BELIEF).sum() >= 18  # all but special tokens, which their places tell
+    assert (guess.by_id[sent, 0] == truth[sent])[inside].mean() > 0.9
+    assert (guess.by_id[N - 20 :, 0] == NO_BELIEF).sum() >= 18  # all but special tokens, which their places tell
 
 
 def test_embeddings_help_where_text_is_scarce() -> None:
@@ -165,7 +165,7 @@ def test_meetings_are_what_a_loop_finds() -> None:
     rng = np.random.default_rng(0)
     groups = (Group(np.array([3, 1]), np.array([0, 2, 4])), Group(np.array([5, 0]), np.array([4, 1])))
     blocks = BlockAssignment(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
-    seen, public = (Bigrams(Sequences.of(rng.integers(0, 6, size=(9, 6))), 6) for _ in range(2))
+    seen, public = (PairCounts(Sequences.of(rng.integers(0, 6, size=(9, 6))), 6) for _ in range(2))
     met = BigramJoin(blocks, seen, public)
     count = {(a, b): c for a, b, c in zip(public.left.tolist(), public.right.tolist(), public.counts, strict=True)}
     expected = []
@@ -190,9 +190,9 @@ def test_a_soft_assignment_gives_no_public_id_twice() -> None:
 
 
 def test_bigrams_stay_within_a_text_and_the_unseen_are_judged_by_their_neighbours() -> None:
-    pairs = Bigrams(Sequences.of([[1, 2, 1, 2], [2, 3]]), 5, 1)
+    pairs = PairCounts(Sequences.of([[1, 2, 1, 2], [2, 3]]), 5, 1)
     assert (pairs.left.tolist(), pairs.right.tolist(), pairs.counts.tolist()) == ([1, 2, 2], [2, 1, 3], [2, 1, 1])
-    assert Bigrams(Sequences.of([[1, 2, 3], [4, 0]]), 5, 2).right.tolist() == [3]
+    assert PairCounts(Sequences.of([[1, 2, 3], [4, 0]]), 5, 2).right.tolist() == [3]
     counts = np.concatenate([np.zeros(1000), np.tile([1.0, 1.0, 0.0], 400)])
     expected = unseen_counts(counts)
     assert expected[100] < 0.01  # a block of reserved ids
@@ -226,9 +226,9 @@ def test_it_says_how_sure_it_is() -> None:
     found = ATTACK.learn(play.it.transcript, play.it.knowledge, Budget(), np.random.default_rng(0))
     sure = confidence(found, N)
     guess = ATTACK(play.it.transcript, play.it.knowledge, Budget(), np.random.default_rng(0))
-    assert guess.table is not None
+    assert guess.by_id is not None
     sent = np.unique(play.it.transcript.tokens.ids)
-    right = guess.table[sent, 0] == play.it.inverse[sent]
+    right = guess.by_id[sent, 0] == play.it.inverse[sent]
     assert right.any()
     assert not right.all()
     assert sure[sent][right].mean() > sure[sent][~right].mean() + 0.1
@@ -238,7 +238,7 @@ def test_a_spent_budget_still_gives_an_answer() -> None:
     play = Play.of(40, 100)
     reported: list[float] = []
     guess = ATTACK(play.it.transcript, play.it.knowledge, Budget(1e-9, reported.append), np.random.default_rng(0))
-    assert guess.table is not None
+    assert guess.by_id is not None
     assert len(reported) == 1
 
 

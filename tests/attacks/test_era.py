@@ -71,7 +71,7 @@ def test_era_plus_starts_from_what_the_corpus_tells(models: dict[str, Model]) ->
     assert prior(transcript, known) == pytest.approx(expected, abs=1e-9)
     assert max(map(abs, prior(transcript, bare))) < 1e-9
     assert max(map(abs, prior(answered, known))) < 1e-9
-    read = guess_by_rank(reference, VOCAB).at(sent.ids)[:, 0]
+    read = guess_by_rank(reference, VOCAB).for_tokens(sent.ids)[:, 0]
     assert (read == np.argsort(sigma)[sent.ids.ids]).mean() > 0.3
 
 
@@ -111,7 +111,7 @@ def test_where_nothing_precedes_an_id_nothing_is_read(models: dict[str, Model]) 
     weights, first, corpus = transcript.observations[0], truth.sent.ids[:1], Sequences.of(chain(VOCAB, 60, 4))
     bare = Transcript((weights, Outputs(Sequences.of([first] * 40), Sequences.of([[]] * 40))), VOCAB)
     knowledge = Knowledge(public_model=models["llama-tied"], candidates=unsolved(truth), corpus=corpus)
-    running = ERA()(bare, knowledge, Budget(), np.random.default_rng(0)).running
+    running = ERA()(bare, knowledge, Budget(), np.random.default_rng(0)).by_token
     assert running is not None
     assert (running == NO_BELIEF).all()
     assert knowledge.candidates is not None

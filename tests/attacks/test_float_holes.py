@@ -91,10 +91,10 @@ def test_a_product_of_fp32_numbers_misses_some_and_a_reached_number_is_never_mis
     for width in (1.2005, 7.4613, 0.05, 1.0, 3.99):
         holes = Holes(np.float32(width))
         assert holes.can_be_noise(holes.width * z).all()
-        assert holes.reachable(x, x + holes.width * z).all()
+        assert holes.is_reachable(x, x + holes.width * z).all()
     assert Holes(np.float32(1.0)).share == 0 and Holes(np.float32(4.0)).share == 0
     assert 0.1 < Holes(np.float32(1.2005)).share < 0.2
-    wrong = ~Holes(np.float32(1.2005)).reachable(x[::-1].copy(), x + np.float32(1.2005) * z)
+    wrong = ~Holes(np.float32(1.2005)).is_reachable(x[::-1].copy(), x + np.float32(1.2005) * z)
     assert 0.05 < wrong.mean() < 0.5
 
 

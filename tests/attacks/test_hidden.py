@@ -69,8 +69,8 @@ def test_embeddings_of_a_real_model_are_read() -> None:
     texts = Sequences.of(rng.integers(1000, 30_522, 12) for _ in range(20))
     seen = Activations(hidden(body(public, 1), texts, 0), texts.lengths, 0)
     guess = NearHidden()(Transcript((seen,), 30_522), Knowledge(public_model=public), Budget(), rng)
-    assert guess.running is not None
-    assert (guess.running[:, 0] == texts.ids).mean() >= 0.95
+    assert guess.by_token is not None
+    assert (guess.by_token[:, 0] == texts.ids).mean() >= 0.95
 
 
 def test_scaling_a_text_hides_nothing(publics: dict[str, Model]) -> None:
@@ -108,7 +108,7 @@ def test_inversion_draws_nothing_but_from_its_own_generator(publics: dict[str, M
         torch.manual_seed(drawn)
         guess = replace(INVERT, epochs=1)(at[0], at[1], Budget(), np.random.default_rng(5))
         assert torch.initial_seed() == drawn
-        found.append(guess.running)
+        found.append(guess.by_token)
     assert found[0] is not None
     assert np.array_equal(found[0], found[1])
 
@@ -157,8 +157,8 @@ def test_what_is_missing_is_named(publics: dict[str, Model]) -> None:
 def test_a_budget_that_is_spent_leaves_a_guess_of_the_right_length(publics: dict[str, Model], attack: Attack) -> None:
     transcript, knowledge, truth = scene(publics["bert"], 0)
     guess = attack(transcript, knowledge, Budget(1e-9), np.random.default_rng(0))
-    assert guess.running is not None
-    assert len(guess.running) == len(truth.sent.ids)
+    assert guess.by_token is not None
+    assert len(guess.by_token) == len(truth.sent.ids)
 
 
 def test_the_frame_is_what_all_public_texts_share() -> None:

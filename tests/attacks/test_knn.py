@@ -98,12 +98,12 @@ def test_a_short_budget_reads_what_was_sent_most_often() -> None:
 
     for attack in (KNN(), EDNN()):
         guess = attack(it.transcript, it.knowledge, Once(2), np.random.default_rng(0))
-        assert guess.table is not None
-        read = guess.table[:, 0] != NO_BELIEF
+        assert guess.by_id is not None
+        read = guess.by_id[:, 0] != NO_BELIEF
         counts = it.transcript.tokens.counts(it.transcript.size)
         assert read.sum() == ROWS_AT_A_TIME
         assert counts[read].min() >= counts[~read].max()
-        assert (guess.table[read, 0] == it.truth.inverse[read]).all()
+        assert (guess.by_id[read, 0] == it.truth.inverse[read]).all()
 
 
 def test_a_vocabulary_smaller_than_k_is_ranked_as_a_whole() -> None:
@@ -115,6 +115,6 @@ def test_a_vocabulary_smaller_than_k_is_ranked_as_a_whole() -> None:
             Budget(),
             np.random.default_rng(0),
         )
-        assert guess.table is not None
-        assert guess.table.shape == (6, 6)
-        assert guess.table[:, 0].tolist() == list(range(6))
+        assert guess.by_id is not None
+        assert guess.by_id.shape == (6, 6)
+        assert guess.by_id[:, 0].tolist() == list(range(6))

@@ -55,7 +55,7 @@ class Play:
 
     def share(self, found: Candidates) -> float:
         """Of the ids that are as frequent in every topic, how many are read."""
-        guess = guess_by_rank(found, N).table
+        guess = guess_by_rank(found, N).by_id
         assert guess is not None
         asked = np.array([word(number, topic) for number in ALIKE for topic in range(TOPICS)])
         rows = np.argsort(self.inverse)[asked]
@@ -140,8 +140,8 @@ def test_hardly_any_text_is_no_obstacle(sent: list[list[int]], llama: LlamaForCa
     guess = LanguageModel()(
         Transcript((Tokens(Sequences.of(sent)),), N), it.knowledge, Budget(), np.random.default_rng(0)
     )
-    assert guess.table is not None
-    assert sorted(guess.table[:, 0].tolist()) == list(range(N))
+    assert guess.by_id is not None
+    assert sorted(guess.by_id[:, 0].tolist()) == list(range(N))
 
 
 def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> None:

@@ -97,8 +97,8 @@ def test_the_commonest_candidate_of_each_kind_without_time(tokenizer: Tokenizer)
     public = [sentence("paris", "monday")] * 3 + [sentence("boston", "friday")]
     transcript, knowledge, own, origin = scene(tokenizer, [sentence("tokyo", "monday")], public)
     guess = MaskFilling().run(transcript, knowledge, Budget(0), np.random.default_rng(0))
-    assert guess.running is not None
-    read = np.where(origin == NO_BELIEF, NO_BELIEF, guess.running[origin, 0])
+    assert guess.by_token is not None
+    read = np.where(origin == NO_BELIEF, NO_BELIEF, guess.by_token[origin, 0])
     words = tokenizer.decode(read[read >= 0].tolist())
     assert words == "the train from paris leaves on monday"
     assert (read == own.ids).sum() == len(own.ids) - 1, "all but the city, which the public text lacks"
@@ -110,8 +110,8 @@ def test_context_decides_between_candidates(tokenizer: Tokenizer) -> None:
     private = [[("the capital of", "the capital of"), ("france", "<LOCATION>")]]
     transcript, knowledge, own, origin = scene(tokenizer, private, public)
     guess = MaskFilling().run(transcript, knowledge, Budget(600), np.random.default_rng(0))
-    assert guess.running is not None
-    assert (guess.running[origin, 0] == own.ids).all()
+    assert guess.by_token is not None
+    assert (guess.by_token[origin, 0] == own.ids).all()
 
 
 def test_nothing_behind_the_last_mask_is_read(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +129,9 @@ def test_nothing_behind_the_last_mask_is_read(tokenizer: Tokenizer, monkeypatch:
         private = [[("the capital of", "the capital of"), ("france", "<LOCATION>"), *tail]]
         transcript, knowledge, own, origin = scene(tokenizer, private, public)
         guess = MaskFilling().run(transcript, knowledge, Budget(600), np.random.default_rng(0))
-        assert guess.running is not None
-        assert (guess.running[origin, 0] == own.ids).all(), "what is behind the mask is read as it was sent"
-        guesses.append(guess.running[origin[4]].tolist())
+        assert guess.by_token is not None
+        assert (guess.by_token[origin, 0] == own.ids).all(), "what is behind the mask is read as it was sent"
+        guesses.append(guess.by_token[origin[4]].tolist())
     assert guesses[0] == guesses[1]
     short, long = ([int(token) for token in texts.ids if token != NO_BELIEF] for texts in seen)
     assert short == long

@@ -28,9 +28,9 @@ def knowing(it: Scene, found: Candidates) -> Knowledge:
 
 def correct(it: Scene, attack: Matching) -> float:
     guess = attack(it.transcript, knowing(it, candidates(it)), Budget(), np.random.default_rng(0))
-    assert guess.table is not None
+    assert guess.by_id is not None
     inverse = it.truth.inverse
-    return float((guess.table[:, 0] == inverse)[inverse >= SPECIAL].mean())
+    return float((guess.by_id[:, 0] == inverse)[inverse >= SPECIAL].mean())
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10])

@@ -59,7 +59,7 @@ def test_invbert_reads_what_is_not_defended(models: dict[str, Model]) -> None:
 
 def test_invbert_uses_the_states_that_were_sent(models: dict[str, Model]) -> None:
     transcript, knowledge, truth = setting(models["bert"], plain)
-    weights = transcript.weights(tuned=False)
+    weights = transcript.last_model(tuned=False)
     assert weights is not None
     sent = hidden(body(weights, 1), transcript.tokens)
     given = Activations(sent, transcript.tokens.lengths, 1)
@@ -75,7 +75,7 @@ def test_invbert_stops_with_its_budget(models: dict[str, Model]) -> None:
     reported: list[float] = []
     budget.progress = reported.append
     guess = INVERTER(transcript, knowledge, budget, np.random.default_rng(0))
-    assert guess.running is not None
+    assert guess.by_token is not None
     assert reported == []
 
 
@@ -95,13 +95,13 @@ def test_sda_keeps_neighbours_when_its_budget_is_spent(models: dict[str, Model])
     transcript, knowledge, truth = setting(models["bert"], obfuslm(), sentences=8)
     guess = SDA().run(transcript, knowledge, Budget(1e-9), np.random.default_rng(0))
     plain_guess = KNN().run(transcript, knowledge, Budget(), np.random.default_rng(0))
-    assert guess.running is not None
-    assert np.array_equal(guess.running[:, 0], plain_guess.at(truth.sent)[:, 0])
+    assert guess.by_token is not None
+    assert np.array_equal(guess.by_token[:, 0], plain_guess.for_tokens(truth.sent)[:, 0])
 
 
 def test_invbert_joins_the_states_that_were_sent_and_refuses_others(models: dict[str, Model]) -> None:
     transcript, knowledge, _ = setting(models["bert"], plain)
-    weights, sent = transcript.weights(tuned=False), list(transcript.tokens)
+    weights, sent = transcript.last_model(tuned=False), list(transcript.tokens)
     assert weights is not None
     runner, parts = body(weights), (Sequences.of(sent[:20]), Sequences.of(sent[20:]))
     crossed = [
@@ -152,7 +152,7 @@ def test_a_short_budget_runs_little_text_through_the_models(
         )
     guess = attack(transcript, knowledge, Budget(1e-9), np.random.default_rng(0))
     assert 0 < sum(ran) < 0.3 * (len(knowledge.corpus.ids) + len(transcript.tokens.ids))
-    found = [len(one) for one in guess.bags] if guess.bags is not None else (guess.running[:, 0] >= 0).tolist()
+    found = [len(one) for one in guess.bags] if guess.bags is not None else (guess.by_token[:, 0] >= 0).tolist()
     assert 0 < sum(map(bool, found)) < len(found)  # some texts were read, the others are not guessed
 
 

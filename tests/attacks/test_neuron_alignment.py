@@ -75,7 +75,7 @@ def hidden(public: Model, noise: float) -> tuple[Model, Ids]:
 def right(public: Model, noise: float, attack: NeuronAlignment) -> float:
     seen, sigma = hidden(public, noise)
     transcript = Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), public.vocab_size)
-    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
+    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).by_id
     assert table is not None
     return float((table[sigma, 0] == np.arange(public.vocab_size)).mean())
 
@@ -141,7 +141,7 @@ def test_without_a_gate_every_id_is_read(family: str, layer: int, tmp_path: Path
     transcript = Transcript((Weights(seen),), public.vocab_size)
     attack = NeuronAlignment(layer=layer)
     assert why_not(attack, transcript, Knowledge(public_model=public)) is None
-    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
+    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).by_id
     assert table is not None
     assert np.array_equal(table[sigma, 0], np.arange(public.vocab_size))
 
@@ -208,7 +208,7 @@ def test_no_covariant_scheme_hides_the_ids(name: str, tmp_path: Path) -> None:
     transcript, sigma = uploaded(base, scheme, tmp_path / "out")
     attack = NeuronAlignment()
     assert why_not(attack, transcript, Knowledge(public_model=Model.open(base.folder))) is None
-    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
+    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).by_id
     assert table is not None
     assert (table[sigma, 0] == np.arange(public.vocab_size)).mean() >= least
 
@@ -223,7 +223,7 @@ def test_at_its_published_settings_aloepri_hides_no_ids_of_a_real_model(
     base = Checkpoint.open(resolve("demo:smollm2"))
     transcript, sigma = uploaded(base, AloePri(), tmp_path / "out")
     known = Knowledge(public_model=Model.open(base.folder))
-    table = NeuronAlignment(layer=layer)(transcript, known, Budget(), np.random.default_rng(1)).table
+    table = NeuronAlignment(layer=layer)(transcript, known, Budget(), np.random.default_rng(1)).by_id
     assert table is not None
     assert (table[sigma, 0] == np.arange(len(sigma))).mean() >= least
 

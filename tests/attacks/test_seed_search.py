@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from milkglass.attacks.gradients.float_holes_rows import FloatHolesRows
 from milkglass.attacks.gradients.seed_search import SeedSearch, outputs, search
-from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share_gradient
 from milkglass.gradient_defences.dp_sgd import DPSGD
 from milkglass.gradient_defences.noise import GaussianNoise, LaplaceNoise
 from milkglass.models.resolve import resolve
@@ -48,12 +48,12 @@ def step() -> SharedStep:
 
 def bare(count: int = len(TEXTS)) -> Gradients:
     ids, mask = pad_texts(TEXTS[:count], pad=0)
-    return share(step(), ids, mask, torch.tensor([0, 1, 0][:count]), NoDefence(), 0, Stream.of_seed(0))
+    return share_gradient(step(), ids, mask, torch.tensor([0, 1, 0][:count]), NoDefence(), 0, Stream.of_seed(0))
 
 
 def shared(shield: GradientDefence, seed: int = 0) -> Transcript:
     ids, mask = pad_texts(TEXTS, pad=0)
-    seen = share(step(), ids, mask, torch.tensor([0, 1, 0]), shield, 0, Stream.of_seed(seed))
+    seen = share_gradient(step(), ids, mask, torch.tensor([0, 1, 0]), shield, 0, Stream.of_seed(seed))
     return Transcript((seen,), 3000)
 
 
@@ -120,7 +120,7 @@ def test_the_present_noise_is_drawn_from_no_generator_that_has_a_seed(
     there = step()
     without_generators(monkeypatch)
     ids, mask = pad_texts(TEXTS, pad=0)
-    seen = share(there, ids, mask, torch.tensor([0, 1, 0]), shield, 0, Stream.of_seed(0))
+    seen = share_gradient(there, ids, mask, torch.tensor([0, 1, 0]), shield, 0, Stream.of_seed(0))
     monkeypatch.undo()
     assert read(WINDOW, Transcript((seen,), 3000), shield) == set()
 
@@ -163,7 +163,7 @@ def test_many_seeds_of_a_real_models_gradient() -> None:
     there = SharedStep.open(resolve("demo:minilm"), "classification", 2, 0)
     texts = [[101, 5776, 2003, 9820, 102], [101, 4604, 4278, 9944, 102]]
     ids, mask = pad_texts(texts, pad=0)
-    seen = share(there, ids, mask, torch.tensor([0, 1]), NoDefence(), 0, Stream.of_seed(0))
+    seen = share_gradient(there, ids, mask, torch.tensor([0, 1]), NoDefence(), 0, Stream.of_seed(0))
     noisy = old_noise.gaussian(old_noise.clipped(seen.tensors, 1.0), 0.5, SEED)
     found = SeedSearch(first=LOW >> 26 << 26, count=1 << 26).seed(noisy[str(there.table_name)], Budget())
     assert found == LOW

@@ -44,7 +44,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Attack, int], Gu
 
 def test_sda_reads_the_same_whatever_torch_has_drawn(read: Callable[[Attack, int], Guess]) -> None:
     attack = SDA(learning_rate=1e-3, steps=5, prior=0.0)
-    first, second = (read(attack, drawn).running for drawn in (1, 2))
+    first, second = (read(attack, drawn).by_token for drawn in (1, 2))
     assert first is not None and second is not None
     assert np.array_equal(first, second)
 
@@ -58,7 +58,7 @@ def test_mlc_names_the_same_words_whatever_torch_has_drawn(read: Callable[[Attac
 
 def test_invbert_starts_the_same_whatever_torch_has_drawn(read: Callable[[Attack, int], Guess]) -> None:
     """Its training draws dropout from torch's one generator; before it nothing is drawn."""
-    first, second = (read(InvBert(layer=1, depth=1, epochs=0), drawn).running for drawn in (1, 2))
+    first, second = (read(InvBert(layer=1, depth=1, epochs=0), drawn).by_token for drawn in (1, 2))
     assert first is not None and second is not None
     assert np.array_equal(first, second)
     read(InvBert(layer=1, depth=1, epochs=1), 3)

@@ -14,7 +14,7 @@ from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.embeddings.mean_solve import MeanSolve
 from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
-from milkglass.attacks.token_ids.decipherment.bigrams import FrequencyFit, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.bigrams import FrequencyFit, PublicPairCounts
 from milkglass.attacks.token_ids.decipherment.cribs import consistent_pairs, with_known_pairs
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.text_in_context import ClusterHmm, TextInContext
@@ -95,9 +95,9 @@ def test_every_cluster_is_found_with_all_aliases_of_its_tokens(aliased: Scene) -
 def test_matching_uses_each_member_for_all_of_its_aliases(aliased: Scene) -> None:
     solved = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
     matched = Matching()(aliased.transcript, knowledge(aliased, solved), Budget(), np.random.default_rng(1))
-    assert matched.table is not None
+    assert matched.by_id is not None
     for group in solved.solved_groups:
-        firsts = np.bincount(matched.table[group.rows, 0], minlength=tiny.VOCAB)[group.members]
+        firsts = np.bincount(matched.by_id[group.rows, 0], minlength=tiny.VOCAB)[group.members]
         assert (firsts == len(group.rows) // len(group.members)).all()
 
 
@@ -124,12 +124,12 @@ def test_ranks_are_repeated_for_aliases() -> None:
     transcript = Transcript((Tokens(sent),), 20)
     for match in ("rank", "nearest"):
         guess = TFA(places=False, match=match)(transcript, Knowledge(corpus=public, alias_count=2), Budget(), NOTHING)
-        assert guess.table is not None
-        assert guess.table[:4, 0].tolist() == [5, 5, 7, 7]
+        assert guess.by_id is not None
+        assert guess.by_id[:4, 0].tolist() == [5, 5, 7, 7]
 
 
 def test_an_alias_is_expected_to_be_sent_a_part_of_its_tokens_count() -> None:
-    public = PublicBigrams(Sequences.of([[1] * 600 + [2] * 400]), 3)
+    public = PublicPairCounts(Sequences.of([[1] * 600 + [2] * 400]), 3)
     seen = np.array([0.0, 300, 300, 200, 200])
     one, two = (FrequencyFit(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
     assert two.expected == pytest.approx(one.expected / 2)
@@ -190,7 +190,7 @@ def test_a_mean_of_half_precision_is_solved(shared: Scene) -> None:
     from milkglass.models.view import Model
     from milkglass.threat.observations import Weights
 
-    weights = shared.transcript.weights(tuned=False)
+    weights = shared.transcript.last_model(tuned=False)
     assert weights is not None
     rounded = {name: one.half().float() for name, one in weights.tensors.items()}
     seen = Transcript((Weights(Model(rounded, weights.config)),), tiny.VOCAB)
@@ -207,7 +207,7 @@ def test_neighbours_read_what_the_cluster_alone_does_not(shared: Scene) -> None:
     given = knowledge(shared, solved)
     naming = read(shared, ClusterConditional()(shared.transcript, given, Budget(), NOTHING))
     context = TextInContext()(shared.transcript, given, Budget(), NOTHING)
-    assert context.running is not None and context.table is None
+    assert context.by_token is not None and context.by_id is None
     assert read(shared, context) > naming + 0.02
     spent = TextInContext()(shared.transcript, given, Budget(1e-9), NOTHING)
     assert read(shared, spent) == pytest.approx(naming, abs=0.02)

@@ -65,7 +65,7 @@ def test_sorted_rows_are_the_literal_ones() -> None:
         min(range(N), key=lambda j: sum((a - b) ** 2 for a, b in zip(row, ours[j], strict=True)))
         for row in (sorted(one) for one in model.table[:60].double().tolist())
     ]
-    guess = SortedRows(points=D).run(seen(model), known, Budget(), np.random.default_rng(0)).table
+    guess = SortedRows(points=D).run(seen(model), known, Budget(), np.random.default_rng(0)).by_id
     assert guess is not None
     assert guess[:60, 0].tolist() == literal
 
@@ -132,7 +132,7 @@ def test_a_short_budget_reads_the_commonest_ids(monkeypatch: pytest.MonkeyPatch)
     sent = Transcript((Weights(model), Tokens(Sequences.of([sigma[200:280]] * 2))), N)
     for attack in (SortedRows(), Gram()):
         ticks = iter([1.0, 1.0] + [0.0] * 10)
-        table = attack.run(sent, known, Budget(), np.random.default_rng(0)).table
+        table = attack.run(sent, known, Budget(), np.random.default_rng(0)).by_id
         assert table is not None
         read = table[:, 0] != NO_BELIEF
         assert read.sum() == 100
@@ -146,7 +146,7 @@ def test_both_bear_tables_of_different_lengths(seen_rows: int, public_rows: int)
     model = of_table(permuted_columns(table[:seen_rows], 2))
     known = Knowledge(public_model=of_table(table[:public_rows]))
     for attack in (SortedRows(), Gram(tolerance=1.0)):
-        guess = attack(seen(model), known, Budget(), np.random.default_rng(0)).table
+        guess = attack(seen(model), known, Budget(), np.random.default_rng(0)).by_id
         assert guess is not None
         assert guess.shape == (seen_rows, 10)
         assert isinstance(attack, Gram) or (guess[:60, 0] == np.arange(60)).all()

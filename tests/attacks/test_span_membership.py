@@ -81,8 +81,8 @@ def attacked(public: Model, *seen: Activations, attack: SpanMembership = SpanMem
 
 
 def right(guess: Guess, ids: Sequences) -> float:
-    assert guess.running is not None
-    return float((guess.running[:, 0] == ids.ids).mean())
+    assert guess.by_token is not None
+    return float((guess.by_token[:, 0] == ids.ids).mean())
 
 
 def bags(guess: Guess) -> list[list[int]]:
@@ -155,9 +155,9 @@ def test_a_long_text_beside_a_short_one_is_left_without_a_belief(publics: dict[s
     rng = np.random.default_rng(0)
     ids = Sequences.of([rng.choice(np.arange(5, VOCAB), n, replace=False) for n in (8, public.width + 3)])
     guess = attacked(public, sent(public, ids))
-    assert guess.running is not None
-    assert (guess.running[:8, 0] == ids.ids[:8]).all()
-    assert (guess.running[8:] == NO_BELIEF).all()
+    assert guess.by_token is not None
+    assert (guess.by_token[:8, 0] == ids.ids[:8]).all()
+    assert (guess.by_token[8:] == NO_BELIEF).all()
 
 
 def test_what_is_not_mixed_and_what_is_deep_is_refused(publics: dict[str, Model]) -> None:
@@ -182,9 +182,9 @@ def test_no_time_is_no_belief_of_the_right_length(publics: dict[str, Model]) -> 
         seen = Transcript((sent(publics[name], ids),), VOCAB)
         knowledge = Knowledge(public_model=publics[name])
         guess = SpanMembership()(seen, knowledge, Budget(1e-9), np.random.default_rng(0))
-        if guess.running is not None:
-            assert (guess.running == NO_BELIEF).all()
-            assert len(guess.running) == len(ids.ids)
+        if guess.by_token is not None:
+            assert (guess.by_token == NO_BELIEF).all()
+            assert len(guess.by_token) == len(ids.ids)
         else:
             assert bags(guess) == [[]] * len(ids)
 
@@ -215,7 +215,7 @@ def test_real_models_are_read(name: str, shields: int) -> None:
     ids = Sequences.of(rng.integers(1000, 30_000, 12) for _ in range(3))
     seen = sent(public, ids, shields=shields)
     guess = SpanMembership()(Transcript((seen,), 60_000), Knowledge(public_model=public), Budget(), rng)
-    if guess.running is not None:
+    if guess.by_token is not None:
         assert right(guess, ids) == 1.0
     else:
         assert bags(guess) == [sorted(set(one.tolist())) for one in ids]

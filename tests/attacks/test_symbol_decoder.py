@@ -73,10 +73,10 @@ def test_it_reads_what_stands_far_away_and_the_chain_does_not(publics: list[Mode
         transcript, known = sent(original, public.vocab_size), knowledge(public)
         torch.manual_seed(1)
         decoder = SymbolDecoder(learning_rate=3e-3, epochs=30)
-        found = decoder(transcript, known, Budget(), np.random.default_rng(3)).running
+        found = decoder(transcript, known, Budget(), np.random.default_rng(3)).by_token
         assert found is not None
         shares.append(share(found, original))
-    chain = TextInContext()(transcript, known, Budget(), np.random.default_rng(3)).running
+    chain = TextInContext()(transcript, known, Budget(), np.random.default_rng(3)).by_token
     assert chain is not None
     assert np.median(shares) > 0.85
     assert share(chain, original) < 0.75
@@ -87,7 +87,7 @@ def test_a_symbol_of_one_token_is_that_token(public: Model) -> None:
     alone = tuple(Group(np.array([i]), np.array([i])) for i in range(public.vocab_size))
     known = knowledge(public, candidates=Candidates(alone, tuple(np.zeros((1, 1)) for _ in alone)))
     transcript = Transcript((Tokens(original),), public.vocab_size)
-    found = SymbolDecoder(epochs=1)(transcript, known, Budget(), np.random.default_rng(3)).running
+    found = SymbolDecoder(epochs=1)(transcript, known, Budget(), np.random.default_rng(3)).by_token
     assert found is not None
     assert np.array_equal(found[:, 0], original.ids)
 
@@ -102,9 +102,9 @@ def test_a_permutation_that_is_known_hides_nothing(public: Model) -> None:
     guess = SymbolDecoder(epochs=1)(
         Transcript((Tokens(crossed),), public.vocab_size), known, Budget(), np.random.default_rng(3)
     )
-    assert guess.running is not None and guess.chances is not None
-    assert np.array_equal(guess.running[:, 0], original.ids)
-    assert (guess.chances[:, 0] == 1).all()
+    assert guess.by_token is not None and guess.probabilities is not None
+    assert np.array_equal(guess.by_token[:, 0], original.ids)
+    assert (guess.probabilities[:, 0] == 1).all()
 
 
 def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> None:
@@ -136,7 +136,7 @@ def test_more_private_text_changes_nothing_of_what_is_read(public: Model) -> Non
     def reading(count: int) -> np.ndarray:
         torch.manual_seed(1)
         part = sent(original.select(np.arange(count)), public.vocab_size)
-        found = decoder(part, knowledge(public), Budget(), np.random.default_rng(3)).running
+        found = decoder(part, knowledge(public), Budget(), np.random.default_rng(3)).by_token
         assert found is not None
         return found[: 6 * 10]
 
@@ -148,8 +148,8 @@ def test_a_spent_budget_still_gives_a_guess(public: Model) -> None:
     found = SymbolDecoder()(
         sent(original, public.vocab_size), knowledge(public), Budget(1e-9), np.random.default_rng(3)
     )
-    assert found.running is not None
-    assert np.array_equal(found.running[:, 0] // 2, original.ids // 2)
+    assert found.by_token is not None
+    assert np.array_equal(found.by_token[:, 0] // 2, original.ids // 2)
 
 
 def test_it_says_why_it_does_not_apply(public: Model) -> None:
@@ -164,12 +164,12 @@ def test_its_chances_give_the_bits_that_stay_hidden() -> None:
     sent = Sequences.of([[5, 9], [7]])
     everything = np.ones(10, np.bool_)
     truth = Truth(np.arange(10), everything, np.arange(10) == 9, str, sent)
-    found = score(Guess(running=running, chances=chances), truth, np.random.default_rng(0))
+    found = score(Guess(by_token=running, probabilities=chances), truth, np.random.default_rng(0))
     assert found["tokens hidden bits"].value == pytest.approx((1 + 3 + 12 * np.log2(10)) / 3)
     assert found["content hidden bits"].value == pytest.approx(3)
-    assert "tokens hidden bits" not in score(Guess(running=running), truth, np.random.default_rng(0)).measures
-    with pytest.raises(ValueError, match=r"\(3, 2\).*\b3 places\b.*\b2 tokens\b"):
-        Guess(running=running, chances=chances[:, :2])
+    assert "tokens hidden bits" not in score(Guess(by_token=running), truth, np.random.default_rng(0)).measures
+    with pytest.raises(ValueError, match=r"\(3, 2\).*\b3 tokens\b.*\b2 ids\b"):
+        Guess(by_token=running, probabilities=chances[:, :2])
 
 
 def test_tokens_that_are_not_listed_share_what_is_left_by_their_weights() -> None:
@@ -178,7 +178,7 @@ def test_tokens_that_are_not_listed_share_what_is_left_by_their_weights() -> Non
     weights = np.full(10, 0.1)
     weights[8] = 0.5
     truth = Truth(np.arange(10), np.ones(10, np.bool_), np.zeros(10, np.bool_), str, Sequences.of([[8]]))
-    guess = Guess(running=running, chances=chances, weights=weights)
+    guess = Guess(by_token=running, probabilities=chances, weights=weights)
     assert score(guess, truth, np.random.default_rng(0))["tokens hidden bits"].value == pytest.approx(3)
 
 
@@ -188,9 +188,9 @@ def test_all_stated_chances_of_a_place_add_up(public: Model, responses: Randomis
     transcript = sent(original, public.vocab_size)
     decoder = SymbolDecoder(epochs=1, k=3)
     guess = decoder(transcript, knowledge(public, responses=responses), Budget(), rng)
-    assert guess.running is not None and guess.chances is not None and guess.weights is not None
+    assert guess.by_token is not None and guess.probabilities is not None and guess.weights is not None
     symbols = Symbols(candidates(public.vocab_size), transcript.size, public.vocab_size, responses)
-    for place, (listed, chances) in enumerate(zip(guess.running, guess.chances, strict=True)):
+    for place, (listed, chances) in enumerate(zip(guess.by_token, guess.probabilities, strict=True)):
         members = symbols.members[symbols.of_token[original.ids[place]]]
         others = np.setdiff1d(members, listed)
         assert chances[:-1].sum() + chances[-1] * guess.weights[others].sum() == pytest.approx(1, abs=1e-5)
@@ -202,10 +202,10 @@ def test_what_the_decoder_states_agrees_with_what_it_reads(public: Model) -> Non
     torch.manual_seed(1)
     decoder = SymbolDecoder(learning_rate=3e-3, epochs=15)
     guess = decoder(sent(original, public.vocab_size), known, Budget(), np.random.default_rng(3))
-    assert guess.chances is not None
+    assert guess.probabilities is not None
     several = original.ids < TOKENS
-    assert guess.chances[several, :2].sum(1) == pytest.approx(1, abs=1e-6)
-    assert guess.chances[several, 0].mean() > 0.7
+    assert guess.probabilities[several, :2].sum(1) == pytest.approx(1, abs=1e-6)
+    assert guess.probabilities[several, 0].mean() > 0.7
 
 
 # --- ids that are exchanged where they occur --------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(publics: list[Mo
         torch.manual_seed(1)
         decoder = SymbolDecoder(learning_rate=3e-3, epochs=25)
         known = knowledge(public, responses=EXCHANGED)
-        found = decoder(transcript, known, Budget(), np.random.default_rng(5)).running
+        found = decoder(transcript, known, Budget(), np.random.default_rng(5)).by_token
         assert found is not None
         shares.append(share(found, original))
     kept = (crossed.ids == symbols.of_token[original.ids])[original.ids < TOKENS].mean()

@@ -76,9 +76,9 @@ def read(public: Model, reader: str | None, budget: Budget | None = None) -> Gue
 
 
 def share(guess: Guess) -> float:
-    assert guess.running is not None
+    assert guess.by_token is not None
     asked = PRIVATE.ids >= START
-    return float((guess.running[:, 0] == PRIVATE.ids)[asked].mean())
+    return float((guess.by_token[:, 0] == PRIVATE.ids)[asked].mean())
 
 
 def test_it_reads_what_the_decoder_has_not_learnt(
@@ -90,8 +90,8 @@ def test_it_reads_what_the_decoder_has_not_learnt(
         (tmp_path / str(number)).mkdir()
         both = read(encoder, str(reader_in(tmp_path / str(number), one)))
         more.append(share(both) - share(alone))
-        assert both.chances is not None and alone.chances is not None
-        assert both.chances[:, :-1].sum(1) == pytest.approx(alone.chances[:, :-1].sum(1))
+        assert both.probabilities is not None and alone.probabilities is not None
+        assert both.probabilities[:, :-1].sum(1) == pytest.approx(alone.probabilities[:, :-1].sum(1))
     assert np.median(more) > 0.1
 
 
@@ -102,8 +102,8 @@ def test_a_causal_public_model_reads_for_itself(llamas: list[LlamaForCausalLM]) 
 
 def test_a_spent_budget_leaves_what_the_decoder_read(encoder: Model, reader: Path) -> None:
     one, other = read(encoder, None, Budget(1e-9)), read(encoder, str(reader), Budget(1e-9))
-    assert one.running is not None and other.running is not None
-    assert np.array_equal(one.running, other.running)
+    assert one.by_token is not None and other.by_token is not None
+    assert np.array_equal(one.by_token, other.by_token)
 
 
 def test_it_says_why_a_model_cannot_read(encoder: Model, reader: Path, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def guess(sent: list[list[int]], public: list[list[int]], n: int, attack: TFA = 
 
 
 def table(found: Guess) -> list[list[int]]:
-    assert found.table is not None
-    return found.table.tolist()
+    assert found.by_id is not None
+    return found.by_id.tolist()
 
 
 def test_ranks_are_matched_and_the_nearest_come_next() -> None:

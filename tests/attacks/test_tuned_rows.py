@@ -34,7 +34,7 @@ def trained(model: Model, texts: Sequences, decay: float) -> torch.Tensor:
 
 
 def after(transcript: Transcript, table: torch.Tensor) -> Transcript:
-    model = transcript.weights(tuned=False)
+    model = transcript.last_model(tuned=False)
     assert model is not None
     tuned = Model({**{n: model.tensors[n] for n in model.tensors}, TABLE["bert"]: table}, model.config)
     return Transcript((*transcript.observations, Weights(tuned, tuned=True)), VOCAB)
@@ -47,7 +47,7 @@ def test_the_rows_that_grew_are_exactly_those_that_occurred(
 ) -> None:
     """The uploaded table lies in `stored`, is trained in fp32 and stored again."""
     transcript, _, _ = setting(models["bert"], lambda table, seed: table.to(stored).float())
-    model = transcript.weights(tuned=False)
+    model = transcript.last_model(tuned=False)
     assert model is not None
     both = after(transcript, trained(model, transcript.tokens, decay).to(stored))
     occurred = transcript.tokens.counts(VOCAB) > 0
@@ -60,7 +60,7 @@ def test_the_rows_that_grew_are_exactly_those_that_occurred(
 
 def test_movements_match_counts_inside_groups(models: dict[str, Model]) -> None:
     transcript, knowledge, truth = setting(models["bert"], plain)
-    model = transcript.weights(tuned=False)
+    model = transcript.last_model(tuned=False)
     assert model is not None
     both = after(transcript, trained(model, transcript.tokens, 0.1))
     given = Knowledge(corpus=knowledge.corpus, candidates=unsolved(truth))

@@ -108,7 +108,7 @@ def test_known_weight_brings_nearest_neighbours_back_to_what_they_read_without_i
     assert without > 0.2
     assert right(KNN(), after, knowledge, sigma) < 0.03
     assert right(attack, after, knowledge, sigma) == pytest.approx(without, abs=0.005)
-    undone = attack.undo(seen(after), knowledge).weights(tuned=False)
+    undone = attack.undo(seen(after), knowledge).last_model(tuned=False)
     assert undone is not None
     assert torch.allclose(undone.table, before.table, atol=1e-3 * float(before.table.abs().max()))
     if before.head is not None:
@@ -202,10 +202,10 @@ def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypa
 
     monkeypatch.setattr(known_weight, "find_transformations", counted)
     knowledge, attack = Knowledge(public_model=known), KnownWeight(then=KNN())
-    table = attack(seen(after), knowledge, Budget(), np.random.default_rng(0)).table
+    table = attack(seen(after), knowledge, Budget(), np.random.default_rng(0)).by_id
     assert table is not None
     assert asked == [after]
-    without = KNN().run(seen(before), knowledge, Budget(), np.random.default_rng(0)).table
+    without = KNN().run(seen(before), knowledge, Budget(), np.random.default_rng(0)).by_id
     assert without is not None
     assert (table[:, 0] == without[:, 0]).mean() > 0.99
     assert "public ones" in str(why_not(attack, seen(before), knowledge))

@@ -148,6 +148,6 @@ def seen(model: Model) -> Transcript:
 
 def right(attack: Attack, model: Model, known: Knowledge, sigma: Ids) -> float:
     """The share of ordinary ids that are read rightly; `run`, so that an attack that refuses can be measured too."""
-    table = attack.run(seen(model), known, Budget(), np.random.default_rng(0)).table
+    table = attack.run(seen(model), known, Budget(), np.random.default_rng(0)).by_id
     assert table is not None
     return float((table[sigma, 0] == np.arange(len(sigma)))[SPECIAL:].mean())

@@ -58,8 +58,8 @@ class Rehearsal:
         """The mean of two shares recovered: of all running tokens, and of those outside the COMMON commonest."""
         guess = attack.run(self.transcript, self.knowledge, Budget(), np.random.default_rng(0))
         sent = self.transcript.tokens
-        assert guess.table is not None
-        right = guess.table[sent.ids, 0] == self.inverse[sent.ids]
+        assert guess.by_id is not None
+        right = guess.by_id[sent.ids, 0] == self.inverse[sent.ids]
         counts = sent.counts(self.transcript.size)
         rare = ~np.isin(sent.ids, np.argsort(-counts, kind="stable")[:COMMON])
         shares = [float(part.mean()) for part in (right, right[rare]) if len(part)]

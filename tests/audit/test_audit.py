@@ -100,7 +100,7 @@ def test_the_scene_is_what_is_uploaded_and_sent(setting: Setting, tmp_path: Path
     it = scene(setting)
     scramble(Checkpoint.open(setting.folder), setting.key, tmp_path / "out")
     uploaded = Model.open(tmp_path / "out")
-    mine = it.transcript.weights(tuned=False)
+    mine = it.transcript.last_model(tuned=False)
     assert mine is not None
     assert mine.config == uploaded.config
     for name in uploaded.tensors:
@@ -597,8 +597,8 @@ def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting
     first = {tuple(one.tolist()) for one in read_encoded(setting.codec, known).original}
     assert not first & {tuple(one.tolist()) for one in it.truth.tokens}  # what is known is no secret
     guess = Decipherment()(it.transcript, who.knowledge, Budget(), np.random.default_rng(0))
-    assert guess.table is not None
-    assert (guess.table[pairs[:, 0], 0] == pairs[:, 1]).all()
+    assert guess.by_id is not None
+    assert (guess.by_id[pairs[:, 0], 0] == pairs[:, 1]).all()
 
 
 def test_who_knows_everything_leaves_nothing_to_audit(setting: Setting) -> None:
@@ -624,7 +624,7 @@ class Answered(KNN):
     truth: ClassVar[list[np.ndarray]] = []
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return Guess(table=self.truth[0][:, None])
+        return Guess(by_id=self.truth[0][:, None])
 
 
 def test_an_attack_on_answers_is_told_apart_from_those_on_what_was_sent(setting: Setting, tmp_path: Path) -> None:

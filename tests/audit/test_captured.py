@@ -178,6 +178,8 @@ def test_vectors_are_read_by_their_neighbours(base: Checkpoint, codec: Codec, tm
         ({"text": "we see it", "sent": {"a": 1}}, "line 2"),
         ({"text": "we see it", "sent": "words"}, "line 2"),
         ({"text": "we see it", "sent": [1 << 40]}, "line 2"),
+        ({"text": "we see it", "sent": [[int("9" * 400), 1.0]]}, "line 2.*no vectors"),
+        ({"text": "we see it", "sent": [[1e39, 1.0]]}, "line 2.*no vectors"),
         ({"text": "we see it", "sent": [0.5, 1.0]}, "line 2.*one list of 2 numbers"),
     ],
 )
@@ -186,6 +188,18 @@ def test_a_row_that_is_none_is_refused_by_its_place(row: dict[str, Any], named: 
     path.write_text(json.dumps({"text": "we see", "sent": [1, 2, 3]}) + "\n" + json.dumps(row) + "\n", "utf-8")
     with pytest.raises(CodecError, match=named):
         read_captured(path)
+
+
+def test_files_that_cannot_hold_captured_rows_and_too_few_rows_are_refused(base: Checkpoint, tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("text,sent\na,b\n", "utf-8")
+    with pytest.raises(CodecError, match=r"rows\.csv is no JSON Lines file"):
+        read_captured(table)
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps({"text": "we see", "sent": [1, 2, 3]}) + "\n") * 39, "utf-8")
+    with pytest.raises(UsageError, match="39 captured rows are too few") as error:
+        scene_of(base, read_captured(path), 1)
+    assert "40 or more" in str(error.value.hint)
 
 
 def test_ids_of_another_tokenizer_are_refused(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path:
     assert np.array_equal(sent.ids[origin], original.ids)
     scene = scene_of(base, client, server, tiny.TEXTS, {})
     table = np.arange(scene.transcript.size)[:, None]
-    assert score(Guess(table=table), scene.truth, np.random.default_rng(0)).measures["tokens top-1"].value == 1.0
+    assert score(Guess(by_id=table), scene.truth, np.random.default_rng(0)).measures["tokens top-1"].value == 1.0
 
 
 def tokens() -> list[str]:
@@ -145,7 +145,7 @@ class Disk(Server):
 
     folder: Path = Path()
 
-    def rest(self) -> tuple[Observation, ...]:
+    def stored_observations(self) -> tuple[Observation, ...]:
         return ()
 
     def answer(self, sent: tuple[Observation, ...]) -> Any:
@@ -185,7 +185,7 @@ def test_a_client_of_another_class_says_where_each_token_was_sent(base: Checkpoi
     ("entry", "says"),
     [
         ({"scheme": "sentinel"}, "SentinelLMs is broken"),
-        ({"encoder": "textmixer", "layer": 1}, "keys fall out"),
+        ({"encoder": "textmixer", "layer": 1}, "keys can be computed"),
         ({"encoder": "dp-forward", "layer": 1, "epsilon": 5.0}, None),
     ],
 )

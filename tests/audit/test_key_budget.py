@@ -70,7 +70,7 @@ class Counting(Attack):
         sent = transcript.tokens.ids
         if self.fails and len(sent) <= SHORT:
             raise RuntimeError("too few")
-        return Guess(running=(sent if len(sent) > SHORT else np.full(len(sent), -1))[:, None])
+        return Guess(by_token=(sent if len(sent) > SHORT else np.full(len(sent), -1))[:, None])
 
 
 def counted(attack: Counting, monkeypatch: pytest.MonkeyPatch) -> tuple[BudgetPoint, ...]:

@@ -17,25 +17,30 @@ from click import Context
 from typer.main import get_command
 
 from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit.defence_scene import scene_of
 from milkglass.cli.main import app
 from milkglass.client.alone import LinearModel
-from milkglass.compare import keep
+from milkglass.compare import attackers, keep
 from milkglass.compare import run as run_module
+from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.run import MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way
+from milkglass.compare.run import MAX_SHARE_OVER, MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
+from milkglass.defences.masked_text import MaskedText
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
 from milkglass.rows.data_file import DataFile
 from milkglass.server.jobs.needs import size_text
 from milkglass.server.settings import bytes_on_disk
 from milkglass.server.spec import Event, Hyperparameters
 from milkglass.threat.defence import LabelledTexts
+from milkglass.threat.guess import NO_BELIEF
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.cli.test_coarse import rows, written
@@ -152,6 +157,25 @@ def test_a_way_that_shows_numbers_does_not_hide_the_text() -> None:
     assert readable.startswith("No way here hides your text") and "90 % of all its tokens" in readable
 
 
+def test_a_package_s_way_with_nothing_sent_counts_for_ways_before_it(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 200))), None, 3)
+    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    right = np.asarray(own.held_out.labels)
+    answers = {name: np.where(np.arange(len(right)) < share * len(right), right, 1 - right) for name, share in
+               (("linear", 0.6), ("plain", 0.85), ("mine", 0.95))}  # fmt: skip
+    results = [
+        replace(way(name, group, 0.0), quality=quality_of(own, answers[name]), above=None)
+        for name, group in (("linear", "nothing is sent"), ("plain", "sent as it is"), ("mine", "nothing is sent"))
+    ]
+    run = _Run(setting, tmp_path, TimeLimits(), [], print)
+    merged = run.with_earlier(results, answers)
+    plain = next(one for one in merged if one.name == "plain")
+    assert plain.above is not None and plain.above.value < 0
+    result = ComparisonResult("a model", "classification", "accuracy", 160, 40, 80, 3, tuple(merged))
+    assert verdict(result)[0].startswith("Keep it here: the way mine")
+
+
 def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     commonest = way("commonest", "nothing is sent", 0.70)
     first, second, *_ = compared(commonest, way("ids", "words are scrambled", 0.6, -0.12, 0.6)).verdict
@@ -250,8 +274,8 @@ def test_ways_are_chosen_by_name_in_their_order() -> None:
 
 def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:
     for one in WAYS.values():
-        assert one.trust and one.title and (one.command or one.name == "commonest")
-        one.command.format(model="m", rows="r", kept="k", text="t", compare="c")
+        assert one.trust and one.title and (one.command or one.name in ("commonest", "plain"))
+        one.command.format(model="m", rows="r", task="", kept="k", text="t", compare="c")
 
 
 def test_every_next_command_is_one(tmp_path: Path) -> None:
@@ -259,8 +283,11 @@ def test_every_next_command_is_one(tmp_path: Path) -> None:
     group = get_command(app)
     names, fields = (
         set[str](),
-        {"model": "m", "rows": "r", "kept": "k", "text": "t", "compare": "milkglass compare m r"},
-    )
+        {
+            "model": "m", "rows": "r", "task": " --task regression", "kept": "k", "text": "t",
+            "compare": "milkglass compare m r",
+        },
+    )  # fmt: skip
     for one in WAYS.values():
         if not one.command.startswith("milkglass ") or "--help" in one.command:
             continue
@@ -273,6 +300,35 @@ def test_every_next_command_is_one(tmp_path: Path) -> None:
     assert {"linear", "masked", "obfuslm", "coarse-16", "cape"} <= names
     keys = [word for one in WAYS.values() for word in one.command.split() if word.endswith(".mgkey")]
     assert len(keys) == len({*keys}), "two ways never share a key"
+
+
+def test_next_commands_of_scores_say_so_and_what_is_for_classes_has_none(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    scores = written(tmp_path / "scores.jsonl", [{**row, "label": str(i / 7)} for i, row in enumerate(rows(0, 100))])
+    for data, task in ((scores, "regression"), (written(tmp_path / "rows.jsonl", rows(0, 100)), "classification")):
+        own = ComparisonRows.read(DataFile(data), None, 3, task=task)
+        option = " --task regression" if task == "regression" else ""
+        commands = {"model": "m", "rows": "r", "task": option, "kept": "k", "text": "t", "compare": "milkglass compare"}
+        setting = ComparisonSettings(
+            "bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print, commands=commands
+        )
+        named = {name: _with_command(way(name, WAYS[name].group, 0.5), {}, setting).command for name in WAYS}
+        assert named["coarse-16"].endswith("--data r" + option) and named["coarse-64"].endswith("--data r" + option)
+        assert bool(named["cape"]) == (task == "classification")
+
+
+def test_masks_guessed_are_those_of_the_attack_that_guesses_most(tmp_path: Path) -> None:
+    base = Checkpoint.open(resolve("demo:minilm"))
+    texts = [f"Maria Keller of Berne called on Monday about form {i}" for i in range(30)]
+    client, server = MaskedText().split(base, None, bytes(32), tmp_path / "server")
+    scene = scene_of(base, client, server, texts, {})
+    tokens = scene.truth.tokens.ids
+    none, all_right = np.full_like(tokens, NO_BELIEF), tokens
+    for readings, share in (([none], 0.0), ([none, all_right], 1.0), ([all_right, none], 1.0)):
+        masks = attackers._masks(scene, client, texts, readings)
+        assert masks["masks guessed"] == share and 0 <= masks["names left"] < 1
+    assert "masks guessed" not in attackers._masks(scene, client, texts, [])
+    assert attackers._masks_in_words(masks, True)[-1].startswith("at least 100.0 %")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -391,7 +447,10 @@ def test_a_budget_is_shared_by_ways_that_are_trained(tmp_path: Path) -> None:
     assert run._attack_time(trained) == pytest.approx((100 - 40) / 3, abs=1), "two trainings, and attacks on three"
     assert run._attack_time([]) == pytest.approx(100, abs=1)
     run._started -= 90
-    assert run._attack_time(trained) == MIN_ATTACK_SECONDS
+    assert run._attack_time(trained) == MAX_SHARE_OVER * 100
+    assert TimeLimits(1e4).at_most(MIN_ATTACK_SECONDS) == MIN_ATTACK_SECONDS
+    begun_earlier = _Run(setting, tmp_path, TimeLimits(100.0, started=time.monotonic() - 99), [], print)
+    assert begun_earlier.elapsed_seconds() == pytest.approx(99, abs=1), "reading the rows counts"
     assert run.seconds_left(trained) == pytest.approx(10, abs=1), "never more than the budget leaves"
 
 
@@ -404,16 +463,16 @@ def test_an_encoder_of_berts_size_is_taken_if_it_is_here_and_costs_what_its_laye
     large, small = WAYS["large-encoder"], WAYS["encoder"]
     assert isinstance(large, EncoderWay) and small.work(setting) == 1
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    reason = large.refuses(setting)
+    reason = large.refusal(setting)
     assert reason is not None and "milkglass models demo:mpnet" in reason
     assert large.work(setting) == 0 and not (tmp_path / "cache").exists(), "an estimate fetches no model"
     assert replace(large, model="demo:minilm").work(setting) > 100, "a tiny model has thousands of weights"
     own_size = replace(large, size=range(1, 10**6))
-    assert own_size.refuses(setting) is None and own_size.base(setting) is base
+    assert own_size.refusal(setting) is None and own_size.base(setting) is base
     decoder = replace(setting, base=Checkpoint.open(tiny.save("gpt2", tmp_path / "gpt2")))
-    assert own_size.refuses(decoder) == reason, "a decoder of that size is no encoder"
+    assert own_size.refusal(decoder) == reason, "a decoder of that size is no encoder"
     assert (
-        WAYS["alone"].refuses(decoder) is None
+        WAYS["alone"].refusal(decoder) is None
         and WAYS["alone"].work(decoder) == 1
         and WAYS["untuned"].work(decoder) == 0
     )
@@ -640,7 +699,7 @@ def test_a_model_of_pairs_is_asked_about_pairs(ways: str, tmp_path: Path) -> Non
         call("compare", model, written(tmp_path / "pairs.jsonl", pairs), *run, tmp_path / "o", "--keep", kept)
     )
     assert found["kept_way"] == ways.split(",")[-1] and (found["over_commonest"] is not None) == ("commonest" in ways)
-    assert any("the first text is attacked" in note for note in found["notes"])
+    assert found["attacked"] == found["rows"], "of half of the rows, both texts"
     refused(call("classify", "--local", kept, "the nurse called"), 2, "was trained on pairs of texts")
     assert call("classify", "--local", kept, "the nurse called", "--pair", "she called again").exit_code == 0
     single = written(tmp_path / "single.jsonl", rows(0, 200))

@@ -237,7 +237,7 @@ def test_ways_are_chosen_by_the_rows() -> None:
     assert names == ["untuned", "alone", "masked", "obfuslm", "cmif", "orthogonal", "confidential", "plain"]
     assert "alone" not in [one.name for one in choose_ways([], False, True)]
     for one in WAYS.values():
-        assert (one.refuses_task("causal-lm") is None) == ("causal-lm" in one.tasks)
+        assert (one.task_refusal("causal-lm") is None) == ("causal-lm" in one.tasks)
 
 
 @pytest.fixture(autouse=True)

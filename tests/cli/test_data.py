@@ -185,7 +185,7 @@ def test_names_of_columns_are_shown_if_they_stand_above_numbers(tmp_path: Path) 
     ("labels", "count", "said"),
     [
         ([f"T-{i}" for i in range(89)] + ["T-0"], 90, "does it hold ids?"),
-        (["billing", "urgent"] * 20, 40, "needs 80 rows at least, and there are 40"),
+        (["billing", "urgent"] * 20, 40, "needs 80 different rows at least, and there are 40"),
     ],
 )
 def test_a_comparison_is_not_recommended_for_rows_that_it_would_refuse(

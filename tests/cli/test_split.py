@@ -105,7 +105,7 @@ def test_no_guarantee_is_said_to_be_none(place: Path, method: str, said: str) ->
 def test_a_broken_method_is_warned_of(place: Path) -> None:
     result = call(*train(place, "broken", "textmixer", "--json"))
     assert result.exit_code == 0
-    assert "warning: TextMixer's keys fall out of what it sends" in result.stderr
+    assert "warning: TextMixer's keys can be computed from what it sends" in result.stderr
     assert json.loads(result.stdout)["broken"] and json.loads(result.stdout)["guarantee"] is None
 
 

@@ -191,7 +191,9 @@ def test_what_is_loaded_is_what_was_saved(case: Case, tmp_path: Path) -> None:
     second, _ = case.defence.load(case.base, tmp_path / "again", case.root / "server")
     assert same(crossed(first), crossed(second))
     assert server.folder == case.root / "server"
-    assert {type(one) for one in server.rest()} == {type(one) for one in case.server.rest()}
+    assert {type(one) for one in server.stored_observations()} == {
+        type(one) for one in case.server.stored_observations()
+    }
 
 
 def test_a_folder_that_holds_no_half_is_refused(case: Case, tmp_path: Path) -> None:
@@ -202,11 +204,11 @@ def test_a_folder_that_holds_no_half_is_refused(case: Case, tmp_path: Path) -> N
 
 
 def test_it_refuses_with_the_reason_that_it_gave(case: Case, tmp_path: Path) -> None:
-    assert case.defence.refuses(case.base) is None
+    assert case.defence.refusal(case.base) is None
     if not case.target.refuses:
         return
     other = Checkpoint.open(tiny.save(case.target.refuses, tmp_path / "other"))
-    reason = case.defence.refuses(other)
+    reason = case.defence.refusal(other)
     assert reason
     assert case.target.says in reason
     with pytest.raises(UnsupportedModel) as caught:
@@ -246,7 +248,7 @@ def test_the_transcript_is_what_crossed_and_what_rests(case: Case) -> None:
         assert same(arrays, crossed(again))
     assert len(scene.truth.tokens) == len(TEXTS)
     held = [one for one in scene.transcript.observations if isinstance(one, Weights)]
-    assert len(held) == len([one for one in server.rest() if isinstance(one, Weights)])
+    assert len(held) == len([one for one in server.stored_observations() if isinstance(one, Weights)])
 
 
 def test_attacks_run_on_it(case: Case, tmp_path: Path) -> None:

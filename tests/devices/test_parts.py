@@ -35,7 +35,7 @@ from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.local_training import LocalTraining, fit, utility
 from milkglass.experiments.procedures.private_rows import PrivateRows
 from milkglass.gradient_defences.catalogue import GRADIENT_DEFENCES
-from milkglass.gradient_defences.defence import share
+from milkglass.gradient_defences.defence import share_gradient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.models.view import Model
 from milkglass.nearest import all_rows
@@ -81,7 +81,7 @@ def read(attack: Attack, at: Any) -> Guess:
 
 def agreeing(here: Guess, there: Guess) -> float:
     """Returns the share of ids or places whose first reading is the same."""
-    one, two = (each.table if each.running is None else each.running for each in (here, there))
+    one, two = (each.by_id if each.by_token is None else each.by_token for each in (here, there))
     assert one is not None
     assert two is not None
     return float((one[:, 0] == two[:, 0]).mean())
@@ -231,7 +231,7 @@ def test_what_a_client_shares(name: str, other: str, monkeypatch: pytest.MonkeyP
     def shared() -> dict[str, torch.Tensor]:
         ids, mask = torch.tensor(TEXTS[:1]), torch.ones(1, len(TEXTS[0]), dtype=torch.long)
         step = _step("bert", "classification")
-        seen = share(step, ids, mask, torch.tensor([1]), GRADIENT_DEFENCES[name], 0, Stream.of_seed(1))
+        seen = share_gradient(step, ids, mask, torch.tensor([1]), GRADIENT_DEFENCES[name], 0, Stream.of_seed(1))
         return {called: one.cpu() for called, one in seen.tensors.items()}
 
     here, there = both(shared, other, monkeypatch)

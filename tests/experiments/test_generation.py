@@ -98,10 +98,10 @@ def test_a_reading_is_graded_against_both(base: Checkpoint) -> None:
     texts = ["the nurse called", "my father has a fever"]
     sent = Sequences.of(codec.encode(texts).ids)
     made = GeneratedAnswers(sent, sent, ("the nurse called", "nothing of this"))
-    perfect = guess_figures(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
+    perfect = guess_figures(Guess(by_id=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
     assert {name: perfect[name] for name in READ} == {**dict.fromkeys(READ, 100.0), "rouge-1": 50.0, "rouge-l": 50.0}
     assert perfect["rouge-1 +-"] == 50, "one text of two"
-    nothing = Guess(table=np.full((tiny.VOCAB, 1), NO_BELIEF, np.int64))
+    nothing = Guess(by_id=np.full((tiny.VOCAB, 1), NO_BELIEF, np.int64))
     read_nothing = guess_figures(nothing, codec, made, np.random.default_rng(0))
     assert {read_nothing[name] for name in READ} == {0.0}
 
@@ -185,7 +185,7 @@ def test_instructions_are_graded_by_their_rules(
 def test_instructions_are_read_before_anything_is_trained(
     content: str | None, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation.FineTuning, "measure", lambda *_: pytest.fail("training began"))
+    monkeypatch.setattr(generation.FineTuningRecipe, "measure", lambda *_: pytest.fail("training began"))
     if content is not None:
         (tmp_path / "prompts.jsonl").write_text(content, "utf-8")
     recipe = GenerationRecipe(

@@ -23,7 +23,7 @@ from milkglass.experiments.entries import AttackEntries, attacks_of
 from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked_rows_by_attacker
 from milkglass.experiments.kinds.attacks import split_texts as split_texts
 from milkglass.experiments.kinds.comparison import ComparisonRecipe
-from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.recipe import Recipe
@@ -46,7 +46,7 @@ ATTACKS = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"
 RUN = [path for path in ALL if "Not run yet" not in path.read_text("utf-8")]
 COMPARISONS = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] == "comparison"]
 TRAININGS = [
-    path for path in ALL if issubclass(RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]], FineTuning)
+    path for path in ALL if issubclass(RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]], FineTuningRecipe)
 ]
 
 
@@ -140,7 +140,7 @@ def test_a_full_run_does_not_give_the_quick_runs_reasons(path: Path) -> None:
 def test_a_shipped_result_is_of_the_recipe_as_it_stands(path: Path) -> None:
     quick = result_of(path).name.endswith(".quick.json")
     recipe, result = RECIPE_CLASSES[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path, quick), shipped(path)
-    assert isinstance(recipe, FineTuning)
+    assert isinstance(recipe, FineTuningRecipe)
     assert recipe.variants["plain"] == {}
     assert len(recipe.variants) > 1
     assert result["seed"] == recipe.seed

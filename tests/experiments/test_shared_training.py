@@ -24,7 +24,7 @@ from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRo
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpack_answers
-from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share_gradient
 from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.noise import GaussianNoise
 from milkglass.gradient_defences.pruning import RandomPruning
@@ -327,7 +327,7 @@ def test_one_gradient_at_a_time_is_kept_and_each_is_the_same_again(data: Path, d
     """The literal program computes all of them, one after the other, from one stream."""
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
     step, stream = SharedStep.open(data / "bert"), Stream.of_seed(7)
-    literal = [share(step, *rows.select(np.array([i])).batch(0), defence, 0, stream).tensors for i in range(4)]
+    literal = [share_gradient(step, *rows.select(np.array([i])).batch(0), defence, 0, stream).tensors for i in range(4)]
     source = SharedGradients(step, rows, defence, 1, 7, 0)
     seen, alive = source.all_gradients(), list[weakref.ref[torch.Tensor]]()
     for number in (0, 1, 2, 3, 1, 1, 0, 3):

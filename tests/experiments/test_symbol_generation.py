@@ -14,7 +14,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.symbol_generation import SymbolGeneration, load_model
-from milkglass.experiments.procedures.fewer_layers import write_with_layers
+from milkglass.experiments.procedures.fewer_layers import write_layer_subset
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.reproduce import reproduce
 from milkglass.models.checkpoint import Checkpoint, end_ids
@@ -111,7 +111,7 @@ def test_a_symbol_that_the_client_rules_out_can_still_be_the_servers() -> None:
 
 
 def test_layers_that_are_kept_are_the_models_own(base: Checkpoint, tmp_path: Path) -> None:
-    write_with_layers(base, [1], tmp_path / "one")
+    write_layer_subset(base, [1], tmp_path / "one")
     whole, one = language_model(base), load_model(tmp_path / "one", frozenset())
     assert len(one.model.layers) == 1
     whole.model.layers = whole.model.layers[1:2]
@@ -127,7 +127,7 @@ def test_layers_are_renumbered_whatever_stands_before_their_names(tmp_path: Path
     save_file(bare, tmp_path / "bare" / "model.safetensors")
     (tmp_path / "bare" / "config.json").write_bytes((base.folder / "config.json").read_bytes())
     for name in ("base", "bare"):
-        write_with_layers(Checkpoint.open(tmp_path / name), [1], tmp_path / f"{name}-1")
+        write_layer_subset(Checkpoint.open(tmp_path / name), [1], tmp_path / f"{name}-1")
         found = Checkpoint.open(tmp_path / f"{name}-1")
         (one,) = (tensor for tensor in found.tensors if tensor.endswith("h.0.mlp.c_fc.weight"))
         assert torch.equal(found.read(one), bare["h.1.mlp.c_fc.weight"])
@@ -137,7 +137,7 @@ def test_layers_are_renumbered_whatever_stands_before_their_names(tmp_path: Path
 @pytest.mark.parametrize("kept", [[], [1, 0], [0, 0], [2], [-1]])
 def test_layers_that_a_model_lacks_are_refused(base: Checkpoint, kept: list[int], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"{re.escape(str(kept))} .*\b2\b"):
-        write_with_layers(base, kept, tmp_path / "none")
+        write_layer_subset(base, kept, tmp_path / "none")
 
 
 def test_the_client_alone_has_its_own_figures(base: Checkpoint, done: tuple[Path, Path, dict[str, float]]) -> None:

@@ -88,7 +88,7 @@ def test_it_is_the_run_of_one_process(there: World, tmp_path: Path, method: Any)
     sites = there.sites(tmp_path / "sites")
     found = app.serve(Grid(there, sites), config(there, tmp_path / "flower", training), lambda text: None)
     own = there.run(tmp_path / "own", sites, training)
-    assert equal(found.weights(), own.weights())
+    assert equal(found.load_weights(), own.load_weights())
     assert {one.stem for one in (tmp_path / "flower" / "updates" / "round-1").iterdir()} == {*NAMES}
     assert [one.missing for one in found.finished_rounds] == [(), ()]
 

@@ -155,7 +155,7 @@ def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path)
     ids, mask = pad_texts([one.tolist() for rows in every for one in rows.ids], pad=0)
     step = there.step()
     gradient = step.gradient(ids, mask, torch.from_numpy(np.concatenate([rows.labels for rows in every])))
-    before, after = weights_of(step), run.weights()
+    before, after = weights_of(step), run.load_weights()
     assert all(torch.allclose(after[name], before[name] - 0.1 * gradient[name], atol=1e-6) for name in before)
     assert run.finished_rounds[0].missing == () and run.finished_rounds[0].update_norm > 0
 
@@ -177,7 +177,7 @@ def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path
             optimiser.step()
         arrived.append(weights_of(step))
         texts.append(len(rows))
-    found = run.weights()
+    found = run.load_weights()
     for name in found:
         expected = sum(one[name] * n for one, n in zip(arrived, texts, strict=True)) / sum(texts)
         assert torch.allclose(found[name], expected, atol=1e-6), name
@@ -214,9 +214,9 @@ def test_a_site_s_shield_is_in_front_of_all_that_it_sends(
 ) -> None:
     training = replace(training, rounds=1)
     sites = there.sites(tmp_path / "sites", shield)
-    found, again = (there.run(tmp_path / name, sites, training).weights() for name in ("run", "again"))
+    found, again = (there.run(tmp_path / name, sites, training).load_weights() for name in ("run", "again"))
     assert equal(found, again), "a round that is repeated is the same round"
-    bare = there.run(tmp_path / "bare", [Site(one.name, one.folder) for one in sites], training).weights()
+    bare = there.run(tmp_path / "bare", [Site(one.name, one.folder) for one in sites], training).load_weights()
     moved = {name for name, one in found.items() if not torch.equal(one, bare[name])}
     if isinstance(shield, FrozenEmbeddings):
         start = weights_of(there.step())
@@ -266,7 +266,7 @@ def whole(
     request: pytest.FixtureRequest, there: World, tmp_path: Path
 ) -> Iterator[tuple[FederatedTraining, dict[str, torch.Tensor]]]:
     training = replace(request.param, rounds=3)
-    yield training, there.run(tmp_path / "whole", there.sites(tmp_path / "own"), training).weights()
+    yield training, there.run(tmp_path / "whole", there.sites(tmp_path / "own"), training).load_weights()
 
 
 @pytest.mark.parametrize(("hand", "error"), [(Dies, KeyboardInterrupt), (Poisons, InvalidUpdate)])
@@ -285,7 +285,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     (out / "updates" / "round-1" / "z.json").write_text("{}")
     (out / "weights-2.safetensors.part").write_bytes(b"cut off")
     run = there.run(out, sites, training)
-    assert len(run.finished_rounds) == 3 and equal(run.weights(), weights)
+    assert len(run.finished_rounds) == 3 and equal(run.load_weights(), weights)
     assert not (out / "updates" / "round-1" / "z.json").exists()
     assert [one.name for one in out.glob("weights-*.safetensors")] == ["weights-3.safetensors"]
 
@@ -314,14 +314,14 @@ def test_a_death_between_the_weights_and_the_word_of_them_loses_nothing(
         there.run(out, sites, training)
     monkeypatch.setattr(state.files, "write", own)
     assert {one.name for one in out.glob("weights-*")} == {"weights-1.safetensors", "weights-2.safetensors"}
-    assert equal(there.run(out, sites, training).weights(), weights)
+    assert equal(there.run(out, sites, training).load_weights(), weights)
 
 
 def test_more_rounds_go_on_and_another_job_does_not(there: World, tmp_path: Path) -> None:
     sites = there.sites(tmp_path / "sites")
     there.run(tmp_path / "run", sites, replace(SGD, rounds=1))
     more = there.run(tmp_path / "run", sites, SGD)
-    assert equal(more.weights(), there.run(tmp_path / "other", sites, SGD).weights())
+    assert equal(more.load_weights(), there.run(tmp_path / "other", sites, SGD).load_weights())
     others = (
         (replace(SGD, lr=0.2), "lr = "),
         (replace(SGD, batch_size=2), "batch_size = "),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from milkglass.gradient_defences.defence import GradientDefence, share
+from milkglass.gradient_defences.defence import GradientDefence, share_gradient
 from milkglass.noise.stream import Stream
 from milkglass.threat.training_step import SharedStep, Task, pad_texts
 
@@ -30,7 +30,7 @@ def given(step: SharedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | 
 
 
 def shared(step: SharedStep, shield: GradientDefence, seed: int = 0) -> dict[str, torch.Tensor]:
-    return dict(share(step, *given(step), shield, 0, Stream.of_seed(seed)).tensors)
+    return dict(share_gradient(step, *given(step), shield, 0, Stream.of_seed(seed)).tensors)
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -168,7 +168,7 @@ def test_sums_with_one_text_exchanged_are_within_what_is_accounted(bert: SharedS
     other_text[0] = other_text[0].flip(0)
 
     def total(which: torch.Tensor, named: torch.Tensor) -> torch.Tensor:
-        return flat(shield.take(bert, which, mask, named))
+        return flat(shield.compute_gradient(bert, which, mask, named))
 
     base = total(ids, labels)
     for which, named in ((ids, torch.tensor([1, 1, 0])), (other_text, labels), (other_text, torch.tensor([1, 1, 0]))):

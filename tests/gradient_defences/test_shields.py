@@ -9,11 +9,11 @@ from scipy.stats import binomtest
 from milkglass.errors import UsageError
 from milkglass.gradient_defences.catalogue import (
     GRADIENT_DEFENCES,
-    gradient_defence_named,
-    gradient_defence_of,
+    gradient_defence_from_recipe,
     name_and_parameters,
+    parse_gradient_defence,
 )
-from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share_gradient
 from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.freezing import FrozenEmbeddings, embedding_kinds
 from milkglass.noise.stream import Stream
@@ -30,9 +30,9 @@ def shield(request: pytest.FixtureRequest) -> GradientDefence:
 def test_what_is_shared_has_the_names_and_shapes_of_the_step_that_was_taken(
     step: SharedStep, shield: GradientDefence
 ) -> None:
-    seen = share(step, *given(step), shield, 3, Stream.of_seed(0))
+    seen = share_gradient(step, *given(step), shield, 3, Stream.of_seed(0))
     assert (seen.batch_size, seen.round) == (2, 3)
-    assert set(seen.tensors) == set(shield.before(step).names) <= set(step.names)
+    assert set(seen.tensors) == set(shield.prepare_step(step).names) <= set(step.names)
     sizes = {name: one.shape for name, one in step.module.named_parameters()}
     assert all(one.shape == sizes[name] and one.dtype == torch.float32 for name, one in seen.tensors.items())
     assert all(torch.isfinite(one).all() for one in seen.tensors.values())
@@ -60,14 +60,18 @@ def test_a_gradient_that_is_not_finite_is_not_shared(bert: SharedStep, shield: G
 
 
 def test_by_name(shield: GradientDefence) -> None:
-    assert gradient_defence_of({"shield": shield.name}) == shield
-    assert gradient_defence_of({}) == NoDefence()
-    assert gradient_defence_of({"shield": "gaussian", "level": 0.5}) != gradient_defence_of({"shield": "gaussian"})
-    assert gradient_defence_of({"shield": "frozen-embeddings", "kinds": ["word"]}) == FrozenEmbeddings(("word",))
+    assert gradient_defence_from_recipe({"shield": shield.name}) == shield
+    assert gradient_defence_from_recipe({}) == NoDefence()
+    assert gradient_defence_from_recipe({"shield": "gaussian", "level": 0.5}) != gradient_defence_from_recipe(
+        {"shield": "gaussian"}
+    )
+    assert gradient_defence_from_recipe({"shield": "frozen-embeddings", "kinds": ["word"]}) == FrozenEmbeddings(
+        ("word",)
+    )
     with pytest.raises(UsageError, match="'fog'"):
-        gradient_defence_of({"shield": "fog"})
+        gradient_defence_from_recipe({"shield": "fog"})
     with pytest.raises(UsageError, match="gaussian .*'rate'"):
-        gradient_defence_of({"shield": "gaussian", "rate": 1})
+        gradient_defence_from_recipe({"shield": "gaussian", "rate": 1})
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_by_name(shield: GradientDefence) -> None:
 )
 def test_values_that_cannot_be(entry: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        gradient_defence_of(entry)
+        gradient_defence_from_recipe(entry)
 
 
 # --- frozen embeddings ------------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ def test_a_model_without_such_a_table(step: SharedStep) -> None:
 # --- dropout ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rate", [0.1, 0.4])
 def test_hidden_states_are_dropped_at_the_rate(bert: SharedStep, rate: float) -> None:
-    ready = Dropout(rate).before(bert)
+    ready = Dropout(rate).prepare_step(bert)
     dropped = kept = 0
     ids, mask = pad_texts([[*range(4, 34)]] * 8, pad=1)
 
@@ -142,7 +146,7 @@ def test_hidden_states_are_dropped_at_the_rate(bert: SharedStep, rate: float) ->
 
 def test_a_llama_drops_in_its_attention(home: object) -> None:
     step = SharedStep.open(home / "llama-untied")  # type: ignore[operator]
-    ready = Dropout(0.3).before(step)
+    ready = Dropout(0.3).prepare_step(step)
     ready.module.train()
     ids, mask = pad_texts([[*range(4, 44)]] * 8, pad=0)
     torch.manual_seed(0)
@@ -164,13 +168,13 @@ def test_dropout_is_right_on_average(bert: SharedStep) -> None:
 
 
 def test_a_shield_is_named_with_its_parameters() -> None:
-    assert gradient_defence_named("none") == gradient_defence_of({})
-    assert gradient_defence_named("gaussian:level=0.001,clip=2") == gradient_defence_of(
+    assert parse_gradient_defence("none") == gradient_defence_from_recipe({})
+    assert parse_gradient_defence("gaussian:level=0.001,clip=2") == gradient_defence_from_recipe(
         {"shield": "gaussian", "level": 0.001, "clip": 2.0}
     )
-    assert name_and_parameters(gradient_defence_named("dp-sgd:noise=3")) == "dp-sgd (noise = 3.0, clip = 1.0)"
-    assert name_and_parameters(gradient_defence_named("none")) == "none"
-    promise = gradient_defence_named("gaussian").guarantee, gradient_defence_named("gaussian:level=5").guarantee
+    assert name_and_parameters(parse_gradient_defence("dp-sgd:noise=3")) == "dp-sgd (noise = 3.0, clip = 1.0)"
+    assert name_and_parameters(parse_gradient_defence("none")) == "none"
+    promise = parse_gradient_defence("gaussian").guarantee, parse_gradient_defence("gaussian:level=5").guarantee
     assert "next to nothing" in str(promise[0]) and "next to nothing" not in str(promise[1])
     for text, words in (
         ("gaussian:level", "'level' sets"),
@@ -178,15 +182,15 @@ def test_a_shield_is_named_with_its_parameters() -> None:
         ("fog:a=1", "fog"),
     ):
         with pytest.raises(UsageError, match=words):
-            gradient_defence_named(text)
+            parse_gradient_defence(text)
 
 
 def test_a_slip_of_the_pen_never_switches_the_defence_off() -> None:
     for name in ("nope", "non", "nonne"):
         with pytest.raises(UsageError) as caught:
-            gradient_defence_named(name)
+            parse_gradient_defence(name)
         assert "none?" not in caught.value.hint and "none, gaussian, " in caught.value.hint
     with pytest.raises(UsageError) as caught:
-        gradient_defence_named("gausian")
+        parse_gradient_defence("gausian")
     assert "gaussian? " in caught.value.hint and "none, gaussian, " in caught.value.hint
-    assert gradient_defence_named("none") == NoDefence()
+    assert parse_gradient_defence("none") == NoDefence()

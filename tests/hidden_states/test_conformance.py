@@ -136,7 +136,7 @@ def test_no_secret_lies_on_the_server(made: Halves) -> None:
 
 def test_the_server_holds_no_layer_of_the_clients(made: Halves) -> None:
     """Upper layers alone: no table of embeddings, so that attacks on tables say that there is none."""
-    (weights,) = made[1].rest()
+    (weights,) = made[1].stored_observations()
     assert isinstance(weights, Weights)
     assert not [key for key in weights.model.tensors if "embeddings" in key]
     from milkglass.attacks.embeddings.knn import KNN
@@ -184,7 +184,7 @@ def test_an_attacker_observes_with_draws_of_its_own(made: Halves) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 def test_a_decoder_is_refused_with_the_reason_that_refuses_gives(name: str, tmp_path: Path) -> None:
     model = Checkpoint.open(save("gpt2", tmp_path / "gpt2"))
-    reason = SMALL[name].refuses(model)
+    reason = SMALL[name].refusal(model)
     assert "decoder" in str(reason)
     with pytest.raises(UnsupportedModel, match=str(reason)):
         SMALL[name].split(model, CORPUS, SECRET, tmp_path / "server")

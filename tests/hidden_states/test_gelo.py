@@ -73,7 +73,7 @@ def test_the_answer_rests_on_what_the_server_multiplied(bert: Checkpoint, tmp_pa
 
 def test_the_server_has_three_products_and_nothing_else(bert: Checkpoint, tmp_path: Path) -> None:
     _, server = split(SETTINGS["invertible"], bert, tmp_path / "server")
-    (weights,) = server.rest()
+    (weights,) = server.stored_observations()
     assert isinstance(weights, Weights)
     assert {name: tuple(one.shape) for name, one in weights.model.tensors.items()} == {"weight": (96, 32)}
 
@@ -114,8 +114,8 @@ def test_a_frame_whose_mixed_rows_cannot_be_is_refused(mixed: list[int]) -> None
 
 def test_no_layer_above_the_cut_is_refused(bert: Checkpoint) -> None:
     for layer in (2, None):
-        assert "no layer" in str(GELO(layer=layer).refuses(bert))
-    assert GELO(layer=1).refuses(bert) is None
+        assert "no layer" in str(GELO(layer=layer).refusal(bert))
+    assert GELO(layer=1).refusal(bert) is None
 
 
 def test_an_audit_reads_the_texts(bert: Checkpoint, tmp_path: Path) -> None:

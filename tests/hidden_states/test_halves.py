@@ -98,7 +98,7 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(
     name: str, layer: int, reason: str, tmp_path: Path
 ) -> None:
     model = Checkpoint.open(save(name, tmp_path / name))
-    assert reason in str(DPForward(layer=layer).refuses(model))
+    assert reason in str(DPForward(layer=layer).refusal(model))
 
 
 def test_a_checkpoint_without_its_layers_is_not_filled_with_random_ones(bert: Checkpoint) -> None:

@@ -7,23 +7,29 @@ import re
 import pytest
 
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES, TRAINING, from_words, restore_defence, values_of
+from milkglass.hidden_states.catalogue import (
+    HIDDEN_STATE_DEFENCES,
+    TRAINING,
+    parameter_values,
+    parse_defence,
+    restore_defence,
+)
 from milkglass.parameters import describe_parameters
 
 
 def test_words_become_what_the_fields_are() -> None:
-    found = from_words("dp-forward", ["epsilon=3", "layer=2", "where=central", "redraw=FALSE"], {"epochs": 2})
-    assert values_of(found) == {
+    found = parse_defence("dp-forward", ["epsilon=3", "layer=2", "where=central", "redraw=FALSE"], {"epochs": 2})
+    assert parameter_values(found) == {
         "layer": 2, "epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "where": "central", "sensitivity": "replace",
         "redraw": False,
     }  # fmt: skip
     assert type(found.epsilon) is float and type(found.layer) is int  # type: ignore[attr-defined]
     assert found.training.epochs == 2
-    assert values_of(from_words("textobfuscator", ["clip=none", "layer=None"], {}))["clip"] is None
+    assert parameter_values(parse_defence("textobfuscator", ["clip=none", "layer=None"], {}))["clip"] is None
 
 
 def test_a_methods_own_training_stands_but_for_what_is_given() -> None:
-    found = from_words("textobfuscator", [], {"epochs": 1}).training
+    found = parse_defence("textobfuscator", [], {"epochs": 1}).training
     assert (found.batch_size, found.epochs) == (HIDDEN_STATE_DEFENCES["textobfuscator"].training.batch_size, 1)
 
 
@@ -51,22 +57,22 @@ def test_a_methods_own_training_stands_but_for_what_is_given() -> None:
 )
 def test_words_that_cannot_be(method: str, word: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        from_words(method, [word], {})
+        parse_defence(method, [word], {})
     assert re.search(message, raised.value.message) and raised.value.hint
 
 
 def test_what_there_is_is_listed() -> None:
     with pytest.raises(UsageError) as raised:
-        from_words("dp-forward", ["x=1"], {})
+        parse_defence("dp-forward", ["x=1"], {})
     assert describe_parameters(type(HIDDEN_STATE_DEFENCES["dp-forward"]), (TRAINING,)) in raised.value.hint
     assert "where (one of local, central; local)" in raised.value.hint
     with pytest.raises(UsageError, match="clip .*twice"):
-        from_words("dp-forward", ["clip=1", "clip=2"], {})
+        parse_defence("dp-forward", ["clip=1", "clip=2"], {})
 
 
 @pytest.mark.parametrize("method", HIDDEN_STATE_DEFENCES)
-def test_a_method_comes_back_from_what_is_values_of(method: str) -> None:
+def test_a_method_comes_back_from_what_is_parameter_values(method: str) -> None:
     defence = HIDDEN_STATE_DEFENCES[method]
-    assert values_of(restore_defence(method, values_of(defence))) == values_of(defence)
+    assert parameter_values(restore_defence(method, parameter_values(defence))) == parameter_values(defence)
     with pytest.raises(CorruptCheckpoint, match="'more'"):
-        restore_defence(method, {**values_of(defence), "more": 1})
+        restore_defence(method, {**parameter_values(defence), "more": 1})

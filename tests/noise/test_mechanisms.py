@@ -54,7 +54,7 @@ def test_gradients_are_shared_on_the_grid(shield: GradientDefence, width: float)
     """One text, so that DP-SGD divides by 1; the tensors that DP-SGD is given here are cut by it before."""
     step = grid.step_size(width, getattr(shield, "clip", None))
     tensors = {"a": torch.from_numpy(np.random.default_rng(0).normal(size=(40, 8))).float() / 20}
-    assert whole(shield.after(tensors, 1, Stream(KEY))["a"], step)
+    assert whole(shield.protect_gradient(tensors, 1, Stream(KEY))["a"], step)
 
 
 @pytest.mark.parametrize(("mechanism", "width", "most"), STATES, ids=lambda one: getattr(one, "name", None))

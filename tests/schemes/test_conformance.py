@@ -198,8 +198,8 @@ def test_sentinel_is_read_whole_by_ednn(tmp_path: Path) -> None:
     scramble(base, key, tmp_path / "out")
     seen = Transcript((Weights(Model.open(tmp_path / "out")),), tiny.VOCAB)
     guess = EDNN()(seen, Knowledge(public_model=Model.open(base.folder)), Budget(), np.random.default_rng(0))
-    assert guess.table is not None
-    assert (guess.table[key.sigma, 0] == np.arange(tiny.VOCAB)).mean() == 1
+    assert guess.by_id is not None
+    assert (guess.by_id[key.sigma, 0] == np.arange(tiny.VOCAB)).mean() == 1
 
 
 @pytest.mark.parametrize("order", [permutation, hashed_permutation])

@@ -28,7 +28,7 @@ class Made:
 
     @property
     def about(self) -> folders.ClientDescription:
-        return folders.read_client(self.client)
+        return folders.read_client_description(self.client)
 
     def half(self, text_count: int = 0) -> ClientHalf:
         return ClientHalf.open(self.client, self.base, self.about, text_count)

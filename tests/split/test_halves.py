@@ -128,15 +128,15 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_halves_of_two_trainings_are_no_model(noisy: Made, fresh: Made, bert: Checkpoint, tmp_path: Path) -> None:
-    assert folders.require_one_split(noisy.client, noisy.server) == noisy.about
+    assert folders.require_matching_halves(noisy.client, noisy.server) == noisy.about
     with pytest.raises(UsageError, match="dp-forward from two"):
-        folders.require_one_split(noisy.client, fresh.server)
+        folders.require_matching_halves(noisy.client, fresh.server)
     other = made("textobfuscator", bert, tmp_path / "other")
     with pytest.raises(UsageError, match="dp-forward, .*textobfuscator"):
-        folders.require_one_split(noisy.client, other.server)
+        folders.require_matching_halves(noisy.client, other.server)
     (fresh.server / "model.safetensors").unlink()
     with pytest.raises(CorruptCheckpoint, match=r"no model\.safetensors"):
-        folders.require_one_split(fresh.client, fresh.server)
+        folders.require_matching_halves(fresh.client, fresh.server)
 
 
 def test_what_a_model_cannot_read_is_told_before_it_is_trained(bert: Checkpoint) -> None:
@@ -166,9 +166,9 @@ def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
         each.half().classify(TEXTS, TEXTS, other.info, answer)
     assert not sent, "nothing left"
     with pytest.raises(UsageError, match="other half"):
-        folders.read_client(each.server)
+        folders.read_client_description(each.server)
     with pytest.raises(UsageError, match="not a half"):
-        folders.read_server(each.base.folder)
+        folders.read_server_description(each.base.folder)
 
 
 @pytest.mark.parametrize("raw", [{"labels": [1]}, {"labels": {"a": 1}}, {"more": 1}, {"milkglass_split": 2}])
@@ -176,7 +176,7 @@ def test_a_damaged_note_is_told(fresh: Made, raw: dict[str, object]) -> None:
     known = json.loads((fresh.client / "split.json").read_text("utf-8"))
     (fresh.client / "split.json").write_text(json.dumps({**known, **raw}), "utf-8")
     with pytest.raises(CorruptCheckpoint):
-        folders.read_client(fresh.client)
+        folders.read_client_description(fresh.client)
 
 
 def test_batches_keep_their_order_and_their_bounds() -> None:

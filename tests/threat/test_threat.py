@@ -41,14 +41,14 @@ def test_a_right_map_scores_one_and_special_tokens_do_not_count() -> None:
     table = INVERSE.copy()
     table[SIGMA[0]] = NO_BELIEF
     for measure in ("tokens top-1", "content top-1", "vocabulary top-1", "exact texts", "rouge-l"):
-        assert graded(Guess(table=table[:, None]), about, measure) == 1
+        assert graded(Guess(by_id=table[:, None]), about, measure) == 1
 
 
 def test_each_measure_counts_its_own_tokens() -> None:
     about = truth([0, 1, 1, 2], [0, 3])
     table = np.full(5, 4)
     table[SIGMA[1]] = 1  # only the common word is read
-    guess = Guess(table=table[:, None])
+    guess = Guess(by_id=table[:, None])
     assert graded(guess, about, "tokens top-1") == 0.5
     assert graded(guess, about, "content top-1") == 0
     assert graded(guess, about, "vocabulary top-1") == 0.5  # 4 is always guessed, and so read
@@ -57,16 +57,16 @@ def test_each_measure_counts_its_own_tokens() -> None:
 
 def test_a_guess_about_places_has_no_vocabulary_measure() -> None:
     about = truth([0, 1, 2])
-    found = score(Guess(running=np.array([[0], [1], [3]])), about, np.random.default_rng(0))
+    found = score(Guess(by_token=np.array([[0], [1], [3]])), about, np.random.default_rng(0))
     assert found["tokens top-1"].value == 0.5
     assert "vocabulary top-1" not in found.measures
     with pytest.raises(ValueError, match=r"\b1 guesses\b.*\b3 tokens"):
-        score(Guess(running=np.array([[0]])), about, np.random.default_rng(0))
+        score(Guess(by_token=np.array([[0]])), about, np.random.default_rng(0))
 
 
 def test_no_belief_is_never_right_and_never_read_out() -> None:
     about = truth([0, 1, 2])
-    guess = Guess(table=np.full((5, 1), NO_BELIEF))
+    guess = Guess(by_id=np.full((5, 1), NO_BELIEF))
     assert graded(guess, about, "tokens top-1") == 0
     assert graded(guess, about, "rouge-1") == 0
 
@@ -93,10 +93,10 @@ def test_assignment_uses_each_public_id_once() -> None:
     rows, columns = best_assignment(likelihood)
     assert dict(zip(rows.tolist(), columns.tolist(), strict=True)) == {0: 1, 1: 0}
     guess = guess_by_rank(Candidates((Group(np.array([4, 2]), np.array([10, 11])),), (likelihood,)), 6, 3)
-    assert guess.table is not None
-    assert guess.table[4].tolist() == [11, 10, NO_BELIEF]
-    assert guess.table[2].tolist() == [10, 11, NO_BELIEF]
-    assert (guess.table[[0, 1, 3, 5]] == NO_BELIEF).all()
+    assert guess.by_id is not None
+    assert guess.by_id[4].tolist() == [11, 10, NO_BELIEF]
+    assert guess.by_id[2].tolist() == [10, 11, NO_BELIEF]
+    assert (guess.by_id[[0, 1, 3, 5]] == NO_BELIEF).all()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("2m", 120), ("1.5h", 5400)])
@@ -121,7 +121,7 @@ def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
     assert [type(one) for one in seen.observations] == [Weights, Tokens, Outputs]
     assert [one.tolist() for one in seen.tokens] == [[1, 2], [], [299]]
     assert seen.table.shape[0] == 300
-    assert torch.equal(seen.table, seen.weights(tuned=False).table)  # type: ignore[union-attr]
+    assert torch.equal(seen.table, seen.last_model(tuned=False).table)  # type: ignore[union-attr]
     answered = seen.all(Outputs)[0].prompts
     assert answered is not None
     assert [one.tolist() for one in answered] == [[1, 2]]

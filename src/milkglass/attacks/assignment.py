@@ -43,7 +43,7 @@ def guess_by_rank(candidates: Candidates, size: int, k: int = 10) -> Guess:
         scores[rows, columns] = np.inf
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         table[group.rows, : order.shape[1]] = group.members[order]
-    return Guess(table=table)
+    return Guess(by_id=table)
 
 
 def best_assignment(log_likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:

@@ -22,21 +22,21 @@ from milkglass.threat.budget import Budget
 BATCH_TOKENS = 2048  # tokens of a batch, unless one sequence is longer
 
 
-def body(model: Model, layers: int | None = None) -> PreTrainedModel:
+def body(model: Model, layer_count: int | None = None) -> PreTrainedModel:
     """Returns the transformer without a head, in fp32 and evaluation mode, on the device.
 
     Args:
         model: the model's tensors and config.
-        layers: how many of its first layers are kept. None: all.
+        layer_count: how many of its first layers are kept. None: all.
     """
-    built: PreTrainedModel = torch_model.body(model, layer_count=layers).eval()
+    built: PreTrainedModel = torch_model.body(model, layer_count=layer_count).eval()
     return device.move(built)
 
 
 def batches(sequences: Sequences, max_tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
-    """Yields the indices of nonempty sequences of one length, the shortest first.
+    """Yields batches as indices of nonempty sequences. Those of a batch have one length; short lengths come first.
 
-    A batch has at least one sequence, and else at most `max_tokens` ids.
+    A batch has at least one sequence. If it has several, they have at most `max_tokens` ids.
     """
     order = np.argsort(sequences.lengths, kind="stable")
     lengths = sequences.lengths[order]
@@ -54,7 +54,7 @@ def batches_within(
     min_seconds: float = 0.0,
     max_tokens: int = BATCH_TOKENS,
 ) -> Iterator[Ids]:
-    """Yields batches in random order, at least one, until fewer than `min_seconds` are left: a sample of all."""
+    """Yields batches in random order, at least one, until fewer than `min_seconds` of the budget are left."""
     all_batches = list(batches(sequences, max_tokens))
     for done_count, index in enumerate(rng.permutation(len(all_batches)).tolist()):
         if done_count and budget.left() < min_seconds:
@@ -62,15 +62,15 @@ def batches_within(
         yield all_batches[index]
 
 
-def stack(sequences: Sequences, text_numbers: Ids) -> torch.Tensor:
+def stack(sequences: Sequences, text_indices: Ids) -> torch.Tensor:
     """Returns (b, t) the ids of the sequences with these indices, which have one length, on the device."""
-    return device.tensor(sequences.ids[places(sequences, text_numbers)].reshape(len(text_numbers), -1))
+    return device.tensor(sequences.ids[places(sequences, text_indices)].reshape(len(text_indices), -1))
 
 
-def places(sequences: Sequences, text_numbers: Ids) -> Ids:
+def places(sequences: Sequences, text_indices: Ids) -> Ids:
     """Returns (b * t,) the places of the tokens of sequences of one length among all tokens."""
-    starts = np.cumsum(sequences.lengths)[text_numbers] - sequences.lengths[text_numbers]
-    return (starts[:, None] + np.arange(int(sequences.lengths[text_numbers[0]]))).reshape(-1)
+    starts = np.cumsum(sequences.lengths)[text_indices] - sequences.lengths[text_indices]
+    return (starts[:, None] + np.arange(int(sequences.lengths[text_indices[0]]))).reshape(-1)
 
 
 @torch.inference_mode()
@@ -99,11 +99,11 @@ def sample_states(
     """
     states = torch.zeros(len(sequences.ids), model.config.hidden_size, device=device.current())
     was_run = np.zeros(len(sequences), np.bool_)
-    for text_numbers in groups:
-        batch_states = hidden_states(model, stack(sequences, text_numbers), layer)
-        states[torch.from_numpy(places(sequences, text_numbers))] = batch_states.flatten(0, 1)
-        was_run[text_numbers] = True
-        budget.spend(work.forward(model, int(sequences.lengths[text_numbers].sum())))
+    for text_indices in groups:
+        batch_states = hidden_states(model, stack(sequences, text_indices), layer)
+        states[torch.from_numpy(places(sequences, text_indices))] = batch_states.flatten(0, 1)
+        was_run[text_indices] = True
+        budget.spend(work.forward(model, int(sequences.lengths[text_indices].sum())))
     return states, was_run
 
 

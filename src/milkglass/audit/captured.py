@@ -25,15 +25,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from milkglass.attacks.embeddings.sparse import equal_rows
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import truth_of
-from milkglass.audit.scene import ALIKE, KNOWN, Adversary, Scene, require_attacker_texts, require_enough
+from milkglass.audit.scene import ALIKE, KNOWN, MIN_PRIVATE_TEXTS, Adversary, Scene, require_attacker_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import public_codec
-from milkglass.errors import CodecError, EmptyText
+from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.rows.place import Place, text_of
@@ -45,6 +46,7 @@ from milkglass.threat.observations import Activations, Observation, Tokens, Weig
 
 SentKind = Literal["ids", "text", "vectors"]
 MAX_ID = 1 << 22  # ids must be lower
+NOT_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # of files that cannot hold ids or vectors
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def read_captured(path: Path) -> list[CapturedRow]:
         CodecError: a row has no text, or what was sent is of none of the three kinds, or not of the first row's kind.
         EmptyText: there are no rows.
     """
+    if path.suffix.lower() in NOT_JSON_SUFFIXES:
+        raise CodecError(f"{path.name} is no JSON Lines file", 'give {"text": ..., "sent": ...} a line')
     rows = list(_read_rows(path))
     if not rows:
         raise EmptyText(f"{path.name} has no rows", 'give {"text": ..., "sent": ...} a line')
@@ -111,8 +115,8 @@ def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
         width = len(value[0]) if isinstance(value[0], list) else 0
         is_matrix = all(isinstance(row, list) and len(row) == width for row in value) and width > 0
         if is_matrix and all(type(number) in (int, float) for row in value for number in row):
-            vectors = np.array(value, np.float32)
-            if np.isfinite(vectors).all():
+            vectors = _finite_vectors(value)
+            if vectors is not None:
                 return "vectors", vectors
     if isinstance(value, list) and value and all(type(number) in (int, float) for number in value):
         raise CodecError(
@@ -124,6 +128,16 @@ def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
         f"{place}: what was sent is no list of ids from 0 to {MAX_ID - 1:,}, no text, and no vectors of one length",
         'give "sent": [1, 2], "sent": "words" or "sent": [[0.5, 1.0]]',
     )
+
+
+def _finite_vectors(rows: list[list[float]]) -> NDArray[np.float32] | None:
+    """Returns numbers as fp32, or None if one is too large for that or no number."""
+    try:
+        with np.errstate(over="ignore"):
+            vectors = np.array(rows, np.float64).astype(np.float32)
+    except OverflowError:  # a whole number beyond fp64
+        return None
+    return vectors if np.isfinite(vectors).all() else None
 
 
 def scene_of(
@@ -145,7 +159,11 @@ def scene_of(
     codec, order = public_codec(base), np.random.default_rng(seed).permutation(len(rows))
     middle = len(rows) // 2
     private, attacker_rows = ([rows[i] for i in part] for part in (order[:middle], order[middle:]))
-    require_enough(private, "the attacked half of the captured rows")
+    if len(private) < MIN_PRIVATE_TEXTS:
+        raise UsageError(
+            f"{len(rows)} captured rows are too few: one half is attacked, and {MIN_PRIVATE_TEXTS} are needed in it",
+            f"give {2 * MIN_PRIVATE_TEXTS} or more",
+        )
     texts_left = decontaminate([row.text for row in attacker_rows], [row.text for row in private])
     attacker_rows = [attacker_rows[index] for index in texts_left.tolist()]
     require_attacker_texts(ALIKE, len(attacker_rows))

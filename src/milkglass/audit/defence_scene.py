@@ -94,7 +94,7 @@ def _words_scene(
     for who, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
         adversaries.append(Adversary.with_text(who, Knowledge(corpus=public_ids[who], rehearse=rehearse)))
-    observations = (*server.rest(), Tokens(sent))
+    observations = (*server.stored_observations(), Tokens(sent))
     return public_scene(base, client.codec, observations, truth, private, adversaries, scheme=dict(client.document))
 
 
@@ -114,7 +114,7 @@ def _states_scene(
         Adversary.with_text(who, Knowledge(corpus=corpus, observe=client.observe, noise=defence.added_noise))
         for who, corpus in corpora.items()
     ]
-    observations = (*server.rest(), *client.send(private))
+    observations = (*server.stored_observations(), *client.send(private))
     truth = truth_of(codec, ids, ids, corpora.values())
     details: dict[str, Any] = {"scheme": {"name": defence.name}, "broken": defence.broken}
     return public_scene(base, codec, observations, truth, private, adversaries, **details)
@@ -141,7 +141,7 @@ def _any_scene(
     return public_scene(
         base,
         codec,
-        (*server.rest(), *observations),
+        (*server.stored_observations(), *observations),
         truth,
         private,
         adversaries,

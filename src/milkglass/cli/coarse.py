@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 SCHEME_NAME = "coarse"
-BETTER_HINT = "for a classifier give --data with your training rows: a coarse vocabulary is made, of which less is read"
+BETTER_HINT = "for a classifier, --scheme coarse --data YOUR_ROWS makes a coarse vocabulary, of which less is read"
 UNLABELLED_NOTE = "{} has no labels: the symbols follow the meaning of tokens alone"
 CLASSIFIER_HINT = "train it to classify or to give scores: it cannot generate, since an id names no token"
 PLAIN_MEANS_NOTE = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"

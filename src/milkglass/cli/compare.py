@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -115,6 +116,7 @@ def compare(
     from milkglass.system import core_count
     from milkglass.threat.budget import Budget
 
+    started = time.monotonic()
     if Path(model).is_file():
         raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
     options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
@@ -154,7 +156,8 @@ def compare(
             data_command = f"milkglass data {shlex.quote(str(data))} {data_options}".strip()
             notes = (*notes, f"The next commands read {CLEAN_ROWS}, which `{data_command} --out {CLEAN_ROWS}` writes")
         commands = {
-            "model": shlex.quote(model), "rows": shlex.quote(clean_rows), "kept": shlex.quote(str(kept_folder)),
+            "model": shlex.quote(model), "rows": shlex.quote(clean_rows),
+            "task": " --task regression" if rows.task == "regression" else "", "kept": shlex.quote(str(kept_folder)),
             "text": f"'a new text'{second_text}",
             "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
         }  # fmt: skip
@@ -179,7 +182,7 @@ def compare(
             )
             log(f"[{finished_count} of {len(selected_ways)}] {line(way, MEASURES[rows.task])}{time_left_text}")
 
-        limits = TimeLimits(clock_seconds, attack_seconds)
+        limits = TimeLimits(clock_seconds, attack_seconds, started)
         result = run_ways(
             settings, selected_ways, out, limits, public_texts, kept_folder, keep is not None, report_way, log
         )

@@ -100,15 +100,20 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
         if warning := label_warning(summary):
             note(warning)
     repeats = Repeats.of(read_examples(out))
+    different_count = summary.row_count - repeats.equal_count
     counted_once = " (`milkglass compare` counts them once)" if repeats.equal_count and summary.kind != "text" else ""
     if notes := [*filter(None, (repeats.equal_text() + counted_once, repeats.contradiction_text()))]:
         note(f"warning: {'; '.join(notes)}")
     if summary.labels or summary.kind == "chat":
-        note(_next_step(summary, out))
+        note(_next_step(summary, out, different_count))
 
 
-def _next_step(summary: Summary, rows: Path) -> str:
-    """Returns the next command for these rows, `milkglass compare`, or why it would refuse them."""
+def _next_step(summary: Summary, rows: Path, different_count: int) -> str:
+    """Returns the next command for these rows, `milkglass compare`, or why it would refuse them.
+
+    Args:
+        different_count: how many rows equal no earlier one.
+    """
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import MIN_HELD_OUT, require_classes
 
@@ -117,8 +122,8 @@ def _next_step(summary: Summary, rows: Path) -> str:
             require_classes(DataFile(rows), summary)
         except CodecError as error:
             return f"`milkglass compare` would refuse these rows: {error.message}; {error.hint}"
-    if summary.row_count < 2 * MIN_HELD_OUT:
-        return f"`milkglass compare` needs {2 * MIN_HELD_OUT} rows at least, and there are {summary.row_count}"
+    if different_count < 2 * MIN_HELD_OUT:
+        return f"`milkglass compare` needs {2 * MIN_HELD_OUT} different rows at least, and there are {different_count}"
     model = "demo:minilm" if summary.labels else "demo:smollm2"
     return f"next: milkglass compare {model} {shlex.quote(str(rows))} --quick"
 

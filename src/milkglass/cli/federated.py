@@ -234,7 +234,7 @@ def run(
     from milkglass.federated.site import FederatedTraining, Site, weights_of
     from milkglass.federated.state import FederatedRun, require_run_or_new
     from milkglass.files import require_writable
-    from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
+    from milkglass.gradient_defences.catalogue import name_and_parameters, parse_gradient_defence
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.files import guarantee_in_words
@@ -244,7 +244,7 @@ def run(
     for option, value in (("--rounds", rounds), ("--batch-size", batch_size), ("--minimum", minimum)):
         Limit(1).require(value, option, "leave it out for the default")
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
-    defence = gradient_defence_named(shield)
+    defence = parse_gradient_defence(shield)
     require_run_or_new(out)
     require_writable(out)
     paths = site_files(sites)

@@ -102,13 +102,13 @@ def _attack_updates(
     from milkglass.audit.updates.attack import audit_updates, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
     from milkglass.audit.updates.scenes import AuditedSite
-    from milkglass.gradient_defences.catalogue import gradient_defence_named
+    from milkglass.gradient_defences.catalogue import parse_gradient_defence
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.table import open_table
     from milkglass.threat.budget import Budget
 
     require_names(names, uses_ghost=True)
-    defence, source, folder = gradient_defence_named(shield), _public_source(public), resolve(model)
+    defence, source, folder = parse_gradient_defence(shield), _public_source(public), resolve(model)
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)

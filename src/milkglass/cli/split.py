@@ -87,9 +87,9 @@ def classify(
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
     from milkglass.split.client import ClientHalf, require_sendable
-    from milkglass.split.folders import read_client
+    from milkglass.split.folders import read_client_description
 
-    split_info = read_client(client)
+    split_info = read_client_description(client)
     base = open_original(model or split_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
         require_sendable(client, split_info, base, texts, pairs)
@@ -155,9 +155,9 @@ def audit(
     from milkglass.hidden_states.client import EncoderClient
     from milkglass.hidden_states.halves import read_description
     from milkglass.split import audit_scene
-    from milkglass.split.folders import require_one_split
+    from milkglass.split.folders import require_matching_halves
 
-    split_info = require_one_split(client, server)
+    split_info = require_matching_halves(client, server)
     base = open_original(model or split_info.model)
     defence = restore_defence(split_info.method, split_info.parameters, split_info.training)
     client_half, server_half = defence.load(base, client, server)
@@ -215,7 +215,7 @@ def train(
     """
     start_time = time.monotonic()
     source = columns.read_texts(data, reads_labels=True)
-    from milkglass.hidden_states.catalogue import from_words, values_of
+    from milkglass.hidden_states.catalogue import parameter_values, parse_defence
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.rows.examples import read_examples
@@ -226,7 +226,7 @@ def train(
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
         "max_length": max_length,
     }  # fmt: skip
-    defence = from_words(
+    defence = parse_defence(
         method, assignments or (), {name: option for name, option in options.items() if option is not None}
     )
     split_train.require_free_folders(client, server)
@@ -254,7 +254,7 @@ def train(
         )
         evaluation = None if validation_texts is None else _evaluate(base, client, server, validation_texts, stage)
     document = {
-        "client": str(client), "server": str(server), "method": defence.name, "parameters": values_of(defence),
+        "client": str(client), "server": str(server), "method": defence.name, "parameters": parameter_values(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training_texts.corpus.texts),
         "classes": len(training_texts.labels), "steps": step_count, "seconds": round(time.monotonic() - start_time, 2),
         "validation": None,
@@ -270,11 +270,11 @@ def train(
 def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     """Classifies labelled texts with both halves, disturbed as they would be sent, and returns the accuracy."""
     from milkglass.split.client import ClientHalf
-    from milkglass.split.folders import read_client
+    from milkglass.split.folders import read_client_description
     from milkglass.split.server import ServerHalf
     from milkglass.split.train import evaluate
 
-    client_half = ClientHalf.open(client, base, read_client(client))
+    client_half = ClientHalf.open(client, base, read_client_description(client))
     return evaluate(client_half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
 
 
@@ -334,7 +334,10 @@ def serve(
     rows_per_hour: Annotated[
         int | None, typer.Option(min=1, help="Rows of the table that may leave an enclave.  [default: 200000]")
     ] = None,
-    burst: Annotated[int | None, typer.Option(min=1, help="Of these at once.  [default: 20000]")] = None,
+    burst: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows of the table that may leave an enclave in one burst.  [default: 20000]"),
+    ] = None,
 ) -> None:
     """Serve a server's half, or all layers of a decoder but its embedding layer, on 127.0.0.1.
 

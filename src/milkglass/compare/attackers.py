@@ -62,10 +62,9 @@ def reading_of(
         bag = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
         return Reading("", "", None, None, guess=guess, cut=is_cut, work=budget.seconds, more=bag)
     examples = read_examples(scene, finished, best, setting.seed)
-    reading = finished.readings.get((best.adversary, best.attack))
     masks = dict[str, float]()
-    if isinstance(cell.client, MaskingClient) and reading is not None:
-        masks = _masks(scene, cell.client, private, reading)
+    if isinstance(cell.client, MaskingClient):
+        masks = _masks(scene, cell.client, private, list(finished.readings.values()))
     tokens = best.measures.get("tokens top-1")
 
     def most_read(word_class: str) -> Interval | None:
@@ -73,7 +72,7 @@ def reading_of(
         shares = [result.by_class[word_class] for result in finished.results if word_class in result.by_class]
         return max(shares, key=lambda share: share.value, default=None)
 
-    more = _masks_in_words(masks)
+    more = _masks_in_words(masks, is_cut)
     if not has_content and tokens is not None:
         noun = "content word" if "name" in best.by_class else "name or content word"
         more = (f"{100 * tokens.value:.0f} % of all tokens; no {noun} was recognised in the texts", *more)
@@ -99,35 +98,45 @@ def _guessing_share(scene: Scene) -> float:
     return floor_accuracies(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
 
 
-def _masks(scene: Scene, client: MaskingClient, private: Sequence[str], reading: Ids) -> dict[str, float]:
+def _masks(scene: Scene, client: MaskingClient, private: Sequence[str], readings: Sequence[Ids]) -> dict[str, float]:
     """Returns how many names and numbers masking left, and how many hidden tokens were guessed (`Reading.masks`).
 
-    Tokens that are cut off, since the text is longer than the model reads, are neither left nor masked.
+    Of the readings of several attacks, the one that guesses most hidden tokens counts. Tokens that are cut off, since
+    the text is longer than the model reads, are neither left nor masked.
     """
     truth, texts = scene.truth, scene.texts
     assert texts is not None
     tokens = truth.tokens.ids
     is_masked, is_cut = replaced_and_cut(client, private)
+    is_hidden = is_masked & truth.ordinary[tokens]
     result = dict[str, float]()
-    for share, count, is_counted, is_hit in (
-        ("names left", "name tokens", texts.is_name & ~is_cut, ~is_masked),
-        ("numbers left", "number tokens", texts.is_number & ~is_cut, ~is_masked),
-        ("masks guessed", "masked tokens", is_masked & truth.ordinary[tokens], reading == tokens),
+    for share, count, is_counted, hits in (
+        ("names left", "name tokens", texts.is_name & ~is_cut, [~is_masked]),
+        ("numbers left", "number tokens", texts.is_number & ~is_cut, [~is_masked]),
+        ("masks guessed", "masked tokens", is_hidden, [reading == tokens for reading in readings]),
     ):
-        if is_counted.any():
-            result |= {share: float(is_hit[is_counted].mean()), count: int(is_counted.sum())}
+        if is_counted.any() and hits:
+            most = max(float(is_hit[is_counted].mean()) for is_hit in hits)
+            result |= {share: most, count: int(is_counted.sum())}
     return result
 
 
-def _masks_in_words(masks: Mapping[str, float]) -> tuple[str, ...]:
-    """Returns sentences on what is not masked, and on how many masked tokens are guessed."""
+def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]:
+    """Returns sentences on what is not masked, and on how many masked tokens are guessed.
+
+    Args:
+        is_cut: whether attacks ended before they had read all that they can.
+    """
     words = []
     for noun in ("name", "number"):
         if f"{noun}s left" in masks:
             share, count = 100 * masks[f"{noun}s left"], masks[f"{noun} tokens"]
             words.append(f"{share:.0f} % of {count:,.0f} tokens of {noun}s are not masked")
     if "masks guessed" in masks:
-        words.append(f"{100 * masks['masks guessed']:.1f} % of {masks['masked tokens']:,.0f} masked tokens are guessed")
+        least = "at least " if is_cut else ""
+        words.append(
+            f"{least}{100 * masks['masks guessed']:.1f} % of {masks['masked tokens']:,.0f} masked tokens are guessed"
+        )
     return tuple(words)
 
 

@@ -8,6 +8,7 @@ model that writes answers is an ordinary folder with its tokenizer and chat temp
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,7 +132,8 @@ def answers(
         raise ModelNotFound(f"there is no folder {folder}", "give the folder `kept` of a comparison, or its --keep")
     if not (folder / MARK).is_file():
         inner = folder / "kept"
-        where = f"give {inner}" if (inner / MARK).is_file() else "give the folder `kept` of a comparison, or its --keep"
+        usual = "give the folder `kept` of a comparison, or its --keep"
+        where = f"give {shlex.quote(str(inner))}" if (inner / MARK).is_file() else usual
         raise ModelNotFound(f"{folder} holds no model that `compare` kept", where)
     mark = read_json(folder / MARK)
     if mark["task"] == TASK:

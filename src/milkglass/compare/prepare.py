@@ -64,8 +64,6 @@ def prepare(
     training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
     notes = [*rows.repeats_notes, cut_words(base, rows.train, training.max_length)]
-    if rows.train.pairs is not None:
-        notes.append("Of a pair the first text is attacked, though both are sent")
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 

@@ -188,13 +188,18 @@ class ComparisonRows:
 
     @property
     def private(self) -> list[str]:
-        """Returns the texts that are attacked: one half of the training rows at most; of pairs the first text."""
-        return list(self.train.texts[: min(MAX_ATTACKED, len(self.train.texts) // 2)])
+        """Returns the texts that are attacked: those of one half of the training rows at most, of pairs both."""
+        max_rows = MAX_ATTACKED if self.train.pairs is None else MAX_ATTACKED // 2
+        return self._texts_of(slice(min(max_rows, len(self.train.texts) // 2)))
 
     @property
     def others(self) -> list[str]:
         """Returns the texts of the other half, which an attacker has."""
-        return list(self.train.texts[len(self.train.texts) // 2 :])
+        return self._texts_of(slice(len(self.train.texts) // 2, None))
+
+    def _texts_of(self, rows: slice) -> list[str]:
+        """Returns the texts of these training rows, of pairs the second texts after the first ones."""
+        return [*self.train.texts[rows], *(self.train.pairs[rows] if self.train.pairs is not None else ())]
 
     def problem(self, seed: int) -> TrialData:
         """Returns the rows in the form from which a cell is trained."""

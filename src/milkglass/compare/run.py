@@ -40,9 +40,10 @@ from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 7  # the version of the files that a run keeps on disk
-MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way, however little time is left
-KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
+RUN_VERSION = 8  # the version of the files that a run keeps on disk
+MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
+KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again; less where the budget is short
+MAX_SHARE_OVER = 0.1  # of the budget: the most by which either of these may exceed it
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
 LOSS_FELL = "its loss still fell when its training ended"  # how such a note of a way begins
@@ -57,10 +58,16 @@ class TimeLimits:
     Attributes:
         seconds: seconds by the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
         attack_work: seconds of one core's work for the attacks on one way (`Budget.of_work`). No clock decides it.
+        started: the reading of `time.monotonic` from which `seconds` count. None: when the ways begin.
     """
 
     seconds: float = math.inf
     attack_work: float = 300.0
+    started: float | None = None
+
+    def at_most(self, seconds: float) -> float:
+        """Returns these seconds, or MAX_SHARE_OVER of the limit if that is less."""
+        return min(seconds, MAX_SHARE_OVER * self.seconds)
 
 
 def compare(
@@ -100,7 +107,7 @@ def compare(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
         settings=setting.training.model_dump(),
-        notes=(*setting.notes, *_work_notes(merged), *_epochs_notes(setting, merged)),
+        notes=(*setting.notes, *_work_notes(merged, limits), *_epochs_notes(setting, merged)),
         origin={"run": name, **current_code(), "command": setting.commands.get("run", "")},
     )  # fmt: skip
     best = compared.best_local
@@ -122,13 +129,14 @@ def compare(
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds, kept_folders=kept_folders)
 
 
-def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
+def _work_notes(ways: Sequence[WayResult], time_limits: TimeLimits) -> tuple[str, ...]:
     """Returns a sentence on how much work the attacks on a way had; nothing if no way was attacked."""
     limits = sorted({way.reading.work for way in ways if way.reading is not None and not math.isnan(way.reading.work)})
     if not limits:
         return ()
     work = " to ".join(map(duration_text, limits[:: max(1, len(limits) - 1)]))
-    return (f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that this cut',)
+    cut = "this" if math.isinf(time_limits.seconds) else "this, or --budget before,"
+    return (f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that {cut} cut',)
 
 
 def _epochs_notes(setting: ComparisonSettings, ways: Sequence[WayResult]) -> tuple[str, ...]:
@@ -156,7 +164,9 @@ def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: C
     Args:
         kept_folders: the folders of kept models, by way.
     """
-    template, commands = WAYS[result.name].command if result.name in WAYS else "", dict(setting.commands)
+    template, commands = "", dict(setting.commands)
+    if result.name in WAYS and setting.rows.task in WAYS[result.name].command_tasks:
+        template = WAYS[result.name].command
     if result.is_local and template:
         if result.name in kept_folders:
             commands["kept"] = shlex.quote(kept_folders[result.name])
@@ -189,10 +199,11 @@ class _Run:
     def __init__(
         self, setting: ComparisonSettings, out: Path, limits: TimeLimits, public: Sequence[str], log: Log
     ) -> None:
-        self.setting = replace(setting, deadline=time.monotonic() + limits.seconds)
+        self._started = time.monotonic() if limits.started is None else limits.started
+        self.setting = replace(setting, deadline=self._started + limits.seconds)
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
-        self._started, self.earlier_seconds = time.monotonic(), 0.0
+        self.earlier_seconds = 0.0
         self._training_seconds = list[float]()  # by the clock, for a unit of `Way.work`; one entry a training
         self._attack_seconds = list[float]()  # by the clock; one entry an attacked way
 
@@ -217,9 +228,8 @@ class _Run:
         """Returns the seconds of the clock for the attacks on one way, so that the later ways can be trained."""
         training_seconds = sum(map(self._training_cost, later_ways))
         attacked_ways = sum(_is_attacked(way) for way in later_ways)
-        return max(
-            MIN_ATTACK_SECONDS, (self.limits.seconds - self.elapsed_seconds() - training_seconds) / (1 + attacked_ways)
-        )
+        seconds_left = self.limits.seconds - self.elapsed_seconds() - training_seconds
+        return max(self.limits.at_most(MIN_ATTACK_SECONDS), seconds_left / (1 + attacked_ways))
 
     def run_way(self, way: Way, later_ways: Sequence[Way]) -> tuple[WayResult, NDArray[Any] | None]:
         """Returns a way's result and its answers.
@@ -231,14 +241,14 @@ class _Run:
         if stored := self._load_stored(way, seconds):
             return stored
         empty_result = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
-        cost = self._training_cost(way) + (MIN_ATTACK_SECONDS if _is_attacked(way) else 0.0)
+        cost = self._training_cost(way) + (self.limits.at_most(MIN_ATTACK_SECONDS) if _is_attacked(way) else 0.0)
         if self.elapsed_seconds() + cost > self.limits.seconds and cost:
             spent_time = f"{duration_text(self.elapsed_seconds())} of {duration_text(self.limits.seconds)} are spent"
             return replace(
                 empty_result, reason=f"{spent_time}, and it takes about {duration_text(cost)}: give a longer --budget"
             ), None
         try:
-            if reason := way.refuses_task(self.setting.rows.task) or way.refuses(self.setting):
+            if reason := way.task_refusal(self.setting.rows.task) or way.refusal(self.setting):
                 return replace(empty_result, state="does not apply", reason=reason), None
             started = time.monotonic()
             self.log(f"{way.title}: trained and asked")
@@ -293,7 +303,7 @@ class _Run:
         if keep.is_kept(folder, origin):
             return ""
         is_replaced = (folder / keep.MARK).is_file()
-        deadline = max(self.setting.deadline, time.monotonic() + KEEP_SECONDS)
+        deadline = max(self.setting.deadline, time.monotonic() + self.limits.at_most(KEEP_SECONDS))
         setting = replace(self.setting, deadline=deadline)
         try:
             keep.keep(setting, self.models.get(name) or WAYS[name].measure_answers(setting), folder, origin)
@@ -413,17 +423,15 @@ class _Run:
                 answers[way.name] = unpack_answers(document["answers"])
                 self.earlier_seconds += float(document["about"]["clock"])
         order = [*(name for name in WAYS if name in by_name), *(name for name in by_name if name not in WAYS)]
-        merged = list[WayResult]()
-        for name in order:
-            merged.append(_with_gap(self.setting, by_name[name], merged, answers))
-        return merged
+        merged = [by_name[name] for name in order]
+        return [_with_gap(self.setting, result, merged, answers) for result in merged]
 
 
 def _with_gap(
-    setting: ComparisonSettings, result: WayResult, earlier: Sequence[WayResult], answers: dict[str, NDArray[Any]]
+    setting: ComparisonSettings, result: WayResult, known: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
-    """Returns the result with its difference to the best way with nothing sent so far, in the same rows."""
-    local_ways = [way for way in earlier if way.is_local and way.quality is not None]
+    """Returns the result with its difference to the best known way with nothing sent, in the same rows."""
+    local_ways = [way for way in known if way.is_local and way.quality is not None]
     best_local = max(local_ways, key=lambda way: worth_of(way, setting.rows.task == TASK), default=None)
     if result.is_local or best_local is None or result.name not in answers:
         return result

@@ -29,7 +29,7 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: i
         return
     task, fitting_ways, large_ways = setting.rows.task, list[str](), list[tuple[str, int]]()
     for way in ways:
-        applies = way.refuses_task(task) is None and way.refuses(setting) is None
+        applies = way.task_refusal(task) is None and way.refusal(setting) is None
         base = way.model_to_train(setting) if applies else None
         needed = (
             0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory_bytes

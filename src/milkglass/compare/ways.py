@@ -61,8 +61,8 @@ class ComparisonSettings:
         cells: the folder of trained cells, which recipes share.
         threads: how many threads one training uses.
         log: receives the progress of what takes long.
-        commands: what {model}, {rows}, {kept}, {text} and {compare} stand for in the next commands; "run" is the
-            command of this comparison.
+        commands: what {model}, {rows}, {task}, {kept}, {text} and {compare} stand for in the next commands; "run" is
+            the command of this comparison.
         notes: how the rows are trained with and asked about.
         deadline: when a training ends, by `time.monotonic`.
     """
@@ -123,6 +123,7 @@ class Way(abc.ABC):
         trust: whom the user trusts.
         provider: what the provider needs.
         command: the next command, with fields of `ComparisonSettings.commands`.
+        command_tasks: the tasks for which the next command is.
         quick: whether `--quick` runs the way.
         tasks: the tasks of rows that the way is for.
         attack_work: the least seconds of one core's work for attacks on the way, if the attack that undoes it needs
@@ -135,6 +136,7 @@ class Way(abc.ABC):
     trust: str = "nobody"
     provider: str = "nothing"
     command: str = ""
+    command_tasks: tuple[str, ...] = ALL_TASKS
     quick: bool = True
     tasks: tuple[str, ...] = LABEL_TASKS
     attack_work: float = 0.0
@@ -147,7 +149,7 @@ class Way(abc.ABC):
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         """Sets the way up, answers the held-out rows and measures what that costs. Raises MilkglassError."""
 
-    def refuses(self, setting: ComparisonSettings) -> str | None:
+    def refusal(self, setting: ComparisonSettings) -> str | None:
         """Returns why the way does not apply, or None."""
         return None
 
@@ -159,7 +161,7 @@ class Way(abc.ABC):
         """Returns the model that is trained, or None if none is."""
         return None
 
-    def refuses_task(self, task: str) -> str | None:
+    def task_refusal(self, task: str) -> str | None:
         """Returns why the way is not for rows of this task, or None."""
         if task in self.tasks:
             return None
@@ -241,7 +243,7 @@ class ModelWay(Way):
         """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
         return setting.base if self.suits(setting.base) else Checkpoint.open(resolve(self.model))
 
-    def refuses(self, setting: ComparisonSettings) -> str | None:
+    def refusal(self, setting: ComparisonSettings) -> str | None:
         if self.suits(setting.base) or is_available_offline(self.model):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
@@ -250,7 +252,7 @@ class ModelWay(Way):
         return self.base(setting)
 
     def work(self, setting: ComparisonSettings) -> float:
-        trained = None if self.refuses(setting) else self.model_to_train(setting)  # what is not here is not fetched
+        trained = None if self.refusal(setting) else self.model_to_train(setting)  # what is not here is not fetched
         return 0.0 if trained is None else layer_weights(trained) / layer_weights(setting.base)
 
 
@@ -317,8 +319,8 @@ class DefenceWay(Way):
     def defence(self, setting: ComparisonSettings) -> Defence:
         return defence_of(self.entry)
 
-    def refuses(self, setting: ComparisonSettings) -> str | None:
-        return self.defence(setting).refuses(setting.base)
+    def refusal(self, setting: ComparisonSettings) -> str | None:
+        return self.defence(setting).refusal(setting.base)
 
     def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
         return setting.base
@@ -380,6 +382,10 @@ class DefenceWay(Way):
             notes.append(broken)
         if self.entry.get("sanitizer"):
             notes.append("what is trained with it crosses too, and there the answers cross as they are")
+        if self.entry.get("masked"):
+            notes.append(
+                "it learns from masked answers, and the loss is of answers without masks: who puts names back has less"
+            )
         if self.group == "sent as it is" and weight_bytes(setting.base) <= MAX_SMALL_DECODER:
             notes.append("the model is small enough to run on your machine, where it gives the same answers")
         return tuple(notes)
@@ -486,20 +492,21 @@ WAYS: Catalogue[Way] = Catalogue(
         name="coarse-16", title="16 symbols in place of words", group="words are scrambled",
         trust="that nobody with similar text attacks the symbols", provider=SERVES,
         entry={"scheme": "coarse", "symbols": 16},
-        command="milkglass obfuscate {model} coarse-16 --key coarse-16.mgkey --scheme coarse --data {rows}",
+        command="milkglass obfuscate {model} coarse-16 --key coarse-16.mgkey --scheme coarse --data {rows}{task}",
     ),
     DefenceWay(
         name="coarse-64", title="64 symbols in place of words", group="words are scrambled", quick=False,
         trust="that nobody with similar text attacks the symbols", provider=SERVES,
         entry={"scheme": "coarse", "symbols": 64},
         command="milkglass obfuscate {model} coarse-64 --key coarse-64.mgkey --scheme coarse --set symbols=64 "
-        "--data {rows}",
+        "--data {rows}{task}",
     ),
     DefenceWay(
         name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
         trust="the noise, which has no proof here", provider="the upper layers of the model",
         entry={"encoder": "cape"},
         command="milkglass split train {model} --method cape --data {rows} --client mine --server theirs",
+        command_tasks=("classification",),
     ),
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
@@ -508,7 +515,7 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="plain", tasks=ALL_TASKS, title="the model as it is, at the provider", group="sent as it is",
-        trust=PROVIDER, provider=TRAINS, command="any provider's own upload",
+        trust=PROVIDER, provider=TRAINS,
     ),
     group="milkglass.way",
     kind=Way,

@@ -64,13 +64,13 @@ class MaskedText(Defence):
     def document(self) -> dict[str, Any]:
         return {"name": self.name, "least": self.least}
 
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         return why_unsupported(base)
 
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[MaskingClient, TokenServer]:
-        if reason := self.refuses(base):
+        if reason := self.refusal(base):
             raise UnsupportedModel(reason, "choose another model")
         analyzer()  # a missing library is an error before anything is written
         copy_base(base, folder)

@@ -93,13 +93,13 @@ class Plain(Defence):
     def document(self) -> dict[str, Any]:
         return {"name": self.name}
 
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         return why_unsupported(base)
 
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[TableClient, TokenServer]:
-        if reason := self.refuses(base):
+        if reason := self.refusal(base):
             raise UnsupportedModel(reason, "choose another model")
         copy_base(base, folder)
         return self._client(base, secret), TokenServer(folder)
@@ -142,7 +142,7 @@ class TableDefence(Defence):
         """Returns the parameters. Bands are given by their factor: the corpus decides the rest."""
         return {**self.scheme.document(), **({} if self.bands is None else {"bands": self.bands})}
 
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         if reason := why_unsupported(base):
             return reason
         try:
@@ -154,7 +154,7 @@ class TableDefence(Defence):
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[TableClient, TokenServer]:
-        if reason := self.refuses(base):
+        if reason := self.refusal(base):
             raise UnsupportedModel(reason, "choose another model or another defence")
         key = key_from(base, self.fit_scheme(base, corpus, secret), secret)
         scramble(base, key, folder)

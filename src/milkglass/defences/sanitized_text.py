@@ -143,13 +143,13 @@ class SanitizerDefence(Defence):
         if self.by == "tokens":
             self.method.require_by_tokens()
 
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         return why_unsupported(base)
 
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[SanitizingClient, TokenServer]:
-        if reason := self.refuses(base):
+        if reason := self.refusal(base):
             raise UnsupportedModel(reason, "choose another model")
         table, counts = self._table(base), None
         if self.method.needs_counts:

@@ -98,7 +98,7 @@ class TokenServer(Server):
 
     folder: Path
 
-    def rest(self) -> tuple[Observation, ...]:
+    def stored_observations(self) -> tuple[Observation, ...]:
         return (Weights(Model.open(self.folder)),)
 
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:

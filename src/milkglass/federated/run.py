@@ -106,7 +106,7 @@ def train(
     Raises:
         InvalidUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call continues with this round.
     """
-    weights: Tensors = run.weights()
+    weights: Tensors = run.load_weights()
     for round in range(len(run.finished_rounds), training.rounds):
         run.begin_round()
         replies = sites.ask(round, weights, training)

@@ -17,7 +17,7 @@ from milkglass.federated.rounds import Tensors, Update, first_misfit
 from milkglass.federated.rows import SiteRows, load_rows, secret_of
 from milkglass.federated.seeds import noise_stream, row_order
 from milkglass.gradient_defences.catalogue import name_and_parameters
-from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share_gradient
 from milkglass.parameters import Limit
 from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep, pad_texts
@@ -119,7 +119,7 @@ class Site:
             RefusedTask: the weights do not fit the model.
         """
         rows, secret = load_rows(self.folder), secret_of(self.folder)
-        _require_fit(rows, step, self.name)
+        _require_ids_in_range(rows, step, self.name)
         if fault := first_misfit(weights, step.parameters):
             raise RefusedTask(f"the server sent {fault}", "the server must train the model that this site has")
         load_weights(step, weights)
@@ -134,7 +134,7 @@ class Site:
         for index, batch_rows in enumerate(batches):
             if index:
                 load_weights(step, {name: weight - training.lr * update_sum[name] for name, weight in weights.items()})
-            gradient = share(step, *_batch(rows, batch_rows), self.shield, round, stream)
+            gradient = share_gradient(step, *_batch(rows, batch_rows), self.shield, round, stream)
             tensors = _all_parameters({name: tensor.cpu() for name, tensor in gradient.tensors.items()}, weights)
             update_sum = {name: update_sum[name] + tensor if update_sum else tensor for name, tensor in tensors.items()}
         return LocalResult(Update(self.name, update_sum, len(order), len(batches)), rows.digest(), loss)
@@ -174,7 +174,7 @@ def _all_parameters(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tenso
     return {name: tensors[name] if name in tensors else torch.zeros_like(weight) for name, weight in weights.items()}
 
 
-def _require_fit(rows: SiteRows, step: SharedStep, name: str) -> None:
+def _require_ids_in_range(rows: SiteRows, step: SharedStep, name: str) -> None:
     """Raises CorruptCheckpoint if rows have ids or classes that the model lacks."""
     vocab_size, class_count = len(step.table), int(step.module.config.num_labels)
     if rows.ids.ids.min() < 0 or rows.ids.ids.max() >= vocab_size:

@@ -21,7 +21,7 @@ from milkglass.errors import FederatedError, MilkglassError, RefusedTask, UsageE
 from milkglass.federated.checks import GhostDemand
 from milkglass.federated.prepare import require_name
 from milkglass.federated.site import FederatedTraining, Site
-from milkglass.gradient_defences.catalogue import gradient_defence_named
+from milkglass.gradient_defences.catalogue import parse_gradient_defence
 from milkglass.models.resolve import resolve
 from milkglass.sanitizers.ghost.search import SearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSettings
@@ -70,7 +70,7 @@ class SiteConfig:
             raise UsageError(f"the selection is {method!r}", f"one of {', '.join(get_args(SelectionMethod))}")
         selection = SelectionSettings(method)
         rows = Path(str(config["rows"])).expanduser().absolute()
-        site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
+        site = Site(require_name(rows.name), rows, parse_gradient_defence(str(config.get("shield", "none"))))
         return cls(site, resolve(str(config["model"])), SearchSettings(**options), selection)
 
     def demand(self) -> GhostDemand:

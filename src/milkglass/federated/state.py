@@ -92,7 +92,7 @@ class FederatedRun:
         job, settings, finished_rounds = _read_run(folder)
         return cls(folder, job, finished_rounds, settings)
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def load_weights(self) -> dict[str, torch.Tensor]:
         """Returns the weights after the last finished round. Raises CorruptCheckpoint."""
         try:
             return load_file(self.weights_file)

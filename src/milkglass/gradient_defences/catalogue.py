@@ -32,14 +32,14 @@ GRADIENT_DEFENCES: Catalogue[GradientDefence] = Catalogue(
 )
 
 
-def gradient_defence_named(text: str) -> GradientDefence:
+def parse_gradient_defence(text: str) -> GradientDefence:
     """Parses NAME or NAME:PARAMETER=VALUE,... (gaussian:level=0.001). Raises UsageError for anything else."""
     name, _, parameters = text.partition(":")
     kind = type(GRADIENT_DEFENCES[name])
     return GRADIENT_DEFENCES.make(name, read_words(kind, parameters.split(",") if parameters else (), name))
 
 
-def gradient_defence_of(entry: Mapping[str, Any]) -> GradientDefence:
+def gradient_defence_from_recipe(entry: Mapping[str, Any]) -> GradientDefence:
     """Parses a recipe's entry: the name under `shield`, and parameters; {} is no defence. Raises UsageError."""
     parameters = dict(entry)
     return GRADIENT_DEFENCES.make(parameters.pop("shield", NoDefence.name), parameters)

@@ -58,19 +58,24 @@ class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three
         """Returns what is public of the noise on the gradient of so many texts, or None if no noise is added."""
         return None
 
-    def before(self, step: SharedStep) -> SharedStep:
+    def prepare_step(self, step: SharedStep) -> SharedStep:
         """Returns the step that is taken in place of this one. It shares the weights of the given step."""
         return step
 
-    def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
-        """Returns the gradient of a step, by parameter, before `after`. It takes what `SharedStep.gradient` takes."""
+    def compute_gradient(
+        self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None
+    ) -> Tensors:
+        """Returns the gradient of a step, by parameter, which `protect_gradient` receives.
+
+        The arguments are those of `SharedStep.gradient`.
+        """
         return step.gradient(ids, mask, targets)
 
-    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
+    def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         """Returns what is shared of a gradient.
 
         Args:
-            tensors: the gradient from `take`, by parameter. It is not changed.
+            tensors: the gradient from `compute_gradient`, by parameter. It is not changed.
             text_count: how many texts the gradient is of.
             stream: the source of all randomness.
         """
@@ -85,14 +90,14 @@ class NoDefence(GradientDefence):
     paper: ClassVar[Paper | None] = None
 
 
-def share(
+def share_gradient(
     step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None, defence: GradientDefence,
-    round: int, stream: Stream,
+    round_index: int, stream: Stream,
 ) -> Gradients:  # fmt: skip
     """Returns what a client shares of one step.
 
-    The stream of `after` depends on the gradient as well (noise/stream.py): no two gradients get the same noise.
-    PyTorch's generator is not used.
+    The stream of `protect_gradient` depends on the gradient as well (noise/stream.py): no two gradients get the same
+    noise. PyTorch's generator is not used.
 
     Args:
         step: the model and its loss.
@@ -100,7 +105,7 @@ def share(
         mask: (b, t) 1 for a text's places, and 0 after them.
         targets: as in `SharedStep.gradient`.
         defence: what is done to the step and to its gradient.
-        round: the index of the round, from 0.
+        round_index: the index of the round, from 0.
         stream: the source of all randomness.
 
     Raises:
@@ -108,11 +113,13 @@ def share(
     """
     dropout_stream, noise_stream = stream.child(), stream.child()
     with drawing_from(dropout_stream):
-        gradients = defence.take(defence.before(step), ids, mask, targets)
+        gradients = defence.compute_gradient(defence.prepare_step(step), ids, mask, targets)
     for name, gradient in gradients.items():
         if not torch.isfinite(gradient).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
-    return Gradients(defence.after(gradients, len(ids), stream_for(gradients, noise_stream)), len(ids), round)
+    return Gradients(
+        defence.protect_gradient(gradients, len(ids), stream_for(gradients, noise_stream)), len(ids), round_index
+    )
 
 
 def copy_step(step: SharedStep, frozen_names: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:

@@ -58,7 +58,7 @@ class DPSGD(GradientDefence):
     clip: float = limited(1.0, above=0, hint="1 is common")
 
     name: ClassVar[str] = "dp-sgd"
-    paper: ClassVar[Paper | None] = papers.DP_SGD.but(
+    paper: ClassVar[Paper | None] = papers.DP_SGD.with_deviations(
         "Accounted by privacy loss distributions, which are tighter than their moments accountant.",
         "The sum is divided by the texts of the batch, not by the expected number; batches are not drawn here.",
     )
@@ -90,7 +90,9 @@ class DPSGD(GradientDefence):
     def added_noise(self, text_count: int) -> AddedNoise | None:
         return AddedNoise("gaussian", self.deviation / text_count, self.clip)
 
-    def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
+    def compute_gradient(
+        self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None
+    ) -> Tensors:
         """Returns the sum of the texts' gradients, each clipped to an L2 norm of at most C, in fp64 on the grid."""
         sums: Tensors = {}
         for i in range(len(ids)):
@@ -106,7 +108,7 @@ class DPSGD(GradientDefence):
         size = grid.step_size(self.deviation, self.clip)
         return {name: tensor.mul_(size) for name, tensor in sums.items()}
 
-    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
+    def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         return {
             name: (grid.gaussian(tensor, self.deviation, stream, self.clip) / text_count).float()
             for name, tensor in tensors.items()

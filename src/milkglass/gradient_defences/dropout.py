@@ -32,11 +32,11 @@ class Dropout(GradientDefence):
     rate: float = limited(0.1, above=0, below=1, hint="models are trained with 0.1")
 
     name: ClassVar[str] = "dropout"
-    paper: ClassVar[Paper | None] = papers.GRAB.but(
+    paper: ClassVar[Paper | None] = papers.GRAB.with_deviations(
         "One rate for hidden states and attention; models come with 0.1 for both, or with 0."
     )
 
-    def before(self, step: SharedStep) -> SharedStep:
+    def prepare_step(self, step: SharedStep) -> SharedStep:
         """Returns the step with dropout. Raises UsageError if the model has no place that drops."""
         with_dropout = copy_step(step, dropout=True)
         dropout_count = 0

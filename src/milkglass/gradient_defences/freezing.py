@@ -36,7 +36,7 @@ class FrozenEmbeddings(GradientDefence):
     kinds: tuple[EmbeddingKind, ...] = ("word", "position", "type")
 
     name: ClassVar[str] = "frozen-embeddings"
-    paper: ClassVar[Paper | None] = papers.FREEZING.but(
+    paper: ClassVar[Paper | None] = papers.FREEZING.with_deviations(
         "They freeze word embeddings; position and type embeddings are frozen too, unless only words are named."
     )
 
@@ -45,7 +45,7 @@ class FrozenEmbeddings(GradientDefence):
         if not self.kinds:
             raise UsageError("kinds is an empty list", f"some of {', '.join(get_args(EmbeddingKind))}")
 
-    def before(self, step: SharedStep) -> SharedStep:
+    def prepare_step(self, step: SharedStep) -> SharedStep:
         """Returns the step with frozen tables. Raises UsageError if the model lacks them, or trains nothing else."""
         selected = frozenset(name for name, kind in embedding_kinds(step).items() if kind in self.kinds)
         if not selected:

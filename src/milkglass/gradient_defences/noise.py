@@ -44,7 +44,7 @@ class AdditiveNoise(GradientDefence):
     clip: float | None = limited(1.0, above=0, hint="1 is common; leave it out for none")
 
     law: ClassVar[Literal["gaussian", "laplace"]]
-    paper: ClassVar[Paper | None] = papers.DLG.but(
+    paper: ClassVar[Paper | None] = papers.DLG.with_deviations(
         "The gradient is clipped first, as GHOST's comparison does.",
         "The level is a standard deviation, not a variance; a Laplacian has it too, instead of its scale.",
     )
@@ -62,7 +62,7 @@ class AdditiveNoise(GradientDefence):
     def added_noise(self, text_count: int) -> AddedNoise | None:
         return AddedNoise(self.law, self.scale, self.clip)
 
-    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
+    def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
         draw, scale = {"gaussian": grid.gaussian, "laplace": grid.laplace}[self.law], self.scale
         return {

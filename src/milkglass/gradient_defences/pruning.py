@@ -36,7 +36,7 @@ class RandomPruning(GradientDefence):
     name: ClassVar[str] = "random-pruning"
     paper: ClassVar[Paper | None] = papers.LAMP
 
-    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
+    def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         return {name: tensor * keep_mask(stream, tensor, 1 - self.ratio) for name, tensor in tensors.items()}
 
 
@@ -56,7 +56,7 @@ class MagnitudePruning(GradientDefence):
     name: ClassVar[str] = "magnitude-pruning"
     paper: ClassVar[Paper | None] = papers.DLG
 
-    def after(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
+    def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         if self.among == "tensor":
             return {name: tensor * largest_mask(tensor.flatten(), self._remaining_count(tensor.numel())).view_as(tensor)
                     for name, tensor in tensors.items()}  # fmt: skip

@@ -123,7 +123,7 @@ class CAPE(HiddenStateDefence):
     name: ClassVar[str] = "cape"
     loss_is_mean: ClassVar[bool] = True
     later_parameters: ClassVar[Mapping[str, Any]] = {**HiddenStateDefence.later_parameters, "pooling": "mean"}
-    paper: ClassVar[Paper] = papers.CAPE.but(
+    paper: ClassVar[Paper] = papers.CAPE.with_deviations(
         "The adversary names words of the text, commonest ones left out: no private attribute is labelled here.",
         "The adversary's loss weighs words that are there and words that are not alike.",
         "On a processor a step of many tokens is done in parts, and the words are weighed in each part.",

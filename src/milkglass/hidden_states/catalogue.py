@@ -31,13 +31,13 @@ HIDDEN_STATE_DEFENCES: Catalogue[HiddenStateDefence] = Catalogue(
 TRAINING = "training"  # a parameter of every method, whose values commands and files keep apart from the others
 
 
-def from_words(method: str, words: Sequence[str], training: Mapping[str, Any]) -> HiddenStateDefence:
+def parse_defence(method: str, words: Sequence[str], training: Mapping[str, Any]) -> HiddenStateDefence:
     """Returns the method with `words` such as "epsilon=8" and these fields of its training. Raises UsageError."""
     parameters = read_words(type(HIDDEN_STATE_DEFENCES[method]), words, method, without=(TRAINING,))
     return HIDDEN_STATE_DEFENCES.make(method, {**parameters, TRAINING: training})
 
 
-def values_of(defence: HiddenStateDefence) -> dict[str, Any]:
+def parameter_values(defence: HiddenStateDefence) -> dict[str, Any]:
     """Returns the parameters without those of the training, as JSON."""
     return {name: getattr(defence, name) for name in parameters_of(type(defence)) if name != TRAINING}
 
@@ -45,7 +45,7 @@ def values_of(defence: HiddenStateDefence) -> dict[str, Any]:
 def restore_defence(
     method: str, parameters: Mapping[str, Any], training: Mapping[str, Any] | None = None
 ) -> HiddenStateDefence:
-    """Returns the defence of these `values_of` and, for a client half, training. Raises CorruptCheckpoint."""
+    """Returns the defence of these `parameter_values` and, for a client half, training. Raises CorruptCheckpoint."""
     try:
         return HIDDEN_STATE_DEFENCES.make(method, {**parameters, **({} if training is None else {TRAINING: training})})
     except UsageError as error:

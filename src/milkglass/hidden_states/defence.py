@@ -55,12 +55,12 @@ class HiddenStateDefence(Mechanism):
     client: ClassVar[type[EncoderClient]] = EncoderClient
     server: ClassVar[type[EncoderServer]] = EncoderServer
 
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         return halves.refusal(base, self.layer or 0)
 
     def require(self, base: Checkpoint) -> None:
         """Raises UnsupportedModel if this model cannot be split."""
-        if reason := self.refuses(base):
+        if reason := self.refusal(base):
             raise UnsupportedModel(f"{self.name} cannot split this model: {reason}", "choose another model or layer")
 
     def split(

@@ -59,7 +59,7 @@ class DPForward(HiddenStateDefence):
     name: ClassVar[str] = "dp-forward"
     loss_is_mean: ClassVar[bool] = True
     trains_lower: ClassVar[bool] = False
-    paper: ClassVar[Paper] = papers.DP_FORWARD.but(
+    paper: ClassVar[Paper] = papers.DP_FORWARD.with_deviations(
         "The sensitivity of a clipped input is 2 C, not 1: it holds for any other text.",
         "The noise is isotropic. The paper's matrix mechanism (aMGM) has covariances of rows and columns too.",
         "Layers below the noise are not trained: their gradients would tell of the text without noise.",

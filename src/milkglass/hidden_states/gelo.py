@@ -177,7 +177,7 @@ class GELO(HiddenStateDefence):
         "GELO hides which row is whose and not the span of the rows: a public embedding lies in it or does not, and "
         "span-membership reads the text"
     )
-    paper: ClassVar[Paper] = papers.GELO.but(
+    paper: ClassVar[Paper] = papers.GELO.with_deviations(
         "The full text was not accessible: this follows the abstract and the protocol note that the first author "
         "published (U = A H, Y = U W, A^-1 Y; a fresh A for each batch; A well conditioned).",
         "How A is drawn, its condition number, and the share and length of shields are our choice.",
@@ -186,8 +186,8 @@ class GELO(HiddenStateDefence):
         "Each text is mixed alone; the note pools about 500 rows of several users. `bench/span_membership.py` does.",
     )
 
-    def refuses(self, base: Checkpoint) -> str | None:
-        if reason := super().refuses(base):
+    def refusal(self, base: Checkpoint) -> str | None:
+        if reason := super().refusal(base):
             return reason
         count = halves.layer_count(base.config)
         return None if self.cut(base) < count else f"no layer is left above the cut, and the model has {count}"

@@ -32,7 +32,7 @@ class EncoderServer(Server):
     def __init__(self, folder: Path, upper: torch.nn.Module, split: Mapping[str, Any]) -> None:
         self.folder, self._upper, self._split = folder, device.move(upper.eval()), split
 
-    def rest(self) -> tuple[Observation, ...]:
+    def stored_observations(self) -> tuple[Observation, ...]:
         """Returns the upper layers and the head: a model without a table of embeddings."""
         tensors = {name: value.detach().cpu() for name, value in self._upper.state_dict().items()}
         return (Weights(Model(tensors, read_description(self.folder)["model"]), tuned=True),)

@@ -6,13 +6,13 @@ Zhou et al. 2023, Findings of EMNLP, section 4:
     answer (N x classes) = one for each place;     the client reads its own and throws the others away
 
 V_j is fixed and drawn from the secret: "hadamard", a Gaussian number for each dimension (MUX-PLM's), or "rotation", an
-orthogonal matrix. The other texts come from the training texts, cut or padded with zeros to the own text's length, so
-that what crosses is as long as the text. The own text's place is random. The server's half learns one vector a place,
-and a small network makes that place's answer from it and the mixed answer.
+orthogonal matrix. The other texts come from the training texts. They are cut or padded with zeros to the length of the
+client's text, so that what crosses is as long as that text. Its place among them is random. The server's half learns
+one vector a place, and a small network makes that place's answer from it and the mixed answer.
 
 An ordinary encoder learns to read mixtures from the task alone, and loses much accuracy. Nothing is proved here. V_j is
 the same for all texts, so an attacker who learns it undoes much of the mixing, and the server's half helps with that.
-**It is learnt at once**: if the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at
+**V_j is learnt at once**: if the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at
 a text's first and last places are public. From 500 texts both keys of N = 2 were recovered exactly. The catalogue's
 attacks do not do that, so users of this method are warned.
 """
@@ -136,9 +136,9 @@ class TextMixer(HiddenStateDefence):
     name: ClassVar[str] = "textmixer"
     client: ClassVar[type[EncoderClient]] = MixingClient
     broken: ClassVar[str | None] = (
-        "TextMixer's keys fall out of what it sends: 500 texts gave both, exactly, and no attack of the audit uses that"
+        "TextMixer's keys can be computed from what it sends: 500 texts gave both, and no attack of the audit does it"
     )
-    paper: ClassVar[Paper] = papers.TEXTMIXER.but(
+    paper: ClassVar[Paper] = papers.TEXTMIXER.with_deviations(
         "An ordinary encoder, not one of MUX-PLM's that were pretrained on mixed inputs.",
         "The other texts are drawn at random from the training texts, not chosen to be like the own one.",
         "V_j is secret; MUX-PLM's are part of its public checkpoints.",

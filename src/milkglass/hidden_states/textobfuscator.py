@@ -121,7 +121,7 @@ class TextObfuscator(HiddenStateDefence):
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(batch_size=128))
 
     name: ClassVar[str] = "textobfuscator"
-    paper: ClassVar[Paper] = papers.TEXTOBFUSCATOR.but(
+    paper: ClassVar[Paper] = papers.TEXTOBFUSCATOR.with_deviations(
         "States are bounded in L1 before the noise; without a bound no guarantee is possible.",
         "Clusters are k-means of the public table alone, for every task.",
         "Both losses are per dimension; centres are running means, not parameters.",

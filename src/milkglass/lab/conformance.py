@@ -36,7 +36,7 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.engines.engine import IdsEngine, IdsRequest
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.gradient_defences.defence import GradientDefence, share
+from milkglass.gradient_defences.defence import GradientDefence, share_gradient
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.family import Family
 from milkglass.noise.stream import Stream
@@ -162,14 +162,14 @@ def _check(point: EntryPoint) -> Iterator[CheckResult]:
 
 
 # --- every method -----------------------------------------------------------------------------------------------------
-def is_frozen_dataclass(entry: Any, folder: Path) -> None:
-    """It is a frozen dataclass whose defaults make it."""
+def check_frozen_dataclass(entry: Any, folder: Path) -> None:
+    """It is a frozen dataclass, and equals one that is made with its defaults."""
     kind = type(entry)
     assert is_dataclass(kind) and kind.__dataclass_params__.frozen, f"{kind.__name__} is no frozen dataclass"  # type: ignore[attr-defined]
     assert kind() == entry, f"{kind.__name__}() is another instance"
 
 
-def names_its_paper(entry: Any, folder: Path) -> None:
+def check_paper(entry: Any, folder: Path) -> None:
     """It names its paper, and its page says what it does."""
     paper = getattr(type(entry), "paper", None)
     assert paper is None or isinstance(paper, Paper), f"paper is {paper!r}; milkglass.papers.ours(...) makes one"
@@ -177,7 +177,7 @@ def names_its_paper(entry: Any, folder: Path) -> None:
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
-def declares_what_it_needs(attack: Attack, folder: Path) -> None:
+def check_declared_needs(attack: Attack, folder: Path) -> None:
     """It declares what it sees and assumes, and refuses with a reason where that is missing."""
     assert attack.title and attack.sees, "title or sees is empty"
     assert all(issubclass(kind, Observation) for kind in attack.sees), "sees holds something that is no observation"
@@ -186,7 +186,7 @@ def declares_what_it_needs(attack: Attack, folder: Path) -> None:
     assert why_not(attack, Transcript((), 10), Knowledge()), "it applies to an empty transcript"
 
 
-def runs_or_refuses(attack: Attack, folder: Path) -> None:
+def check_run_or_refusal(attack: Attack, folder: Path) -> None:
     """It runs on what is not defended, or refuses with a reason; two runs with one seed are equal."""
     scene = _scene(Plain(), folder)
     outcomes = [run(scene, {attack.name: attack}, None, Budget(), 1).results for _ in range(2)]
@@ -198,7 +198,7 @@ def runs_or_refuses(attack: Attack, folder: Path) -> None:
     assert measures[0] == measures[1], "two runs with one seed differ"
 
 
-def counts_its_work(attack: Attack, folder: Path) -> None:
+def check_counted_work(attack: Attack, folder: Path) -> None:
     """An attack that asks its budget again and again counts what it does: else a budget of work never ends it."""
     scene = _scene(Plain(), folder)
     for who in scene.attackers_of(attack):
@@ -219,7 +219,7 @@ def counts_its_work(attack: Attack, folder: Path) -> None:
 
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
-def makes_the_same_model_again(scheme: Scheme, folder: Path) -> None:
+def check_same_model_again(scheme: Scheme, folder: Path) -> None:
     """One secret makes one model, another secret makes another, and the result is verified."""
     base = _model_for(scheme, folder)
     key = new_key(base, "tiny", scheme, base.digest(), SECRET)
@@ -234,14 +234,14 @@ def makes_the_same_model_again(scheme: Scheme, folder: Path) -> None:
     assert require_scrambled(folder / "a")
 
 
-def is_kept_in_its_key(scheme: Scheme, folder: Path) -> None:
+def check_key_round_trip(scheme: Scheme, folder: Path) -> None:
     """A key file keeps the scheme and its parameters."""
     base = _model_for(scheme, folder)
     key = unseal(seal(new_key(base, "tiny", scheme, base.digest(), SECRET), "of a check", scrypt_n=2**10), "of a check")
     assert scheme_of(key) == scheme, "the reopened key has another scheme"
 
 
-def leaves_no_secret_on_the_server(scheme: Scheme, folder: Path) -> None:
+def check_no_secret_on_server(scheme: Scheme, folder: Path) -> None:
     """The scrambled folder holds neither the secret nor the map of ids, and ids come back."""
     base = _model_for(scheme, folder)
     key = new_key(base, "tiny", scheme, base.digest(), SECRET)
@@ -260,7 +260,7 @@ def leaves_no_secret_on_the_server(scheme: Scheme, folder: Path) -> None:
 
 
 # --- sanitizers -------------------------------------------------------------------------------------------------------
-def sends_only_words_of_its_table(method: SanitizerMethod, folder: Path) -> None:
+def check_words_of_table(method: SanitizerMethod, folder: Path) -> None:
     """Only words of its table cross, and one stream gives one result."""
     words = tuple(sorted({word.strip(",") for text in PRIVATE_TEXTS for word in text.split()} - {"120", "80"}))
     table = WordVectors(words, np.random.default_rng(0).normal(size=(len(words), 6)).astype(np.float32))
@@ -274,7 +274,7 @@ def sends_only_words_of_its_table(method: SanitizerMethod, folder: Path) -> None
 
 
 # --- defences ---------------------------------------------------------------------------------------------------------
-def splits_by_its_secret(defence: Defence, folder: Path) -> None:
+def check_split_by_secret(defence: Defence, folder: Path) -> None:
     """One secret makes the same halves; another sends something else."""
     base = _encoder(folder)
     halves = [
@@ -287,7 +287,7 @@ def splits_by_its_secret(defence: Defence, folder: Path) -> None:
     assert json.dumps(defence.document()) and defence.document()["name"]
 
 
-def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
+def check_halves_apart(defence: Defence, folder: Path) -> None:
     """The server's folder holds neither the secret nor a text; the client's is its owner's alone and loads again."""
     base = _encoder(folder)
     client, _ = defence.split(base, CORPUS, SECRET, folder / "server")
@@ -301,10 +301,10 @@ def keeps_its_halves_apart(defence: Defence, folder: Path) -> None:
     assert _crossed_bytes(loaded_client.send(PRIVATE_TEXTS)) == _crossed_bytes(client.send(PRIVATE_TEXTS)), (
         "the loaded half sends something else"
     )
-    server.rest()
+    server.stored_observations()
 
 
-def can_be_attacked(defence: Defence, folder: Path) -> None:
+def check_scene_of_defence(defence: Defence, folder: Path) -> None:
     """An audit of it runs to its end."""
     from milkglass.attacks.catalogue import ATTACKS
 
@@ -314,12 +314,14 @@ def can_be_attacked(defence: Defence, folder: Path) -> None:
     assert not failed_results, f"{failed_results[0].attack} failed: {failed_results[0].reason}"
 
 
-def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
+def check_shared_gradient(defence: GradientDefence, folder: Path) -> None:
     """What is shared has the names and shapes of the step, is finite, and is decided by the seed."""
     step = SharedStep.open(_encoder(folder).folder, "classification")
     ids, mask = pad_texts([[5, 9, 7, 6], [8, 11, 4]], pad=1)
     state_before = {name: tensor.clone() for name, tensor in step.module.state_dict().items()}
-    runs = [share(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)]
+    runs = [
+        share_gradient(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)
+    ]
     shapes = {name: tensor.shape for name, tensor in step.module.named_parameters()}
     for name, tensor in runs[0].items():
         assert tensor.shape == shapes[name] and tensor.isfinite().all(), f"{name} is not a finite tensor of its shape"
@@ -330,7 +332,7 @@ def shares_a_gradient(defence: GradientDefence, folder: Path) -> None:
 
 
 # --- engines and families ---------------------------------------------------------------------------------------------
-def asks_with_ids_alone(engine: IdsEngine, folder: Path) -> None:
+def check_ids_alone(engine: IdsEngine, folder: Path) -> None:
     """A request holds the ids and the model's name and no other text, and what is not offered is refused."""
     call = engine.completion("model-name", IdsRequest((5, 9, 7), max_tokens=4))
     assert call.path.startswith("/"), f"the path is {call.path!r}"
@@ -344,7 +346,7 @@ def asks_with_ids_alone(engine: IdsEngine, folder: Path) -> None:
         raise AssertionError("an option that is not offered is not refused")
 
 
-def refuses_a_bad_answer(engine: IdsEngine, folder: Path) -> None:
+def check_bad_answer_refused(engine: IdsEngine, folder: Path) -> None:
     """An event that is no answer is refused with an error of Milkglass."""
     for event in ({}, {"choices": 3}, {"choices": [{"token_ids": ["5"]}]}, {"output_ids": "x"}, {"tokens": [1.5]}):
         try:
@@ -354,7 +356,7 @@ def refuses_a_bad_answer(engine: IdsEngine, folder: Path) -> None:
         assert not chunk.ids, f"an event {event} gave ids"
 
 
-def permutes_without_change(family: Family, folder: Path) -> None:
+def check_permutation(family: Family, folder: Path) -> None:
     """Permuting the ids of a model of each of its types changes no logit."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -377,45 +379,45 @@ def permutes_without_change(family: Family, folder: Path) -> None:
 
 
 # --- ways of `milkglass compare` --------------------------------------------------------------------------------------
-def says_what_it_is(way: Way, folder: Path) -> None:
+def check_description(way: Way, folder: Path) -> None:
     """It says what leaves the machine, whom the user trusts, which rows it is for and what the next command is."""
     assert way.title and way.trust and way.provider, "title, trust or provider is empty"
     assert way.group in get_args(Group), f"group is {way.group!r}, one of {', '.join(get_args(Group))}"
     assert way.tasks and {*way.tasks} <= {*ALL_TASKS}, f"tasks are {way.tasks}, some of {', '.join(ALL_TASKS)}"
-    way.command.format(**dict.fromkeys(("model", "rows", "kept", "text", "compare"), "word"))
+    way.command.format(**dict.fromkeys(("model", "rows", "task", "kept", "text", "compare"), "word"))
 
 
-def has_a_defence_that_applies(way: Way, folder: Path) -> None:
+def check_defence_applies(way: Way, folder: Path) -> None:
     """If it puts a defence in front of a model, the defence is known and protects a small encoder or decoder."""
     if not isinstance(way, DefenceWay):
         return
     defence = defence_of(way.entry)
     kind = "encoder" if {*way.tasks} & {*LABEL_TASKS} else "decoder"
     base = Checkpoint.open(save_tiny_model("bert" if kind == "encoder" else "llama", kind, folder / "base"))
-    assert (reason := defence.refuses(base)) is None, f"it refuses a small {kind}: {reason}"
+    assert (reason := defence.refusal(base)) is None, f"it refuses a small {kind}: {reason}"
 
 
 CHECKS: Mapping[type, tuple[str, tuple[Check, ...]]] = {
     Attack: (
         "attack",
-        (is_frozen_dataclass, names_its_paper, declares_what_it_needs, runs_or_refuses, counts_its_work),
+        (check_frozen_dataclass, check_paper, check_declared_needs, check_run_or_refusal, check_counted_work),
     ),
     Scheme: (
         "scheme",
         (
-            is_frozen_dataclass, names_its_paper, makes_the_same_model_again, is_kept_in_its_key,
-            leaves_no_secret_on_the_server,
+            check_frozen_dataclass, check_paper, check_same_model_again, check_key_round_trip,
+            check_no_secret_on_server,
         ),
     ),
-    SanitizerMethod: ("sanitizer", (is_frozen_dataclass, sends_only_words_of_its_table)),
-    GradientDefence: ("defence", (is_frozen_dataclass, names_its_paper, shares_a_gradient)),
+    SanitizerMethod: ("sanitizer", (check_frozen_dataclass, check_words_of_table)),
+    GradientDefence: ("defence", (check_frozen_dataclass, check_paper, check_shared_gradient)),
     Defence: (
         "defence",
-        (is_frozen_dataclass, names_its_paper, splits_by_its_secret, keeps_its_halves_apart, can_be_attacked),
+        (check_frozen_dataclass, check_paper, check_split_by_secret, check_halves_apart, check_scene_of_defence),
     ),
-    IdsEngine: ("engine", (asks_with_ids_alone, refuses_a_bad_answer)),
-    Family: ("family", (permutes_without_change,)),
-    Way: ("way", (says_what_it_is, has_a_defence_that_applies)),
+    IdsEngine: ("engine", (check_ids_alone, check_bad_answer_refused)),
+    Family: ("family", (check_permutation,)),
+    Way: ("way", (check_description, check_defence_applies)),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The audit of any defence, from its two halves to its report."""
+"""Audits any defence, from its two halves to the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def audit_defence(
     Args:
         base: the public model, or its name, such as "demo:minilm".
         client: sends the private texts once. If a token is not sent in its own place, `Client.origin` says where.
-        server: its `rest` is what an attacker has who reads the server's disk.
+        server: its `stored_observations` are what an attacker has who reads the server's disk.
         private: the texts that are sent, 20 or more.
         public: an attacker's text of the same kind, or the text of each attacker, by name. Texts that contain a private
             text or are part of one are left out.
@@ -51,7 +51,8 @@ def audit_defence(
         budget: CPU time for the attacks, such as "90s" or "15m".
         seed: decides every random draw.
         out: a new folder for the report, which contains private text. None: no report is written.
-        words: what the report says about the defence. None: what it says of any that sends the same.
+        words: what the report says about the defence. None: general words for defences that send the same kind of
+            thing.
         stage: receives the progress.
 
     Returns:
@@ -61,7 +62,7 @@ def audit_defence(
         UsageError: there is too little text, or the client does not say where it sends a token.
         ModelError: a model cannot be opened.
     """
-    limit, chosen_attacks = Budget.parse(budget), ATTACKS if attacks is None else attacks
+    attack_budget, chosen_attacks = Budget.parse(budget), ATTACKS if attacks is None else attacks
     require_enough(private, "the list of private texts")
     model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve(str(base)))
     public_texts = public if isinstance(public, Mapping) else {ALIKE: public}
@@ -72,7 +73,7 @@ def audit_defence(
         identity = {"texts": texts_digest, "attacks": [signature(attack) for attack in chosen_attacks.values()]}
         advance = stage("attack", len(chosen_attacks))
         store = ResumeStore.open(Path(work_folder) / "cells", identity)
-        result = audit(scene, chosen_attacks, store, limit, seed, lambda cell: advance(1))
+        result = audit(scene, chosen_attacks, store, attack_budget, seed, lambda cell: advance(1))
     if out is not None:
         write(result, Path(out))
     return result

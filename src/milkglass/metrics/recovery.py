@@ -14,7 +14,7 @@ from milkglass.metrics.interval import Interval, ratio, resample, share
 from milkglass.sequences import Ids, Sequences
 
 RANKS = (1, 3, 10)
-SAMPLE_TEXTS = 500  # the most texts compared by ROUGE and METEOR
+MAX_SAMPLED_TEXTS = 500  # the most texts compared by ROUGE and METEOR
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def token_mean(
         values: (total,) one for each running token.
         truth: the texts.
         is_counted: (total,) which tokens count.
+        rng: draws the bootstrap samples of texts.
     """
     weights = np.bincount(truth.sequence_indices, weights=is_counted, minlength=len(truth)).astype(np.float64)
     sums = np.bincount(truth.sequence_indices, values * is_counted, len(truth)).astype(np.float64)
@@ -73,17 +74,17 @@ def token_mean(
 
 
 def vocabulary_accuracies(
-    guess: Ids, inverse: Ids, is_counted: NDArray[np.bool_], rng: np.random.Generator
+    guess: Ids, true_ids: Ids, is_counted: NDArray[np.bool_], rng: np.random.Generator
 ) -> dict[int, Interval]:
     """Returns the top-1, top-3 and top-10 accuracy over the scrambled ids that count, by the rank 1, 3 or 10.
 
     Args:
         guess: (n, k) the public ids that are guessed for each scrambled id, the likeliest first.
-        inverse: (n,) the true public id of each scrambled id.
+        true_ids: (n,) the true public id of each scrambled id.
         is_counted: (n,) whether each scrambled id counts.
         rng: draws the bootstrap samples of scrambled ids.
     """
-    is_right = guess == inverse[:, None]
+    is_right = guess == true_ids[:, None]
     return {k: share(is_right[is_counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
 
 
@@ -100,13 +101,13 @@ def exact_share(guess: Ids, truth: Sequences, is_counted: NDArray[np.bool_], rng
 def text_similarity(
     guess: Sequences, truth: Sequences, decode: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
-    """Returns ROUGE and METEOR of the texts that `decode` decodes.
+    """Returns the mean ROUGE and METEOR of guessed texts against the true ones, both written by `decode`.
 
-    Texts whose truth is empty are left out. Of more than SAMPLE_TEXTS texts, a sample from `rng` is compared.
+    Texts whose truth is empty are left out. Of more than MAX_SAMPLED_TEXTS texts, a sample from `rng` is compared.
     """
     selected = np.flatnonzero(truth.lengths)
-    if len(selected) > SAMPLE_TEXTS:
-        selected = np.sort(rng.choice(selected, SAMPLE_TEXTS, replace=False))
+    if len(selected) > MAX_SAMPLED_TEXTS:
+        selected = np.sort(rng.choice(selected, MAX_SAMPLED_TEXTS, replace=False))
     guesses, originals = ([decode(ids) for ids in part.select(selected)] for part in (guess, truth))
     return text.mean_similarity(guesses, originals, rng)
 

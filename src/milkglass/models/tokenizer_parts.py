@@ -124,8 +124,8 @@ def _decoder_fault(part: Part) -> str:
     if part["type"] in KNOWN_DECODERS:
         return _fixed_setting_fault(part)
     if part["type"] == "Strip":
-        is_short = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
-        return "" if is_short else "it leaves letters out"
+        strips_one_space = part["content"] == " " and part["start"] <= 1 and part["stop"] <= 1
+        return "" if strips_one_space else "it leaves letters out"
     if part["type"] == "Replace":
         [(_, pattern)] = part["pattern"].items()
         return "" if (pattern, part["content"]) == ("▁", " ") else "what you read would not be what the model wrote"
@@ -249,9 +249,10 @@ def _post_processor_fault(part: Part) -> str:
         orders = [[step["Sequence"]["id"] for step in form if "Sequence" in step] for form in forms]
         if orders != [["A"], ["A", "B"]]:
             return "it repeats a text or leaves one out"
-        ids = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
+        id_counts = {name: len(token["ids"]) for name, token in part["special_tokens"].items()}
         added_count = max(
-            sum(ids.get(step["SpecialToken"]["id"], 0) for step in form if "SpecialToken" in step) for form in forms
+            sum(id_counts.get(step["SpecialToken"]["id"], 0) for step in form if "SpecialToken" in step)
+            for form in forms
         )
         return f"it puts {added_count} tokens around a text" if added_count > MAX_ADDED_TOKENS else ""
     return "it is not on the list of those whose effect on a text is known"

@@ -182,8 +182,8 @@ class LiveAttacker:
             candidates = finished_run.candidates
             for finished_attack in finished_run.finished_attacks:
                 guess, result = finished_attack.guess, finished_attack.result
-                if guess is not None and guess.table is not None:
-                    self.readings.append(LiveReading(result.title, guess.table[:, 0], result.cut))
+                if guess is not None and guess.by_id is not None:
+                    self.readings.append(LiveReading(result.title, guess.by_id[:, 0], result.cut))
             show_readings()
             results = [finished_attack.result for finished_attack in finished_run.finished_attacks]
             if any(result.value("vocabulary top-1") >= WHOLE_VOCABULARY_SHARE for result in results):
@@ -208,10 +208,10 @@ class LiveAttacker:
         if why_not(attack, transcript, knowledge) is not None:
             return
         guess = attack(transcript, knowledge, self._stoppable_budget(DECIPHER_SECONDS), np.random.default_rng(0))
-        if guess.table is not None:
+        if guess.by_id is not None:
             title = f"{attack.title}, with {self.public_source.name}" if self.public_source else attack.title
             self.readings = [reading for reading in self.readings if reading.title != title]
-            self.readings.append(LiveReading(title, guess.table[:, 0]))
+            self.readings.append(LiveReading(title, guess.by_id[:, 0]))
 
     def _stoppable_budget(self, seconds: float) -> Budget:
         """Returns a budget of CPU seconds that also ends when this attacker is cancelled."""

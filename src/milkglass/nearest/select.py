@@ -84,7 +84,7 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
     """
     row_count, n = similarity.shape
     bucket_count = max(1, n // BUCKET_COLUMNS)
-    maxima = _maxima(similarity, bucket_count)
+    maxima = _bucket_maxima(similarity, bucket_count)
     within = [bucket_count - count for count in counts if count <= bucket_count // 2]
     ranked = np.partition(maxima, within, axis=1) if within else maxima
     bounds = np.full((row_count, len(counts)), -np.inf, np.float32)
@@ -101,7 +101,7 @@ def k_largest(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.
     """
     count, n = similarity.shape
     bucket_count = max(k, n // BUCKET_COLUMNS)
-    bound = np.partition(_maxima(similarity, bucket_count), bucket_count - k, axis=1)[:, bucket_count - k]
+    bound = np.partition(_bucket_maxima(similarity, bucket_count), bucket_count - k, axis=1)[:, bucket_count - k]
     row, column = np.nonzero(similarity >= bound[:, None])
     value = similarity[row, column]
     order = np.lexsort((column, -value, row))
@@ -110,7 +110,7 @@ def k_largest(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.
     return column[selected], value[selected]
 
 
-def _maxima(similarity: NDArray[np.float32], bucket_count: int) -> NDArray[np.float32]:
+def _bucket_maxima(similarity: NDArray[np.float32], bucket_count: int) -> NDArray[np.float32]:
     """Returns (b, bucket_count) the maximum of each bucket. Columns that do not fill all buckets are left out."""
     count, n = similarity.shape
     bucket_size = n // bucket_count

@@ -1,7 +1,7 @@
 """OpenAI's API on this machine in front of an attested server: text goes there, and nowhere else, as it is.
 
 What leaves goes through an attested channel, which sends nothing to a key that its policy does not allow. Only listed
-paths are forwarded. With `quiet`, bodies are padded, and answers come whole or in slots of one size.
+paths are forwarded. In quiet mode bodies are padded, and answers come whole or in slots of one size.
 """
 
 from __future__ import annotations

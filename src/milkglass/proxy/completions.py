@@ -42,12 +42,12 @@ class ChatExchange:
         )  # fmt: skip
         self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": request.model}
         self._prompt_tokens = len(request.ids_request.prompt)
-        self._begin: Callable[[], list[Reply]] = lambda: backend.replies(request, body.n or 1)
+        self._start_replies: Callable[[], list[Reply]] = lambda: backend.replies(request, body.n or 1)
         self.replies: list[Reply] = []
 
     async def response(self) -> dict[str, Any]:
         """Returns the whole answer. Raises what `Reply.pieces` raises."""
-        self.replies = self._begin()
+        self.replies = self._start_replies()
         pieces_by_reply = await gather_pieces(self.replies)
         answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, pieces_by_reply, strict=True)]
         return {
@@ -60,7 +60,7 @@ class ChatExchange:
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks of a streamed answer."""
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
-        self.replies = self._begin()
+        self.replies = self._start_replies()
         call_counts, has_begun = [0] * len(self.replies), False
         async with aclosing(merge_pieces(self.replies)) as pieces:
             async for reply, piece in pieces:
@@ -157,7 +157,7 @@ class CompletionExchange:
         }  # fmt: skip
         self._backend, self._requests, self.replies = backend, requests, list[Reply]()
 
-    def _begin(self) -> list[Reply]:
+    def _start_replies(self) -> list[Reply]:
         count = self._body.n or 1
         return [
             reply
@@ -167,7 +167,7 @@ class CompletionExchange:
 
     async def response(self) -> dict[str, Any]:
         """Returns the whole answer. Raises what `Reply.pieces` raises."""
-        self.replies = self._begin()
+        self.replies = self._start_replies()
         pieces_by_reply = await gather_pieces(self.replies)
         answers = []
         for reply, pieces in zip(self.replies, pieces_by_reply, strict=True):
@@ -177,7 +177,7 @@ class CompletionExchange:
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks of a streamed answer."""
-        self.replies = self._begin()
+        self.replies = self._start_replies()
         offsets = [0] * len(self.replies)
         async with aclosing(merge_pieces(self.replies)) as pieces:
             async for reply, piece in pieces:

@@ -69,7 +69,7 @@ class ResponseExchange:
             allows_one_call=body.parallel_tool_calls is False, **body.sampling(),
         )  # fmt: skip
         self._prompt_tokens = len(request.ids_request.prompt)
-        self._begin: Callable[[], Reply] = lambda: backend.replies(request)[0]
+        self._start_replies: Callable[[], Reply] = lambda: backend.replies(request)[0]
         self._head = {
             "id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": request.model,
             "error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
@@ -81,7 +81,7 @@ class ResponseExchange:
 
     async def response(self) -> dict[str, Any]:
         """Returns the whole answer. Raises what `Reply.pieces` raises."""
-        items, reply = _Items(), self._begin()
+        items, reply = _Items(), self._start_replies()
         for piece in (await gather_pieces([reply]))[0]:
             items.take(piece)
         return self._document(reply, items.finish())
@@ -108,7 +108,7 @@ class ResponseExchange:
                 sequence_number += 1
 
     async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
-        items, reply = _Items(), self._begin()
+        items, reply = _Items(), self._start_replies()
         opening = [
             {"type": f"response.{status}", "response": self._document(reply, [], "in_progress")}
             for status in ("created", "in_progress")
@@ -144,7 +144,7 @@ class _Items:
         if piece.text:
             item_type = "reasoning" if piece.kind == "reasoning" else "message"
             if self.open_item is None or self.open_item["type"] != item_type:
-                events += self.close() + self._begin(item_type)
+                events += self.close() + self._opening_events(item_type)
             self._text += piece.text
             self._logprobs += piece.logprobs
             events.append(self._delta(piece))
@@ -175,7 +175,7 @@ class _Items:
             {"type": "response.output_item.done", "output_index": index, "item": item},
         ]
 
-    def _begin(self, item_type: str) -> list[dict[str, Any]]:
+    def _opening_events(self, item_type: str) -> list[dict[str, Any]]:
         fields: dict[str, Any] = {"role": "assistant"} if item_type == "message" else {"summary": []}
         item = {"id": new_id("msg"), "type": item_type, "status": "in_progress", "content": [], **fields}
         self.open_item, index = dict(item), len(self.done_items)

@@ -131,7 +131,7 @@ class CusText(Sanitizer):
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
     given_lists: WordGroups | None = field(default=None, repr=False)
 
-    paper: ClassVar[Paper] = papers.CUSTEXT.but(
+    paper: ClassVar[Paper] = papers.CUSTEXT.with_deviations(
         "Words that are in a list already are left out; the published code sets their vectors to zero, so that "
         "they may be taken again.",
         "What is left at the end, fewer than k words, joins the last list.",

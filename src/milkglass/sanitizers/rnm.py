@@ -69,7 +69,7 @@ class Rnm(Sanitizer):
     given_lists: tuple[NDArray[np.int32], NDArray[np.float64]] | None = field(default=None, repr=False)
     given_groups: WordGroups | None = field(default=None, repr=False)
 
-    paper: ClassVar[Paper] = papers.CMIF.but(
+    paper: ClassVar[Paper] = papers.CMIF.with_deviations(
         "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
         "vocabulary and replaces [CLS], [SEP] and [PAD]; ours follows the paper.",
         "By words, unknown ones and numbers become any word of the table.",

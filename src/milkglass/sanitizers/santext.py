@@ -194,7 +194,7 @@ class SanText(Sanitizer):
     An unknown word is treated as if it lay at the table's mean.
     """
 
-    paper: ClassVar[Paper] = papers.SANTEXT.but(
+    paper: ClassVar[Paper] = papers.SANTEXT.with_deviations(
         "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are not candidates.",
         "Unknown words and numbers are drawn for as if they lay at the mean of the table.",
         "Published workers share a random state and draw equally; ours are independent.",
@@ -231,7 +231,7 @@ class SanTextPlus(SanText):
         UsageError: a value does not fit, or no word of the corpus is sensitive.
     """
 
-    paper: ClassVar[Paper] = papers.SANTEXT.but(
+    paper: ClassVar[Paper] = papers.SANTEXT.with_deviations(
         "Words that are not in the corpus are sensitive, and are drawn for by their distance; the published code takes "
         "a uniform word of the corpus.",
         "Unknown words and numbers are drawn for as if they lay at the mean of the table.",

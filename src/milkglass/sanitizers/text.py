@@ -24,7 +24,15 @@ from milkglass.sanitizers import word_list, words
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.table import Ids, Mask, WordVectors, open_table, table_of
 from milkglass.sanitizers.word_list import token_counts
-from milkglass.sanitizers.words import CONTRACTED, KEPT, NUMBER, Lookup, is_whole_word, stem, whole_pattern
+from milkglass.sanitizers.words import (
+    CONTRACTED,
+    FIRST_KEPT_CODE,
+    NUMBER_CODE,
+    Lookup,
+    is_whole_word,
+    whole_word_pattern,
+    word_before_contraction,
+)
 
 Splitting = Literal["pieces", "whole"]  # how a text is split into words (words.py); recipes of papers have "pieces"
 WORD_CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
@@ -139,12 +147,12 @@ class WordReader:
         """Returns what maps a word of a text to its row or its code."""
         kept_indices = {word: index for index, word in enumerate(self.kept)}
         if self.splitting == "whole":
-            return Lookup(self.row_of_word, kept_indices, stem)
+            return Lookup(self.row_of_word, kept_indices, word_before_contraction)
         return Lookup(self.row_of_word, kept_indices)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return whole_pattern() if self.splitting == "whole" else words.pattern("n't" in self.row_of_word)
+        return whole_word_pattern() if self.splitting == "whole" else words.split_pattern("n't" in self.row_of_word)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,13 +194,13 @@ class TextSanitizer:
         parts_of_texts = [self.reader.split(text) for text in texts]
         original_words = [word for parts in parts_of_texts for word in parts[1::2]]
         codes = self.reader.codes(original_words)
-        is_replaceable = codes > KEPT
+        is_replaceable = codes > FIRST_KEPT_CODE
         is_drawn = np.zeros(len(codes), np.bool_)
         new_codes = codes.copy()
         replaceable_codes = np.maximum(codes[is_replaceable], UNKNOWN)
         new_codes[is_replaceable], is_drawn[is_replaceable] = self.sanitizer.sanitize_checked(replaceable_codes, stream)
         table_words, kept = self.sanitizer.table.words, self.reader.kept
-        new_words = [table_words[code] if code >= 0 else kept[KEPT - code] for code in new_codes.tolist()]
+        new_words = [table_words[code] if code >= 0 else kept[FIRST_KEPT_CODE - code] for code in new_codes.tolist()]
         if tally is not None:
             tally.texts += len(texts)
             is_changed = self._changed_mask(codes, new_codes, is_drawn, original_words, new_words)
@@ -223,7 +231,7 @@ class TextSanitizer:
     ) -> Mask:
         """Returns (words,) which words were drawn and came out as another. A number may be drawn as itself."""
         is_changed = is_drawn & (new_codes != codes)
-        for place in np.flatnonzero(codes == NUMBER):
+        for place in np.flatnonzero(codes == NUMBER_CODE):
             is_changed[place] = original_words[place].lower() != new_words[place].lower()
         return is_changed
 
@@ -231,9 +239,9 @@ class TextSanitizer:
         """Adds words to the tally, each in its class."""
         classes = np.where(codes >= 0, self._row_classes[np.maximum(codes, 0)], OTHER_CLASS)
         classes[codes == UNKNOWN] = UNKNOWN_CLASS
-        classes[codes == NUMBER] = NUMBER_CLASS
-        is_kept = codes <= KEPT
-        classes[is_kept] = self._kept_classes[KEPT - codes[is_kept]]
+        classes[codes == NUMBER_CODE] = NUMBER_CLASS
+        is_kept = codes <= FIRST_KEPT_CODE
+        classes[is_kept] = self._kept_classes[FIRST_KEPT_CODE - codes[is_kept]]
         tally.words += np.bincount(classes, minlength=len(WORD_CLASSES))
         tally.drawn += np.bincount(classes[is_drawn], minlength=len(WORD_CLASSES))
         tally.replaced += np.bincount(classes[is_changed], minlength=len(WORD_CLASSES))
@@ -253,7 +261,7 @@ class TextSanitizer:
         """Returns (kept,) the class that a kept word would have had."""
         codes = WordReader(self.sanitizer.table, splitting=self.splitting).codes(self.reader.kept)
         classes = np.where(codes >= 0, self._row_classes[np.maximum(codes, 0)], UNKNOWN_CLASS)
-        classes[codes == NUMBER] = NUMBER_CLASS
+        classes[codes == NUMBER_CODE] = NUMBER_CLASS
         classes[[word in self._stopwords for word in self.reader.kept]] = STOPWORD_CLASS
         return classes
 

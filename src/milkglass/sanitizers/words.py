@@ -7,14 +7,14 @@ becomes an unknown word, which is replaced.
 The same rule serves every table, a model's too. A model's tokenizer would let more through (its own unknown symbols,
 pieces of rare names). A word that the vocabulary has only in pieces is unknown.
 
-`pattern` splits at all punctuation, as the recipes of papers do. `whole_pattern` splits as people read: contractions,
-addresses, names and tags are one word each.
+`split_pattern` splits at all punctuation, as the recipes of papers do. `whole_word_pattern` splits as people read:
+contractions, addresses, names and tags are one word each.
 
     don't   o'clock   John's        one word each; of a table that lacks it, the word before its ending is looked up
     https://t.co/x   a.b@c.org      one word each, which no table has: it is replaced whole
     @some_name   #some_tag          the mark is kept, and what follows is one word
 
-No more crosses with it: the signs inside such a word are replaced together with it.
+It reveals no more than `split_pattern`: punctuation inside such a word is replaced together with the word.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
-UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words without a row; the i-th kept word has KEPT - i
+UNKNOWN_CODE, NUMBER_CODE, FIRST_KEPT_CODE = (
+    -1,
+    -2,
+    -3,
+)  # codes of words without a row; the i-th kept word has FIRST_KEPT_CODE - i
 ASCII_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 PLAIN_SPACES = " \t\n\r"  # white space that stays as it is
 REMEMBERED_WORDS = 1 << 18  # distinct words that a `Lookup` remembers
 MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
 APOSTROPHES = "'\u2019"
-CONTRACTION_ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
-CONTRACTIONS = frozenset(("n't", *CONTRACTION_ENDINGS))
+APOSTROPHE_ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
+CONTRACTION_ENDINGS = frozenset(("n't", *APOSTROPHE_ENDINGS))
 IRREGULAR_STEMS = {"can't": "can", "won't": "will", "shan't": "shall"}
 SUBJECTS = """
 i you he she it we they that there here this who what where how let
@@ -40,7 +44,7 @@ AUXILIARIES = """
 is are was were have has had do does did would should could might must need ca wo sha
 """
 CONTRACTED = frozenset(
-    [word + ending for word in SUBJECTS.split() for ending in CONTRACTION_ENDINGS]
+    [word + ending for word in SUBJECTS.split() for ending in APOSTROPHE_ENDINGS]
     + [f"{word}n't" for word in AUXILIARIES.split()]
 )
 
@@ -57,7 +61,7 @@ def kept_characters() -> str:
 
 
 @cache
-def pattern(splits_contractions: bool) -> re.Pattern[str]:
+def split_pattern(splits_contractions: bool) -> re.Pattern[str]:
     """Returns a pattern whose `split` gives what is between words at even places and words at odd ones.
 
     With `splits_contractions`, "don't" and "it's" are two words each, as in GloVe: "do" "n't", "it" "'s".
@@ -71,13 +75,13 @@ def pattern(splits_contractions: bool) -> re.Pattern[str]:
 
 
 def is_word(text: str) -> bool:
-    """Returns whether a text can be one of the words into which `pattern` splits a text."""
-    return text in CONTRACTIONS or bool(text) and not any(is_kept(c) for c in text)
+    """Returns whether a text can be one of the words into which `split_pattern` splits a text."""
+    return text in CONTRACTION_ENDINGS or bool(text) and not any(is_kept(c) for c in text)
 
 
 @cache
-def whole_pattern() -> re.Pattern[str]:
-    """Returns a pattern whose `split` gives what is between words at even places and words at odd ones."""
+def whole_word_pattern() -> re.Pattern[str]:
+    """Returns the pattern for words as people read them, as `split_pattern` gives it for words of papers."""
     letter = f"[^{kept_characters()}]"
     address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
     mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"
@@ -87,8 +91,8 @@ def whole_pattern() -> re.Pattern[str]:
 
 
 def is_whole_word(text: str) -> bool:
-    """Returns whether a text is one of the words of `whole_pattern`, and nothing else."""
-    return whole_pattern().fullmatch(text) is not None
+    """Returns whether a text is one of the words of `whole_word_pattern`, and nothing else."""
+    return whole_word_pattern().fullmatch(text) is not None
 
 
 def plain_space(text: str) -> str:
@@ -112,29 +116,32 @@ def spellings(word: str) -> Iterable[str]:
     yield "".join(c for c in unicodedata.normalize("NFD", lower) if unicodedata.category(c) != "Mn")
 
 
-def stem(word: str) -> str | None:
+def word_before_contraction(word: str) -> str | None:
     """Returns the word before a contraction's ending, in lower case: "do" for "don't"; None without such an ending."""
     lower = word.lower().replace("\u2019", "'")
     if lower in IRREGULAR_STEMS:
         return IRREGULAR_STEMS[lower]
-    for contraction in CONTRACTIONS:
+    for contraction in CONTRACTION_ENDINGS:
         if lower.endswith(contraction) and lower != contraction:
             return lower.removesuffix(contraction)
     return None
 
 
 class Lookup(dict[str, int]):
-    """Maps a word of a text to its row; to UNKNOWN or NUMBER; or to KEPT - i for the i-th kept word.
+    """Maps a word of a text to its row, or to a code: UNKNOWN_CODE, NUMBER_CODE, FIRST_KEPT_CODE - i for kept word i.
 
-    Everything with a digit is a number, even if the table has it. `stem` gives a word to look up for one without a row.
-    When REMEMBERED_WORDS are remembered, all are forgotten.
+    Everything with a digit is a number, even if the table has it. `shortened` gives the word to look up in place of one
+    without a row. When REMEMBERED_WORDS are remembered, all are forgotten.
     """
 
     def __init__(
-        self, rows: Mapping[str, int], kept: Mapping[str, int], stem: Callable[[str], str | None] = lambda word: None
+        self,
+        rows: Mapping[str, int],
+        kept: Mapping[str, int],
+        shortened: Callable[[str], str | None] = lambda word: None,
     ) -> None:
         super().__init__()
-        self.rows, self.kept, self.stem = rows, kept, stem
+        self.rows, self.kept, self.shortened = rows, kept, shortened
 
     def __missing__(self, word: str) -> int:
         if len(self) >= REMEMBERED_WORDS:
@@ -146,10 +153,10 @@ class Lookup(dict[str, int]):
         """Returns the row or the code of a word that is not remembered."""
         for spelling in spellings(word):
             if spelling in self.kept:
-                return KEPT - self.kept[spelling]
+                return FIRST_KEPT_CODE - self.kept[spelling]
         if is_number(word):
-            return NUMBER
+            return NUMBER_CODE
         row = next((self.rows[spelling] for spelling in spellings(word) if spelling in self.rows), None)
-        if row is None and (shorter := self.stem(word)) is not None:
+        if row is None and (shorter := self.shortened(word)) is not None:
             row = next((self.rows[spelling] for spelling in spellings(shorter) if spelling in self.rows), None)
-        return UNKNOWN if row is None else row
+        return UNKNOWN_CODE if row is None else row

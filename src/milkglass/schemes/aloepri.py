@@ -58,7 +58,7 @@ class AloePri(Covariant):
 
     name: ClassVar[str] = "aloepri"
     broken: ClassVar[str | None] = "AloePri is broken: anyone with the public model can read nearly every id"
-    paper: ClassVar[Paper] = papers.ALOEPRI.but(
+    paper: ClassVar[Paper] = papers.ALOEPRI.with_deviations(
         "The full text was not at hand: Algorithms 1 and 2, the forms of the tables and the defaults are taken from "
         "public transcriptions of version 2 and their lists of errata; no code of theirs is used.",
         "Keys are multiplied by R H^-1 Z, where Algorithm 2 prints Z transposed: only so does Z cancel.",

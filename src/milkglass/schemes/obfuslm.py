@@ -72,7 +72,7 @@ class ObfusLM(Scheme):
     rows: Literal["shared"] | None = None
 
     name: ClassVar[str] = "obfuslm"
-    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+    paper: ClassVar[Paper] = papers.OBFUSLM.with_deviations(
         "1. Algorithm 1's inner loop never tests B[j]; read literally, most tokens fall into several clusters. "
         "Assigned tokens are skipped, before the stop test, as the prose says (one cluster per embedding).",
         "2. The seed counts toward k and is marked assigned; ties fall to the token visited first.",

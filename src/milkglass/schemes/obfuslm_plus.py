@@ -66,7 +66,7 @@ class DimensionMixing:
     form: Form = "paper"
     leftover: Leftover = "merge"
 
-    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+    paper: ClassVar[Paper] = papers.OBFUSLM.with_deviations(
         "1. Norm gains are folded into what reads after them, and an embedding that is tied to the head is untied: "
         "the paper is silent, and without this the gains show the permutation.",
         "2. beta is 0.95 by default: at 0.99 fewer than k* dimensions are candidates in models of at most 900.",

@@ -36,7 +36,7 @@ class SentinelLMs(Scheme):
     name: ClassVar[str] = "sentinel"
     broken: ClassVar[str | None] = "SentinelLMs is broken: EDNN reads every token back, whatever the key"
     sorts_hashes: ClassVar[bool] = True
-    paper: ClassVar[Paper] = papers.SENTINEL_LMS.but(
+    paper: ClassVar[Paper] = papers.SENTINEL_LMS.with_deviations(
         "The published code derives the permutation from a sum of character codes (10,000 keys) and swaps pairs; "
         "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",
         "Positions and token types keep their embeddings: which token it is, is what the scheme would hide.",

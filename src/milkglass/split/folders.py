@@ -65,7 +65,7 @@ def write_description(folder: Path, description: ClientDescription | ServerDescr
     files.write(folder / DESCRIPTION_FILE, json_text(document), is_private=half == "client")
 
 
-def read_client(folder: Path) -> ClientDescription:
+def read_client_description(folder: Path) -> ClientDescription:
     """Reads a client half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     description = _read_description(folder, "client", ClientDescription)
     labels: Any = description.labels
@@ -74,14 +74,14 @@ def read_client(folder: Path) -> ClientDescription:
     return description
 
 
-def read_server(folder: Path) -> ServerDescription:
+def read_server_description(folder: Path) -> ServerDescription:
     """Reads a server half's split.json. Raises UsageError for another folder, CorruptCheckpoint for a damaged file."""
     return _read_description(folder, "server", ServerDescription)
 
 
-def require_one_split(client_folder: Path, server_folder: Path) -> ClientDescription:
+def require_matching_halves(client_folder: Path, server_folder: Path) -> ClientDescription:
     """Returns the client half's description. Raises UsageError if the two are not halves of one model."""
-    client, server = read_client(client_folder), read_server(server_folder)
+    client, server = read_client_description(client_folder), read_server_description(server_folder)
     if client.method != server.method:
         raise UsageError(
             f"{client_folder} is a half of {client.method}, and {server_folder} one of {server.method}",

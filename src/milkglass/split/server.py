@@ -55,7 +55,7 @@ class ServerHalf:
     @classmethod
     def open(cls, folder: Path) -> ServerHalf:
         """Opens a half. Raises CorruptCheckpoint if its folder is damaged."""
-        description, server_description = halves.read_description(folder), folders.read_server(folder)
+        description, server_description = halves.read_description(folder), folders.read_server_description(folder)
         try:
             config, class_count, layer = description["model"], int(description["classes"]), int(description["layer"])
             pooled = bool(description["pooled"])

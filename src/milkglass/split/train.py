@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from milkglass import files
 from milkglass.client.data.training_rows import in_fresh_order
 from milkglass.errors import CodecError, UsageError, naming_texts
-from milkglass.hidden_states.catalogue import values_of
+from milkglass.hidden_states.catalogue import parameter_values
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.tokens import PublicTokenizer
@@ -150,10 +150,10 @@ def train_and_write(
             )
         client_half.save(client_work_folder / "half")
         folders.write_description(
-            server_work_folder / "half", folders.ServerDescription(defence.name, values_of(defence))
+            server_work_folder / "half", folders.ServerDescription(defence.name, parameter_values(defence))
         )
         description = folders.ClientDescription(
-            defence.name, values_of(defence), asdict(defence.training), model, data.labels, data.has_pairs,
+            defence.name, parameter_values(defence), asdict(defence.training), model, data.labels, data.has_pairs,
             folders.weights_digest(server_work_folder / "half"),
         )  # fmt: skip
         folders.write_description(client_work_folder / "half", description)

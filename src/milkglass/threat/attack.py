@@ -94,7 +94,7 @@ class Attack(abc.ABC):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Returns what the attack reads within the budget. All random draws are made from `rng`."""
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         """Returns a reason of the attack's own not to run, or None.
 
         What the attack sees and assumes is there when this is asked.
@@ -111,8 +111,8 @@ class Attack(abc.ABC):
         if reason := why_not(self, transcript, knowledge):
             raise UsageError(f"{self.name} does not apply: {reason}", "choose an attack for which why_not is None")
         guess = self.run(transcript, knowledge, budget, rng)
-        if guess.table is not None and len(guess.table) != transcript.size:
-            raise ValueError(f"{self.name} guessed {len(guess.table)} ids of {transcript.size}")
+        if guess.by_id is not None and len(guess.by_id) != transcript.size:
+            raise ValueError(f"{self.name} guessed {len(guess.by_id)} ids of {transcript.size}")
         return guess
 
 
@@ -157,4 +157,4 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
         unknown_ids = ids[(ids < 0) | (ids >= size)]
         if len(unknown_ids):
             return f"an id of {unknown_ids[0]} in the public text, in a vocabulary of {size}"
-    return attack.refuses(transcript, knowledge)
+    return attack.refusal(transcript, knowledge)

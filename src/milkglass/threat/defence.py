@@ -1,7 +1,8 @@
 """Defines a defence: it splits one model into a half that keeps every secret and a half that keeps none.
 
 The client half turns texts into what crosses the wire. The server half is what rests on the machine that is not
-trusted, and answers. An attack is given exactly these two, `Client.send` and `Server.rest`, as one `Transcript`.
+trusted, and answers. An attack is given exactly these two, `Client.send` and `Server.stored_observations`, as one
+`Transcript`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Server(abc.ABC):
     folder: Path
 
     @abc.abstractmethod
-    def rest(self) -> tuple[Observation, ...]:
+    def stored_observations(self) -> tuple[Observation, ...]:
         """Returns what an attacker who reads the server's disk has."""
 
     @abc.abstractmethod
@@ -141,7 +142,7 @@ class Defence(abc.ABC):
         """
 
     @abc.abstractmethod
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         """Returns the reason, for the user, why this model cannot be split, or None if it can."""
 
     @abc.abstractmethod
@@ -157,7 +158,7 @@ class Defence(abc.ABC):
             folder: must not exist.
 
         Raises:
-            UnsupportedModel: `refuses` gives a reason.
+            UnsupportedModel: `refusal` gives a reason.
             UsageError: the defence needs a corpus.
         """
 

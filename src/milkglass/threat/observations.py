@@ -156,7 +156,7 @@ class Transcript:
         """Returns all ids that the client sent, as one list of sequences."""
         return Sequences.of(text for tokens in self.all(Tokens) for text in tokens.ids)
 
-    def weights(self, tuned: bool) -> Model | None:
+    def last_model(self, tuned: bool) -> Model | None:
         """Returns the last model that was fine-tuned or, with `tuned` false, uploaded. None: there is none."""
         models = [weights.model for weights in self.all(Weights) if weights.tuned == tuned]
         return models[-1] if models else None
@@ -187,7 +187,7 @@ class Transcript:
 
         Raises UsageError if there is none.
         """
-        model = self.weights(tuned=False) or self.weights(tuned=True)
+        model = self.last_model(tuned=False) or self.last_model(tuned=True)
         if model is None:
             raise UsageError("this transcript holds no weights", "ask why_not before an attack is run")
         return model

@@ -19,7 +19,9 @@ from milkglass.metrics.recovery import Recovery
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF, Guess
 
-MIN_CHANCE = 1e-12  # smaller chances count as this one, so that a token that is called impossible surprises by 40 bits
+MIN_PROBABILITY = (
+    1e-12  # smaller chances count as this one, so that a token that is called impossible surprises by 40 bits
+)
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Truth:
         return self.original if self.original is not None else self.sent.map_ids(self.inverse)
 
     def readings(self, guess: Guess) -> Ids:
-        """Returns (total, k) the public ids that a guess has for each of `tokens`, as in `Guess.running`."""
-        places = guess.at(self.sent)
+        """Returns (total, k) the public ids that a guess has for each of `tokens`, as in `Guess.by_token`."""
+        places = guess.for_tokens(self.sent)
         if self.origin is None:
             return places
         unsent_row = np.full((1, places.shape[1]), NO_BELIEF, np.int64)  # the last row, which NO_BELIEF picks
@@ -70,15 +72,15 @@ class Truth:
         Their mean is the attacker's cross-entropy: an estimate, and an upper bound, of what is hidden from the best
         attacker. Returns None if the guess states no chances, or if tokens were not sent in their own places.
         """
-        if guess.chances is None or guess.running is None or self.origin is not None:
+        if guess.probabilities is None or guess.by_token is None or self.origin is not None:
             return None
-        is_right = guess.running == self.tokens.ids[:, None]
+        is_right = guess.by_token == self.tokens.ids[:, None]
         listed = is_right.any(1)
         column = np.where(listed, is_right.argmax(1), is_right.shape[1])
-        chance = np.take_along_axis(guess.chances, column[:, None], 1)[:, 0]
+        chance = np.take_along_axis(guess.probabilities, column[:, None], 1)[:, 0]
         if guess.weights is not None:
             chance = chance * np.where(listed, 1.0, guess.weights[self.tokens.ids])
-        return -np.log2(np.maximum(chance, MIN_CHANCE))
+        return -np.log2(np.maximum(chance, MIN_PROBABILITY))
 
 
 def content_tokens(counts: NDArray[Any], pieces: list[str], common_limit: int = 150) -> NDArray[np.bool_]:
@@ -138,9 +140,9 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         }
         if (bits := truth.surprise(guess)) is not None:
             measures[f"{name} hidden bits"] = recovery.token_mean(bits, tokens, mask, rng)
-    if guess.table is not None:
+    if guess.by_id is not None:
         ordinary_rows = truth.ordinary[truth.inverse]
-        ranked = recovery.vocabulary_accuracies(guess.table, truth.inverse, ordinary_rows, rng)
+        ranked = recovery.vocabulary_accuracies(guess.by_id, truth.inverse, ordinary_rows, rng)
         measures |= {f"vocabulary top-{k}": share for k, share in ranked.items()}
     best = places[:, 0]
     measures["exact texts"] = recovery.exact_share(best, tokens, counted, rng)

@@ -36,15 +36,15 @@ class LogitLens(Attack):
 
     name = "logit-lens"
     title = "Logit lens"
-    paper = papers.PRIVACY_BERT.but("Products with the public table, in place of distances between states.")
+    paper = papers.PRIVACY_BERT.with_deviations("Products with the public table, in place of distances between states.")
     sees = frozenset({Activations})
     assumes = frozenset({"public_model"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return why_no_token_states(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         turned = required(knowledge.public_model).table.float().T
         states = torch.cat([one.hidden.float() for one in transcript.all(Activations)])
         best = [(rows @ turned).topk(self.k).indices for rows in states.split(512)]
-        return Guess(running=torch.cat(best).numpy())
+        return Guess(by_token=torch.cat(best).numpy())

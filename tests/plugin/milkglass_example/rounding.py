@@ -30,7 +30,7 @@ class Rounding(GradientDefence):
     name: ClassVar[str] = "rounding"
     paper: ClassVar[Paper | None] = papers.DLG
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+    def protect_gradient(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         dtype = getattr(torch, self.form)
         most = torch.finfo(dtype).max
         return {name: one.clamp(-most, most).to(dtype).to(one.dtype) for name, one in tensors.items()}

@@ -59,7 +59,7 @@ class ShiftedServer(Server):
 
     folder: Path
 
-    def rest(self) -> tuple[Observation, ...]:
+    def stored_observations(self) -> tuple[Observation, ...]:
         return (Weights(Model.open(self.folder)),)
 
     def answer(self, sent: tuple[Observation, ...]) -> Any:
@@ -77,7 +77,7 @@ class Shifted(Defence):
     def document(self) -> dict[str, Any]:
         return {"name": self.name}
 
-    def refuses(self, base: Checkpoint) -> str | None:
+    def refusal(self, base: Checkpoint) -> str | None:
         return None
 
     def split(

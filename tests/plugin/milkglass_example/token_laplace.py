@@ -34,7 +34,7 @@ class TokenLaplace(HiddenStateDefence):
     clip: float = limited(10.0, above=0)
 
     name: ClassVar[str] = "token-laplace"
-    paper: ClassVar[Paper] = papers.TEXTOBFUSCATOR.but("States are not drawn to the centres of clusters.")
+    paper: ClassVar[Paper] = papers.TEXTOBFUSCATOR.with_deviations("States are not drawn to the centres of clusters.")
 
     @property
     def guarantee(self) -> str | None:

@@ -63,8 +63,8 @@ def share(staged: SplitScene, attack: NearHidden | ChannelAttack, who: str) -> f
     """Tokens that the attack reads, of all that were sent."""
     one = next(adversary for adversary in staged.scene.adversaries if adversary.name == who)
     guess = attack(staged.scene.transcript, one.knowledge, Budget(60.0), np.random.default_rng(1))
-    assert guess.running is not None
-    return float((guess.running[:, 0] == staged.scene.truth.original.ids).mean())
+    assert guess.by_token is not None
+    return float((guess.by_token[:, 0] == staged.scene.truth.original.ids).mean())
 
 
 def test_without_the_sanitizer_the_nearest_rows_are_the_text(folder: Path, tmp_path: Path, enclave: Enclave) -> None:

@@ -400,7 +400,7 @@ class ClusterSolve(Solver):
             search.sweep(width, margin, budget)
         return _candidates(search, budget)
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         scrambled, public = transcript.model, required(knowledge.public_model)
         if knowledge.has_shared_ids:
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"

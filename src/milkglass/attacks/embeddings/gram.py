@@ -100,13 +100,13 @@ class Gram(NearestRows):
     name = "gram"
     title = "Matching by products of rows"
     cost = Cost(per_trillion_products=30)
-    paper = papers.PROCRUSTES.but(
+    paper = papers.PROCRUSTES.with_deviations(
         "The attack is ours; the rotation from pairs is the paper's.",
         "Pairs come from sorted products with the longest rows, and are trimmed.",
     )
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := super().refuses(transcript, knowledge):
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if reason := super().refusal(transcript, knowledge):
             return reason
         rows = SortableRows("table", transcript.table, required(knowledge.public_model).table)
         difference = rows.norm_difference

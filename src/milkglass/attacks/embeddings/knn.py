@@ -58,7 +58,7 @@ class NearestRows(Attack):
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         """Returns what is compared of the scrambled and the public rows."""
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return why_other_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -70,7 +70,7 @@ class NearestRows(Attack):
         ).numpy()
         table = np.full((transcript.size, nearest_rows.shape[1]), NO_BELIEF, np.int64)
         table[order[: len(nearest_rows)]] = nearest_rows
-        return Guess(table=table)
+        return Guess(by_id=table)
 
 
 def nearest(rows: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:

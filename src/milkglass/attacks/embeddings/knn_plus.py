@@ -35,7 +35,7 @@ class KNNPlus(NearestRows):
     title = "The better of KNN and EDNN"
     cost = Cost(2, per_trillion_products=35)
     baseline = True
-    paper = papers.OBFUSLM.but("The better one is picked under the attacker's own key, not by the result.")
+    paper = papers.OBFUSLM.with_deviations("The better one is picked under the attacker's own key, not by the result.")
     assumes = frozenset({"public_model", "simulate"})
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:

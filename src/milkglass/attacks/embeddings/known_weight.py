@@ -56,7 +56,7 @@ def undo_transformation(table: Tensor, transformation: Tensor) -> Tensor:
 class TransformationCache:
     """Caches the last result of `find_transformations`, without keeping the models alive.
 
-    An attack needs the result for the same two models twice, in `refuses` and in `run`, and computing it takes seconds.
+    An attack needs the result for the same two models twice, in `refusal` and in `run`, and computing it takes seconds.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class KnownWeight(Preprocessor):
         uses = (self.then.assumes | self.then.uses) - self.assumes - {"candidates"}
         object.__setattr__(self, "uses", uses)
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := why_other_width(transcript, knowledge):
             return reason
         if reason := why_not(self.then, transcript, self.prepare_knowledge(knowledge)):

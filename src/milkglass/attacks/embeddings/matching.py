@@ -75,7 +75,7 @@ class Matching(Solver):
         if self.epsilon is not None and not 0 <= self.epsilon < float("inf"):
             raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "None estimates it")
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return "all rows of a cluster are one: no order is left to be found" if knowledge.has_shared_ids else None
 
     def learn(

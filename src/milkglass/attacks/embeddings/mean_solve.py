@@ -62,7 +62,7 @@ class MeanSolve(Solver):
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.has_shared_ids:
             return "each row is a mixture of its own: cluster-solve finds its tokens"
         if knowledge.symbols is not None:

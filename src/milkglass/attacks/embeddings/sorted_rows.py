@@ -176,12 +176,12 @@ class SortedRows(NearestRows):
     name = "sorted-rows"
     title = "Vocabulary matching by sorted rows"
     cost = Cost(per_trillion_products=30)
-    paper = papers.HIDDEN_NO_MORE.but(
+    paper = papers.HIDDEN_NO_MORE.with_deviations(
         "They match sorted hidden states; we match the table and its products with weights, sorted."
     )
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := super().refuses(transcript, knowledge):
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if reason := super().refusal(transcript, knowledge):
             return reason
         _, difference = fitting_products(transcript, knowledge, self.tolerance)
         if difference <= self.tolerance:

@@ -73,13 +73,13 @@ class TunedRows(Solver):
 
     name = "tuned-rows"
     title = "Rows that training moved"
-    paper = papers.UPDATE_LEAKAGE.but(
+    paper = papers.UPDATE_LEAKAGE.with_deviations(
         "They compare two models' outputs; we compare two tables, since the server has both."
     )
     sees = frozenset({Weights})
     assumes = frozenset({"candidates", "corpus"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         tables = _tables(transcript)
         if isinstance(tables, str):
             return tables
@@ -109,7 +109,7 @@ class TunedRows(Solver):
 
 def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:
     """Returns the table before and after fine-tuning, or why they cannot be compared."""
-    uploaded_model, tuned_model = transcript.weights(tuned=False), transcript.weights(tuned=True)
+    uploaded_model, tuned_model = transcript.last_model(tuned=False), transcript.last_model(tuned=True)
     if uploaded_model is None or tuned_model is None:
         return "the server is not known to have the model both before and after fine-tuning"
     uploaded, tuned = uploaded_model.table, tuned_model.table

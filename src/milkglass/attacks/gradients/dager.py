@@ -227,7 +227,7 @@ class DAGER(Inversion):
 
     name = "dager"
     title = "DAGER (exact inversion by row spaces)"
-    paper = papers.DAGER.but(
+    paper = papers.DAGER.with_deviations(
         "The gradients of keys and values, which read the same vectors, are stacked below those of the queries: "
         "a decoder's first token has no query gradient, since it attends to itself alone.",
         "The rank is found at the gap of the singular values, not by a tolerance for each model.",
@@ -246,7 +246,7 @@ class DAGER(Inversion):
             if (value := getattr(self, name)) <= 0:
                 raise UsageError(f"{name} is {value}", "give more than 0, or leave the default")
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
             first_layers = [AttentionInput(required(knowledge.step), layer) for layer in (0, 1)]
         except UnsupportedModel as error:

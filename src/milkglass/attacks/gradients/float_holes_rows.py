@@ -66,7 +66,7 @@ class Holes:
             hit |= (self.width * np.nextafter(z, direction)) == n
         return hit
 
-    def reachable(self, x: Floats, y: Floats) -> Mask:
+    def is_reachable(self, x: Floats, y: Floats) -> Mask:
         """Returns where y = fl(x + n) for some possible noise n."""
         x, y = np.broadcast_arrays(x, y)
         middle = (y.astype(np.float64) - x.astype(np.float64)).astype(np.float32)
@@ -84,17 +84,19 @@ class FloatHolesRows(Inversion):
 
     name = "float-holes-rows"
     title = "Holes of floating-point noise, rows of the embeddings' gradient"
-    paper = papers.FLOAT_HOLES.but("Rows of a table's gradient are tested, where the paper tests one number.")
+    paper = papers.FLOAT_HOLES.with_deviations(
+        "Rows of a table's gradient are tested, where the paper tests one number."
+    )
     assumes = frozenset({"step", "noise"})
     uses = frozenset({"lengths"})
 
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         if table_gradient(batch) is None:
             return NOT_SHARED_REASON
-        return "noise of this width reaches every number" if holes(batch).share < MIN_HOLE_SHARE else None
+        return "noise of this width reaches every number" if noise_holes_of(batch).share < MIN_HOLE_SHARE else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        rows, noise_holes = required(table_gradient(batch)).float().numpy(), holes(batch)
+        rows, noise_holes = required(table_gradient(batch)).float().numpy(), noise_holes_of(batch)
         is_noise = np.concatenate(
             [
                 noise_holes.can_be_noise(rows[at : at + ROWS_AT_A_TIME]).all(1)
@@ -105,6 +107,6 @@ class FloatHolesRows(Inversion):
         return divide_among_texts(read_ids if len(read_ids) <= MAX_SHARE_OF_ROWS * len(rows) else read_ids[:0], batch)
 
 
-def holes(batch: SharedBatch) -> Holes:
+def noise_holes_of(batch: SharedBatch) -> Holes:
     """Returns the holes of the noise that was added to this batch's gradient."""
     return Holes(np.float32(required(batch.noise).width))

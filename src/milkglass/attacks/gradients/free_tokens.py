@@ -52,7 +52,7 @@ class FreeTokens(Inversion):
 
     name = "free-tokens"
     title = "Free tokens (rows of the embeddings' gradient)"
-    paper = papers.FEATURE_LEAKAGE.at("section 3").but(
+    paper = papers.FEATURE_LEAKAGE.at("section 3").with_deviations(
         "Where the head is the table, the span of the rows of all other tokens is taken away first."
     )
     uses = frozenset({"lengths"})

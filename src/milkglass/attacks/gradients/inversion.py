@@ -81,7 +81,7 @@ class Inversion(Attack):
         """Returns why nothing can be read of a batch, or None if the attack may be tried."""
         return None
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         """Returns the reason of the first batch that cannot be read."""
         return next(filter(None, map(self.why_unreadable, batches(transcript, knowledge))), None)
 

@@ -68,7 +68,9 @@ class SeedSearch(Inversion):
 
     name = "seed-search"
     title = "Search for the seed of the noise"
-    paper = papers.MERSENNE_TWISTER.but("Ours: the paper describes the generator, and says that it is not for secrets.")
+    paper = papers.MERSENNE_TWISTER.with_deviations(
+        "Ours: the paper describes the generator, and says that it is not for secrets."
+    )
     uses = frozenset({"lengths"})
     min_seconds = 60.0
 

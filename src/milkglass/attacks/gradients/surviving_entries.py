@@ -59,10 +59,10 @@ class SurvivingEntries(Inversion):
     def __post_init__(self) -> None:
         require_positive(self, "evaluations", "starts")
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if required(knowledge.step).task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"
-        return super().refuses(transcript, knowledge)
+        return super().refusal(transcript, knowledge)
 
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         if batch.size > 1:

@@ -67,13 +67,13 @@ class TruncatedSpans(Inversion):
     def __post_init__(self) -> None:
         require_positive(self, "candidates_per_token", "beam_width")
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
             for layer in (0, 1):
                 AttentionInput(required(knowledge.step), layer)
         except UnsupportedModel as error:
             return str(error)
-        return super().refuses(transcript, knowledge)
+        return super().refusal(transcript, knowledge)
 
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         if batch.size > 1:

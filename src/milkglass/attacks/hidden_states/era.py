@@ -46,7 +46,7 @@ def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.
 
     The first id of an answer to an empty prompt has none; its state is zero.
     """
-    runner = body(transcript.weights(tuned=True) or transcript.model)
+    runner = body(transcript.last_model(tuned=True) or transcript.model)
     prompts, answers = transcript.prompts, transcript.outputs
     texts = Sequences.of(np.concatenate(pair) for pair in zip(prompts, answers, strict=True))
     was_generated = np.concatenate(
@@ -56,9 +56,9 @@ def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.
     rank = np.cumsum(was_generated) - 1  # a generated id's place among the generated ones
     states_of_answers = torch.zeros(int(was_generated.sum()), runner.config.hidden_size, device=device.current())
     is_known = np.zeros(len(states_of_answers), np.bool_)
-    for text_numbers in batches(texts):
-        hidden = runner(input_ids=stack(texts, text_numbers)).last_hidden_state
-        places_in_texts = places(texts, text_numbers).reshape(len(text_numbers), -1)
+    for text_indices in batches(texts):
+        hidden = runner(input_ids=stack(texts, text_indices)).last_hidden_state
+        places_in_texts = places(texts, text_indices).reshape(len(text_indices), -1)
         is_answer = was_generated[places_in_texts]
         is_answer[:, 0] = False
         rows, columns = np.nonzero(is_answer)
@@ -79,14 +79,14 @@ class ERA(Attack):
 
     name = "era"
     title = "Embedding replacement"
-    paper = papers.OBFUSLM.but(
+    paper = papers.OBFUSLM.with_deviations(
         "The paper reads while it generates; we read what was generated, which gives the same states."
     )
     sees = frozenset({Weights, Outputs})
     assumes = frozenset({"public_model"})
     of_outputs = True
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return why_not_paired(transcript) or why_no_head(required(knowledge.public_model))
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -97,4 +97,4 @@ class ERA(Attack):
         for block in np.array_split(np.flatnonzero(is_known), -(-len(is_known) // PLACES_AT_A_TIME) or 1):
             # section 5.2: argmax_j h . H[j]
             guess[block] = device.array((answer_states[torch.from_numpy(block)] @ head).topk(k).indices)
-        return Guess(running=guess)
+        return Guess(by_token=guess)

@@ -31,7 +31,7 @@ from milkglass import device, papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.forward import public_head, why_no_head
 from milkglass.attacks.hidden_states.era import generation_states, why_not_paired
-from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicPairCounts
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable
 from milkglass.sequences import Ids
@@ -56,13 +56,13 @@ class ERAPlus(Solver):
 
     name = "era+"
     title = "Embedding replacement, joined over the corpus"
-    paper = papers.OBFUSLM.but("ERA+ is ours.")
+    paper = papers.OBFUSLM.with_deviations("ERA+ is ours.")
     sees = frozenset({Weights, Outputs})
     assumes = frozenset({"public_model", "candidates"})
     uses = frozenset({"corpus", "pairs"})
     of_outputs = True
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return why_not_paired(transcript) or why_no_head(required(knowledge.public_model))
 
     def learn(
@@ -76,7 +76,7 @@ class ERAPlus(Solver):
         token_count = knowledge.token_count(size)
         log_share = np.zeros(token_count)
         if knowledge.corpus is not None:
-            log_share = np.log(PublicBigrams(knowledge.corpus, token_count).share)
+            log_share = np.log(PublicPairCounts(knowledge.corpus, token_count).share)
         table = EvidenceTable(prior, generated, NEVER_CERTAIN, log_share, len(generated.ids) + 1, size)
         listed = np.flatnonzero(table.line_of_id[generated.ids] >= 0)
         if not len(listed):

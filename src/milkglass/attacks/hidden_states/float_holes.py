@@ -38,7 +38,7 @@ from milkglass.threat.observations import Activations, Transcript
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
 FACTORS_AT_A_TIME = 1 << 16  # factors tested at a time: their arrays fit a processor's cache
 MAX_SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
-MAX_COORDINATES_BEHIND = 3  # a token that more coordinates rule out than the best one, by more than this, is dropped
+MAX_COORDINATES_BEHIND = 3  # a token is dropped if so many more coordinates rule it out than rule out the best one
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows on which they are compared
 PASSES_A_TEST = 4  # passes over its numbers that one test takes, for the budget
 COORDINATES_TESTED = 12  # coordinates at which a factor is tested on average, for the budget
@@ -61,14 +61,14 @@ class FloatHoles(Attack):
 
     name = "float-holes"
     title = "Holes of floating-point noise"
-    paper = papers.FLOAT_HOLES.but(
+    paper = papers.FLOAT_HOLES.with_deviations(
         "Each token is tested against all others by hundreds of coordinates, where the paper tests one number."
     )
     sees = frozenset({Activations})
     assumes = frozenset({"public_model", "corpus", "noise"})
     min_seconds = 20.0  # seconds for one text of MiniLM
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         public_model = required(knowledge.public_model)
         family = family_of(public_model.config)
         if family.kind != "encoder":
@@ -85,7 +85,7 @@ class FloatHoles(Attack):
         first = int(common_ends(knowledge.corpus)[0][0])
         reader = _Reader(required(knowledge.public_model), required(knowledge.noise), first, self)
         guesses = [reader.read(activations, budget) for activations in transcript.all(Activations)]
-        return Guess(running=np.concatenate(guesses))
+        return Guess(by_token=np.concatenate(guesses))
 
 
 class _Reader:
@@ -109,14 +109,16 @@ class _Reader:
         """Returns (rows, k) public ids, empty for texts that time did not reach or that no factor fits."""
         rows = device.array(activations.hidden.float())
         guess = np.full((len(rows), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
-        text_ends, failed_count = np.cumsum(activations.lengths), 0
+        text_ends, failed_count, has_found_factor = np.cumsum(activations.lengths), 0, False
         for number, (start, stop) in enumerate(zip(text_ends - activations.lengths, text_ends, strict=True)):
-            if budget.left() <= 0 or (failed_count == self.attack.patience and not self.attack.always):
+            is_hopeless = failed_count == self.attack.patience and not has_found_factor and not self.attack.always
+            if budget.left() <= 0 or is_hopeless:
                 break
             factor = self.clip_factor(rows[start:stop], budget)
-            # a factor that fits shows that there are holes
-            failed_count = failed_count + 1 if factor is None else -len(text_ends)
-            if factor is not None:
+            if factor is None:
+                failed_count += 1
+            else:
+                has_found_factor = True  # there are holes
                 for place in range(int(stop - start)):
                     guess[start + place] = self.least_excluded_tokens(rows[start + place], place, factor)[0]
                     budget.spend(work.elements(self.size * (rows.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
@@ -128,8 +130,8 @@ class _Reader:
         if place not in self.states:
             states = device.array(embed_vocabulary(self.runner, self.size, place + self.position_offset))
             if self.noise.clip is not None and self.noise.clip_scope == "row":
-                size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
-                states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
+                mean_abs = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
+                states = states * np.minimum(np.float32(self.noise.clip) / mean_abs, np.float32(1))
             self.states = {place: states}  # one is tens of megabytes
         return self.states[place]
 
@@ -147,7 +149,7 @@ class _Reader:
             if len(ruled) and ruled.min() < least:
                 least, best = int(ruled.min()), fitting[ruled == ruled.min()]
             if not least or budget.left() <= 0:
-                break  # none of millions of wrong ones is ruled out by no coordinate
+                break  # a wrong factor is almost always ruled out, so this one is right
         if not len(best) and self.attack.always:
             best, ruled = self._fitting(factors[::FACTOR_STEP], row, len(row))
             best = best[ruled == ruled.min()]
@@ -168,7 +170,7 @@ class _Reader:
         state = self.states_at(0)[self.first]
         ruled = np.zeros(len(factors), np.int32)
         for coordinate in np.argsort(-np.abs(state)):
-            ruled += ~self.holes.reachable(factors * state[coordinate], row[coordinate])
+            ruled += ~self.holes.is_reachable(factors * state[coordinate], row[coordinate])
             is_kept = ruled <= max_slips
             factors, ruled = factors[is_kept], ruled[is_kept]
         return factors, ruled
@@ -189,7 +191,7 @@ class _Reader:
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
         for start in range(0, width, COORDINATES_AT_A_TIME):
             coordinates = slice(start, start + COORDINATES_AT_A_TIME)
-            is_reachable = self.holes.reachable(states[alive][:, coordinates] * factor, row[coordinates])
+            is_reachable = self.holes.is_reachable(states[alive][:, coordinates] * factor, row[coordinates])
             ruled[alive] += (~is_reachable).sum(1).astype(np.int32)
             alive = alive[ruled[alive] <= ruled[alive].min() + MAX_COORDINATES_BEHIND]
         order = alive[np.argsort(ruled[alive], kind="stable")][: self.attack.k]

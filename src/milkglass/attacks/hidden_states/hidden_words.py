@@ -17,7 +17,7 @@ import torch
 
 from milkglass import device
 from milkglass.attacks import work
-from milkglass.attacks.hidden_states.mlc import LinearWords
+from milkglass.attacks.hidden_states.mlc import LinearWordClassifier
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
@@ -34,7 +34,7 @@ def mean_states(activations: Activations) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class HiddenWords(LinearWords):
+class HiddenWords(LinearWordClassifier):
     """Names the words of each text by a linear layer over the states that were sent for it."""
 
     name = "hidden-words"
@@ -43,7 +43,7 @@ class HiddenWords(LinearWords):
     assumes = frozenset({"corpus", "observe"})
     min_seconds = 10.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if (required(knowledge.corpus).lengths > 0).sum() < 2:
             return "fewer than two public texts hold a token: their vectors cannot be distinguished from others"
         if any(activations.mixed is not None for activations in transcript.all(Activations)):
@@ -62,4 +62,4 @@ class HiddenWords(LinearWords):
         vocabulary = np.unique(public.ids)
         layer = self.train((own_vectors - centre) / spread, public, vocabulary, budget, rng)
         reached = np.ones(len(seen_vectors), np.bool_)
-        return Guess(bags=self.predicted_words(layer, (seen_vectors - centre) / spread, reached, vocabulary))
+        return Guess(bags=self.predict_words(layer, (seen_vectors - centre) / spread, reached, vocabulary))

@@ -101,9 +101,9 @@ def invert_states(
     """Returns (total, k) the likeliest public ids for the texts in `groups`, and NO_BELIEF for the others."""
     inverter.eval()
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
-    for text_numbers in groups:
-        token_places = places(tokens, text_numbers)
-        inputs = states[torch.from_numpy(token_places)].reshape(len(text_numbers), -1, states.shape[1])
+    for text_indices in groups:
+        token_places = places(tokens, text_indices)
+        inputs = states[torch.from_numpy(token_places)].reshape(len(text_indices), -1, states.shape[1])
         guess[token_places] = device.array(inverter(inputs).topk(k, dim=-1).indices.flatten(0, 1))
         budget.spend(work.forward(inverter, len(token_places)))
     return guess
@@ -145,7 +145,7 @@ class InvBert(Attack):
     name = "invbert"
     title = "Inversion model"
     baseline = True
-    paper = papers.INVBERT.but(
+    paper = papers.INVBERT.with_deviations(
         "The inversion model starts from the public model and its table, not from BERT-base.",
         "Batches hold sentences of one length, at most `batch_size` of them.",
     )
@@ -153,7 +153,7 @@ class InvBert(Attack):
     assumes = frozenset({"public_model", "corpus", "simulate"})
     min_seconds = 240.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         sent_states, texts = self._states_of_layer(transcript), transcript.tokens
         if sent_states and not np.array_equal(
             np.concatenate([activations.lengths for activations in sent_states]), texts.lengths
@@ -188,7 +188,7 @@ class InvBert(Attack):
             for text_indices in batches_within(texts, budget, reading_rng, max_tokens=TOKENS_AT_A_TIME)
         )
         k = min(self.k, inverter.output_layer.out_features)
-        return Guess(running=invert_states(inverter, sent_states, transcript.tokens, groups, k, budget))
+        return Guess(by_token=invert_states(inverter, sent_states, transcript.tokens, groups, k, budget))
 
     def states(
         self, model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget

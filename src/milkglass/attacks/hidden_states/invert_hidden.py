@@ -98,7 +98,7 @@ class InvertHidden(Attack):
 
     name = "invert-hidden"
     title = "Inversion of states"
-    paper = papers.INVBERT.but(
+    paper = papers.INVBERT.with_deviations(
         "One transformer layer that is drawn, and the public table to read it out, in place of a whole BERT.",
         "Rate 1e-3 and batches of one length, at most `batch_size` texts.",
     )
@@ -106,7 +106,7 @@ class InvertHidden(Attack):
     assumes = frozenset({"public_model", "corpus", "observe"})
     min_seconds = 30.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not len(required(knowledge.corpus).ids):
             return "the public text holds no token"
         return why_no_token_states(transcript, required(knowledge.public_model).width)
@@ -121,7 +121,7 @@ class InvertHidden(Attack):
         training_budget = budget.part(TRAINING_SHARE, budget.progress)
         train(inverter, states, corpus, self, training_budget, rng, max_grad_norm=1.0)
         guesses = [self.read(inverter, activations, budget) for activations in transcript.all(Activations)]
-        return Guess(running=np.concatenate(guesses))
+        return Guess(by_token=np.concatenate(guesses))
 
     def observe_corpus(
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -133,10 +133,10 @@ class InvertHidden(Attack):
         texts: list[Ids] = []
         nonempty = np.flatnonzero(corpus.lengths > 0)
         for copy in range(self.copies):
-            for text_numbers in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
+            for text_indices in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
                 if states and budget.left() <= 0:
                     break
-                selected = corpus.select(text_numbers)
+                selected = corpus.select(text_indices)
                 observation = required(knowledge.observe)(selected, seed + copy)
                 states.append(observation.hidden.float())
                 texts.extend(selected)

@@ -44,15 +44,15 @@ def embeddings(
     runner = body(model)
     means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     was_read = np.zeros(len(texts), np.bool_)
-    for text_numbers in groups:
-        means[torch.from_numpy(text_numbers)] = hidden_states(runner, stack(texts, text_numbers)).mean(1)
-        was_read[text_numbers] = True
-        budget.spend(work.forward(runner, int(texts.lengths[text_numbers].sum())))
+    for text_indices in groups:
+        means[torch.from_numpy(text_indices)] = hidden_states(runner, stack(texts, text_indices)).mean(1)
+        was_read[text_indices] = True
+        budget.spend(work.forward(runner, int(texts.lengths[text_indices].sum())))
     return means, was_read
 
 
 @dataclass(frozen=True)
-class LinearWords(Attack):
+class LinearWordClassifier(Attack):
     """Names the words of a text from one vector, by a linear layer. The base of MLC and hidden-words.
 
     Attributes:
@@ -65,25 +65,27 @@ class LinearWords(Attack):
     batch_size: int = 64
     threshold: float = 0.5
 
-    paper = papers.EMBEDDING_LEAKAGE.but(
+    paper = papers.EMBEDDING_LEAKAGE.with_deviations(
         "Rate 1e-2 on standardised embeddings in place of 5e-5: with a small corpus the latter learns nothing."
     )
 
     @torch.inference_mode()
-    def predicted_words(
-        self, layer: torch.nn.Linear, vectors: torch.Tensor, reached: NDArray[np.bool_], vocabulary: Ids
+    def predict_words(
+        self, layer: torch.nn.Linear, vectors: torch.Tensor, is_reached: NDArray[np.bool_], vocabulary: Ids
     ) -> tuple[Ids, ...]:
         """Returns the words of each text, none for a text that was not reached.
 
         Args:
             layer: from `train`.
             vectors: (texts, d) the texts' vectors, standardised as those that the layer was trained on.
-            reached: (texts,) whether each text has a vector.
+            is_reached: (texts,) whether each text has a vector.
             vocabulary: (w,) the public ids that the layer names.
         """
         bags: list[Ids] = []
         for rows in torch.arange(len(vectors)).split(TEXTS_AT_A_TIME):
-            is_named = device.array(torch.sigmoid(layer(vectors[rows])) >= self.threshold) & reached[rows.numpy(), None]
+            is_named = (
+                device.array(torch.sigmoid(layer(vectors[rows])) >= self.threshold) & is_reached[rows.numpy(), None]
+            )
             bags += [vocabulary[row] for row in is_named]
         return tuple(bags)
 
@@ -126,7 +128,7 @@ class LinearWords(Attack):
 
 
 @dataclass(frozen=True)
-class MLC(LinearWords):
+class MLC(LinearWordClassifier):
     """Names the words of each text by a linear layer over the mean of its last hidden states."""
 
     name = "mlc"
@@ -137,7 +139,7 @@ class MLC(LinearWords):
     assumes = frozenset({"public_model", "corpus", "simulate"})
     min_seconds = 30.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         corpus = required(knowledge.corpus)
         if not len(corpus.ids):
             return "the public text holds no token"
@@ -148,16 +150,19 @@ class MLC(LinearWords):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         seconds, (public_rng, sent_rng) = budget.left(), rng.spawn(2)
-        own_model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
-        public, sent = corpus.map_ids(sigma), transcript.tokens
+        own_model, scrambled_id_of = required(knowledge.simulate)(int(rng.integers(2**31)))
+        scrambled_corpus, sent = corpus.map_ids(scrambled_id_of), transcript.tokens
         means, was_read = embeddings(
-            own_model, public, batches_within(public, budget, public_rng, LEFT_AFTER_PUBLIC * seconds), budget
+            own_model,
+            scrambled_corpus,
+            batches_within(scrambled_corpus, budget, public_rng, LEFT_AFTER_PUBLIC * seconds),
+            budget,
         )
-        public, means = corpus.select(np.flatnonzero(was_read)), means[torch.from_numpy(was_read)]
+        read_corpus, means = corpus.select(np.flatnonzero(was_read)), means[torch.from_numpy(was_read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
         sent_groups = batches_within(sent, budget, sent_rng, LEFT_AFTER_SENT * seconds)
-        sent_means, reached = embeddings(transcript.model, sent, sent_groups, budget)
-        vocabulary = np.unique(public.ids)
-        layer = self.train((means - centre) / spread, public, vocabulary, budget, rng)
-        return Guess(bags=self.predicted_words(layer, (sent_means - centre) / spread, reached, vocabulary))
+        sent_means, is_reached = embeddings(transcript.model, sent, sent_groups, budget)
+        vocabulary = np.unique(read_corpus.ids)
+        layer = self.train((means - centre) / spread, read_corpus, vocabulary, budget, rng)
+        return Guess(bags=self.predict_words(layer, (sent_means - centre) / spread, is_reached, vocabulary))

@@ -65,7 +65,7 @@ class NearHidden(Attack):
 
     name = "near-hidden"
     title = "Nearest state"
-    paper = papers.PRIVACY_BERT.but(
+    paper = papers.PRIVACY_BERT.with_deviations(
         "States are compared with those of public tokens at the same place of the model, positions included.",
         "Cosine in place of Euclidean distance: a clipped text is a scaled one.",
     )
@@ -73,7 +73,7 @@ class NearHidden(Attack):
     assumes = frozenset({"public_model"})
     uses = frozenset({"corpus"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         public_model = required(knowledge.public_model)
         family = family_of(public_model.config)
         if family.kind != "encoder" and any(activations.layer for activations in transcript.all(Activations)):
@@ -82,7 +82,7 @@ class NearHidden(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         guesses = [self.read(activations, knowledge, budget) for activations in transcript.all(Activations)]
-        return Guess(running=np.concatenate(guesses))
+        return Guess(by_token=np.concatenate(guesses))
 
     def read(self, activations: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """Returns (rows, k) public ids for the states of one observation, NO_BELIEF where the budget ended."""

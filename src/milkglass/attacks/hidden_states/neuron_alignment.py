@@ -80,16 +80,16 @@ def correlations(neurons: Tensor) -> Tensor:
 
 def align(scrambled: Tensor, public: Tensor, rounds: int) -> Ids:
     """Returns (f,) the public neuron that matches each scrambled one, from the correlations (f, f) of both."""
-    order = _match(scrambled.sort(dim=1).values, public.sort(dim=1).values)
+    order = _least_cost_assignment(scrambled.sort(dim=1).values, public.sort(dim=1).values)
     for _ in range(rounds):
-        better = _match(scrambled, public[:, torch.from_numpy(order)])
+        better = _least_cost_assignment(scrambled, public[:, torch.from_numpy(order)])
         if np.array_equal(better, order):
             break
         order = better
     return order
 
 
-def _match(first: Tensor, second: Tensor) -> Ids:
+def _least_cost_assignment(first: Tensor, second: Tensor) -> Ids:
     """Returns (f,) the row of `second` for each row of `first`, none twice, at the least total distance."""
     from scipy.optimize import linear_sum_assignment
 
@@ -134,14 +134,14 @@ class NeuronAlignment(NearestRows):
 
     name = "neuron-alignment"
     title = "Neurons aligned by their correlations"
-    paper = papers.GIT_REBASIN.but(
+    paper = papers.GIT_REBASIN.with_deviations(
         "The attack is ours; the matching of two models' neurons is the paper's.",
         "Neurons are matched by correlations over the vocabulary, not by weights or by activations on common inputs.",
     )
     min_seconds = 60.0
     runs_first = True  # it needs no candidates, and reads nearly all ids where solvers spend a budget on rotated rows
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.has_shared_ids:
             return "an id stands for several tokens, so that no neuron sees a token alone"
         models = transcript.model, required(knowledge.public_model)

@@ -74,7 +74,7 @@ class SpanMembership(Attack):
     def __post_init__(self) -> None:
         require(self)
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         mixed_states = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
         if not mixed_states:
             return "no rows are mixed: other attacks read each state"
@@ -123,7 +123,7 @@ class SpanMembership(Attack):
         guess = np.full((sum(lengths), width), NO_BELIEF, np.int64)
         for reading, text_end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
             guess[text_end - length : text_end] = reading
-        return Guess(running=guess)
+        return Guess(by_token=guess)
 
 
 class SpanReader:

@@ -53,7 +53,7 @@ class ShadowDecoding(Attack):
     assumes = frozenset({"candidates", "corpus"})
     uses = frozenset({"rehearse"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -62,7 +62,7 @@ class ShadowDecoding(Attack):
         channel = self.channel(required(knowledge.candidates), corpus, rehearsed_texts, transcript.size)
         neighbours = BigramModel(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
-        return Guess(running=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
+        return Guess(by_token=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(
         self, originals_of_shadows: Candidates, corpus: Sequences, rehearsed_texts: list[tuple[Sequences, Ids]],

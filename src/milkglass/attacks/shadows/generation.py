@@ -58,7 +58,7 @@ class ShadowGeneration(Attack):
 
     name = "shadow-generation"
     title = "LLM generation from shadows"
-    paper = papers.GHOST.at("sections 5.7 and A.2").but(
+    paper = papers.GHOST.at("sections 5.7 and A.2").with_deviations(
         "The model is any causal model, by default a small one from nothing; the paper tunes Llama-3.2-3B.",
         "Positions begin again at the separator, so that each original is predicted at its shadow's position.",
         "Only what a shadow can stand for is written, unless restricted is off; the paper does not restrict.",
@@ -67,7 +67,7 @@ class ShadowGeneration(Attack):
     assumes = frozenset({"corpus", "rehearse"})
     uses = frozenset({"candidates"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -79,15 +79,15 @@ class ShadowGeneration(Attack):
         allowed = self._allowed_ids(knowledge)
         tokens = transcript.tokens
         guess = np.full((len(tokens.ids), 1), NO_BELIEF, np.int64)
-        for text_numbers in batches(tokens, BATCH_TOKENS):
+        for text_indices in batches(tokens, BATCH_TOKENS):
             if budget.left() <= 0:
                 break
-            shadows = stack(tokens, text_numbers)
+            shadows = stack(tokens, text_indices)
             budget.spend(work.forward(model, int(1.5 * shadows.shape[1] * shadows.numel())))
-            guess[places(tokens, text_numbers), 0] = (
+            guess[places(tokens, text_indices), 0] = (
                 _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
             )
-        return Guess(running=guess)
+        return Guess(by_token=guess)
 
     def _model(self, size: int, seed: int) -> Any:
         """Returns a model with one token more than the vocabulary, the separator.

@@ -81,7 +81,7 @@ class EmbeddingRule(Attack):
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         """Returns the indices of members (m, d), likeliest first, behind a shadow (d,)."""
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.public_model is None and knowledge.step is None:
             return "the attacker has no table of embeddings"
         return None
@@ -106,7 +106,7 @@ class EmbeddingRule(Attack):
             budget.spend(work.CALL_SECONDS + work.elements(rows[token][1].size))
             best = self.order(*rows[token], rng)[: self.k]
             guess[place, : len(best)] = members[best]
-        return Guess(running=guess)
+        return Guess(by_token=guess)
 
 
 def _table(knowledge: Knowledge) -> torch.Tensor:
@@ -133,7 +133,7 @@ class ShadowSampling(EmbeddingRule):
 
     name = "shadow-sampling"
     title = "Sampling among the originals of a shadow"
-    paper = papers.GHOST.at("section 5.7").but(
+    paper = papers.GHOST.at("section 5.7").with_deviations(
         "A likeness below zero counts as zero; where all are, all originals are equally likely.",
         "Ranks after the first are further draws, without the ones before.",
     )
@@ -151,7 +151,7 @@ class ShadowMaximum(EmbeddingRule):
 
     name = "shadow-max"
     title = "Maximum similarity among the originals of a shadow"
-    paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
+    paper = papers.GHOST.at("section 5.7").with_deviations("Equal likenesses are ordered by id.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         return np.argsort(-cosines(members, shadow), kind="stable").astype(np.int64)
@@ -163,7 +163,9 @@ class ShadowMedian(EmbeddingRule):
 
     name = "shadow-median"
     title = "Median similarity among the originals of a shadow"
-    paper = papers.GHOST.at("section 5.7").but("Of an even number, the one below the middle; the paper does not say.")
+    paper = papers.GHOST.at("section 5.7").with_deviations(
+        "Of an even number, the one below the middle; the paper does not say."
+    )
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         order = np.argsort(cosines(members, shadow), kind="stable")  # least alike first
@@ -178,7 +180,7 @@ class ShadowMean(EmbeddingRule):
 
     name = "shadow-mean"
     title = "Mean embedding among the originals of a shadow"
-    paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
+    paper = papers.GHOST.at("section 5.7").with_deviations("Equal likenesses are ordered by id.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         return np.argsort(-cosines(members, members.mean(0)), kind="stable").astype(np.int64)

@@ -31,4 +31,4 @@ class AsItIs(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         ids = np.arange(transcript.size, dtype=np.int64)
-        return Guess(table=np.where(ids < knowledge.token_count(transcript.size), ids, NO_BELIEF)[:, None])
+        return Guess(by_id=np.where(ids < knowledge.token_count(transcript.size), ids, NO_BELIEF)[:, None])

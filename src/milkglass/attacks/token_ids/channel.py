@@ -21,7 +21,7 @@ import numpy as np
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, normalise, sum_by_index
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PairCounts, normalise, sum_by_index
 from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -101,7 +101,7 @@ class BigramModel:
     """
 
     def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
-        pairs, self.share, self.mix = Bigrams(texts, size), share, mix
+        pairs, self.share, self.mix = PairCounts(texts, size), share, mix
         self.pair_keys, self.pair_counts = pairs.left * size + pairs.right, pairs.counts
         self.left_counts = sum_by_index(pairs.left, pairs.counts, size)
 
@@ -198,7 +198,7 @@ class ChannelAttack(Attack):
     sees = frozenset({Tokens})
     assumes = frozenset({"corpus", "rehearse"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -209,4 +209,4 @@ class ChannelAttack(Attack):
         bigrams = BigramModel(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
-        return Guess(running=write_guesses(transcript.tokens, channel, bigrams, guess, budget))
+        return Guess(by_token=write_guesses(transcript.tokens, channel, bigrams, guess, budget))

@@ -38,7 +38,7 @@ class ChosenAnswers(Attack):
     assumes = frozenset({"answers"})
     cost = Cost(per_million_tokens=1.0)
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if any(outputs.prompts is None for outputs in transcript.all(Outputs)):
             return "it was not recorded which prompt each answer followed"
         count = len(transcript.outputs)
@@ -56,7 +56,7 @@ class ChosenAnswers(Attack):
             if next_prompt is not None:
                 _write_named_ids(named, next_prompt[len(prompt) :], written, text)
             index += 1
-        return Guess(table=named[:, None])
+        return Guess(by_id=named[:, None])
 
 
 def _continues(row: Ids, prompt: Ids) -> bool:

@@ -53,7 +53,7 @@ class ClusterConditional(Attack):
             table[group.rows, : len(order)] = group.members[order]
         if knowledge.responses is not None:
             self._order_exchanged(table, counts, required(knowledge.candidates).for_exchanged_ids(knowledge.responses))
-        return Guess(table=table)
+        return Guess(by_id=table)
 
     def _order_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
         """Writes the guesses for ids that are exchanged where they occur into `table`, by count times P(id | token)."""

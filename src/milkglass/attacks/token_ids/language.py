@@ -38,7 +38,7 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.assignment import Solver, guess_by_rank
-from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicPairCounts
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restrict
 from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, ReadBatch, why_no_reader
@@ -75,7 +75,7 @@ class LanguageModel(Solver):
     name = "language-model"
     title = "Language model over the candidates"
     cost = Cost(12, per_million_sent=2700, per_million_tokens=29)
-    paper = papers.NEURAL_DECIPHERMENT.but(
+    paper = papers.NEURAL_DECIPHERMENT.with_deviations(
         "The attack is ours; decipherment by a neural language model is the paper's.",
         "They score partial keys in a beam search; here evidence for single ids joins a mean field.",
     )
@@ -84,8 +84,8 @@ class LanguageModel(Solver):
     min_seconds = 150.0
     uses = frozenset({"pairs"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        reason = self.first.refuses(transcript, knowledge)
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        reason = self.first.refusal(transcript, knowledge)
         return reason or why_no_reader(required(knowledge.public_model), self.reader)
 
     def learn(
@@ -98,7 +98,7 @@ class LanguageModel(Solver):
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
             return settled
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
-        log_share = np.log(PublicBigrams(required(knowledge.corpus), knowledge.token_count(transcript.size)).share)
+        log_share = np.log(PublicPairCounts(required(knowledge.corpus), knowledge.token_count(transcript.size)).share)
         prior = restrict(required(knowledge.candidates), first_candidates.groups, transcript.size)
         stored = [np.zeros_like(array) for array in prior]
         places_seen = np.zeros(transcript.size, np.int64)
@@ -126,12 +126,12 @@ class LanguageModel(Solver):
     ) -> None:
         """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
-        reading = texts.map_ids(required(guess_by_rank(candidates, transcript.size, 1).table)[:, 0])
+        reading = texts.map_ids(required(guess_by_rank(candidates, transcript.size, 1).by_id)[:, 0])
         queue, log_mean = table.urgent_texts(texts, rng), None
         while len(queue) and budget.left() > 0:
-            text_numbers, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
+            text_indices, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
             batches_read: list[ReadBatch] = []
-            for batch in reader.read_texts(reading, text_numbers):
+            for batch in reader.read_texts(reading, text_indices):
                 batches_read.append(batch)
                 if budget.left() <= 0:
                     break

@@ -114,7 +114,7 @@ class MaskFilling(Attack):
     sees = frozenset({Tokens})
     assumes = frozenset({"public_model", "corpus", "rehearse"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := why_no_reader(required(knowledge.public_model), self.reader):
             return reason
         folder = required(knowledge.public_model).folder
@@ -139,7 +139,7 @@ class MaskFilling(Attack):
             _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:GUESSES_A_MASK]])
         for mask, order in self._weigh(texts, located, spans_of_kind, knowledge, budget, rng):
             _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:GUESSES_A_MASK].tolist()])
-        return Guess(running=running)
+        return Guess(by_token=running)
 
     def _weigh(
         self, texts: Sequences, located: Sequence[Mask], spans_of_kind: Mapping[str, list[tuple[tuple[int, ...], int]]],
@@ -158,9 +158,9 @@ class MaskFilling(Attack):
         queue, texts_done = rng.permutation(np.unique([mask.text for mask in located])), 0
         no_mean = np.zeros(len(reader.head))  # no mean probability is subtracted, or rare first tokens would win
         while len(queue) and budget.left() > 0:
-            text_numbers, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
-            text_numbers = text_numbers[np.argsort(texts.lengths[text_numbers], kind="stable")]
-            for batch in reader.read_texts(Sequences(reading, texts.lengths), text_numbers):
+            text_indices, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
+            text_indices = text_indices[np.argsort(texts.lengths[text_indices], kind="stable")]
+            for batch in reader.read_texts(Sequences(reading, texts.lengths), text_indices):
                 starts_mask = np.isin(batch.places, list(mask_at))
                 for row in np.flatnonzero(starts_mask).tolist():
                     mask = mask_at[int(batch.places[row])]
@@ -171,7 +171,7 @@ class MaskFilling(Attack):
                     log_likelihood = reader.log_likelihood_ratio(batch.select(is_row), first_tokens, no_mean)[0]
                     prior = np.log(np.array([count for _, count in options], np.float64))
                     yield mask, np.argsort(-(self.weight * log_likelihood + prior), kind="stable")
-            texts_done += len(text_numbers)
+            texts_done += len(text_indices)
             budget.progress(texts_done / max(1, texts_done + len(queue)))
 
 

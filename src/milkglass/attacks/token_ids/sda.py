@@ -83,7 +83,7 @@ class SDA(Attack):
     name = "sda"
     title = "Beam search with a scoring model"
     baseline = True
-    paper = papers.OBFUSLM.but(
+    paper = papers.OBFUSLM.with_deviations(
         "The beam's width, which the paper does not give, is 5.",
         "The scoring model starts from the public model.",
         "Cosines count as well as the scoring model (prior = 0 is the paper's).",
@@ -94,7 +94,7 @@ class SDA(Attack):
     assumes = frozenset({"public_model", "corpus"})
     min_seconds = 240.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not len(required(knowledge.corpus).ids):
             return "the public text holds no token"
         return why_other_width(transcript, knowledge)
@@ -116,7 +116,7 @@ class SDA(Attack):
             ids = tokens.ids[text]
             reading[text] = self.search(scorer, candidate_ids[ids], log_prior[ids], budget)
             budget.progress(self.training + (1 - self.training) * done_count / len(order))
-        return Guess(running=reading[:, None])
+        return Guess(by_token=reading[:, None])
 
     def options(self, transcript: Transcript, table: torch.Tensor, crib_pairs: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Returns (n', K_A) the candidates of each id that was sent, nearest first, and their log-probabilities.

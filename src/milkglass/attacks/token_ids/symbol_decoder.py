@@ -210,8 +210,8 @@ class Beliefs:
 
     def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
         """Yields each place whose symbol has members: the place, the members (m,), and (m,) log P of each by both."""
-        for text_numbers in batches(texts, TOKENS_AT_A_TIME):
-            inputs = stack(texts, text_numbers)
+        for text_indices in batches(texts, TOKENS_AT_A_TIME):
+            inputs = stack(texts, text_indices)
             self.budget.spend(self.reader.work(inputs) + sum(self.chain.cost(row) for row in device.array(inputs)))
             with torch.inference_mode():
                 network_beliefs = {
@@ -221,7 +221,7 @@ class Beliefs:
                 }
             chain_beliefs = [belief for row in device.array(inputs) for belief in self.chain.read(row, True)]
             symbols_and_beliefs = zip(
-                places(texts, text_numbers), inputs.flatten().tolist(), chain_beliefs, strict=True
+                places(texts, text_indices), inputs.flatten().tolist(), chain_beliefs, strict=True
             )
             for index, (place, symbol, chain) in enumerate(symbols_and_beliefs):
                 members = self.members[symbol]
@@ -290,12 +290,14 @@ class SymbolDecoder(Attack):
 
     name = "symbol-decoder"
     title = "Symbols read by a transformer"
-    paper = papers.BERT.but("Theirs is the reading of masked tokens from both sides; reading symbols is ours.")
+    paper = papers.BERT.with_deviations(
+        "Theirs is the reading of masked tokens from both sides; reading symbols is ours."
+    )
     sees = frozenset({Tokens})
     assumes = frozenset({"public_model", "candidates", "corpus"})
     min_seconds = 60.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.has_shared_ids:
             return "an id is the same token wherever it occurs: decipherment uses that"
         corpus = required(knowledge.corpus)
@@ -332,7 +334,7 @@ class SymbolDecoder(Attack):
             choosing = budget.part(CHOOSING_SHARE)
             language = LanguageReader.fit(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
             listed = language.read(sent_symbols, listed, budget)
-        return Guess(running=listed.tokens, chances=listed.probabilities, weights=smoothed_counts)
+        return Guess(by_token=listed.tokens, probabilities=listed.probabilities, weights=smoothed_counts)
 
     def _train(
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator

@@ -263,12 +263,12 @@ class LanguageReader:
     def read(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:
         """Returns the options in a new order with new probabilities, unchanged for texts that time does not reach."""
         tokens, probabilities = listed.tokens.copy(), listed.probabilities.copy()
-        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
+        for text_indices in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
             if budget.left() <= 0:
                 break
-            places = np.flatnonzero(np.isin(texts.sequence_indices, text_numbers))
+            places = np.flatnonzero(np.isin(texts.sequence_indices, text_indices))
             options = PlaceOptions(listed.tokens[places], listed.probabilities[places])
-            lengths = texts.lengths[np.sort(text_numbers)]
+            lengths = texts.lengths[np.sort(text_indices)]
             best = self.best_readings(Sequences(texts.ids[places], lengths), options)
             weighed = options.reweigh(self.gains(Sequences(best, lengths), options.tokens), self.weights)
             bonus = 2 * (options.tokens == best[:, None]) if self.uses_best_reading else 0  # puts it first
@@ -284,17 +284,17 @@ class LanguageReader:
             return read_tokens
         k, scores = listed.tokens.shape[1], listed.scores
         text_ends = np.cumsum(texts.lengths)
-        for text_numbers in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
-            beam = BeamSearch(self.reader, len(text_numbers), self.width)
-            for place in range(int(texts.lengths[text_numbers].max())):
-                options = np.full((len(text_numbers), k), NO_BELIEF)
+        for text_indices in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
+            beam = BeamSearch(self.reader, len(text_indices), self.width)
+            for place in range(int(texts.lengths[text_indices].max())):
+                options = np.full((len(text_indices), k), NO_BELIEF)
                 option_scores = np.full(options.shape, -np.inf)
                 option_scores[:, 0] = 0  # a text that is over has nothing to choose
-                unfinished = np.flatnonzero(texts.lengths[text_numbers] > place)
-                places = (text_ends - texts.lengths)[text_numbers][unfinished] + place
+                unfinished = np.flatnonzero(texts.lengths[text_indices] > place)
+                places = (text_ends - texts.lengths)[text_indices][unfinished] + place
                 options[unfinished], option_scores[unfinished] = listed.tokens[places], scores[places]
                 beam.grow(options, option_scores, self.strength, self.log_mean_probability)
-            for index, best in zip(text_numbers, beam.best_readings(), strict=True):
+            for index, best in zip(text_indices, beam.best_readings(), strict=True):
                 length = texts.lengths[index]
                 read_tokens[text_ends[index] - length : text_ends[index]] = best[:length]
         return read_tokens

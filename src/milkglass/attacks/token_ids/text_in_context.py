@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, normalise
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PairCounts, PublicPairCounts, normalise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -46,13 +46,13 @@ class TextInContext(Attack):
 
     name = "text-in-context"
     title = "Clusters read in context"
-    paper = papers.ZERO_FREQUENCY.but(
+    paper = papers.ZERO_FREQUENCY.with_deviations(
         "Theirs is the estimate of the transitions; the hidden Markov model over clusters is ours."
     )
     sees = frozenset({Tokens})
     assumes = frozenset({"candidates", "corpus"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.has_shared_ids:
             return "an id is the same token wherever it occurs: decipherment uses that"
         return None
@@ -79,7 +79,7 @@ class TextInContext(Attack):
                 guess[text_start + position, : len(order)] = members[order]
             text_start += len(text)
             budget.progress((index + 1) / len(texts))
-        return Guess(running=guess)
+        return Guess(by_token=guess)
 
 
 class ClusterHmm:
@@ -121,7 +121,7 @@ class ClusterHmm:
             for group, likelihood in exchanged_groups
             for scrambled_id, id_likelihood in zip(group.rows.tolist(), likelihood, strict=True)
         }
-        self.share, bigrams = PublicBigrams(corpus, token_count, ()).share, Bigrams(corpus, token_count)
+        self.share, bigrams = PublicPairCounts(corpus, token_count, ()).share, PairCounts(corpus, token_count)
         shape = (token_count, token_count)
         self.bigram_counts = sp.csr_matrix((bigrams.counts, (bigrams.left, bigrams.right)), shape=shape)
         self.successor_counts = np.bincount(bigrams.left, minlength=token_count).astype(np.float64)

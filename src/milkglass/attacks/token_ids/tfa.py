@@ -59,7 +59,9 @@ class TFA(Attack):
     name = "tfa"
     title = "Token frequency attack"
     baseline = True
-    paper = papers.UPDATE_LEAKAGE.at("as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2").but(
+    paper = papers.UPDATE_LEAKAGE.at(
+        "as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2"
+    ).with_deviations(
         'Ranks are matched, so that no token is guessed twice; match = "nearest" is the paper\'s.',
         "Tokens that open or close every text are known by their place and take no rank.",
     )
@@ -93,7 +95,7 @@ class TFA(Attack):
                 else self.guesses_around_rank(sent_ids, public_ids)
             )
         table[crib_pairs[:, 0], 0] = crib_pairs[:, 1]
-        return Guess(table=table)
+        return Guess(by_id=table)
 
     def guesses_around_rank(self, sent_ids: Ids, public_ids: Ids) -> Ids:
         """Returns (sent ids, k) the public id of each sent id's rank, then those of the ranks beside it."""

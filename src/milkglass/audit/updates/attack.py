@@ -215,7 +215,7 @@ def _joined_guess(guesses: Sequence[Guess]) -> Guess:
     """Returns the guesses of several updates as one."""
     if guesses[0].texts is not None:
         return Guess(texts=Sequences.of(text for guess in guesses if guess.texts is not None for text in guess.texts))
-    return Guess(running=np.concatenate([guess.running for guess in guesses if guess.running is not None]))
+    return Guess(by_token=np.concatenate([guess.by_token for guess in guesses if guess.by_token is not None]))
 
 
 def _floor_figures(site: AuditedSite) -> dict[str, float]:
@@ -230,5 +230,5 @@ def _read_texts(guess: Guess, sent: Sequences) -> Sequences:
     """Returns the likeliest tokens of each text, without places that have no guess."""
     if guess.texts is not None:
         return guess.texts
-    likeliest = Sequences(guess.at(sent)[:, 0], sent.lengths)
+    likeliest = Sequences(guess.for_tokens(sent)[:, 0], sent.lengths)
     return likeliest.keep(likeliest.ids >= 0)

@@ -155,7 +155,7 @@ class RecordedRun:
 
     def _verify(self) -> None:
         """Raises UsageError if the updates do not lead to the run's weights."""
-        replayed, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
+        replayed, recorded = deque(self._weights(), maxlen=1)[0], self.run.load_weights()
         shapes, recorded_shapes = (
             {name: tensor.shape for name, tensor in weights.items()} for weights in (replayed, recorded)
         )

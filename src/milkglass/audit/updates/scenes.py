@@ -82,7 +82,7 @@ class AuditedSite:
             corpus: the attackers' public text in ids.
             candidates: what each shadow can stand for. None: attackers do not know it.
         """
-        step = self.defence.before(self.recorded.step)
+        step = self.defence.prepare_step(self.recorded.step)
         common = Knowledge(step=step, candidates=candidates, corpus=corpus)
         for round_ in self.recorded.rounds():
             if round_.gradients is None:

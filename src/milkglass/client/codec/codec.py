@@ -164,12 +164,12 @@ class Codec:
             raise EmptyText.of(int((lengths <= special_count).argmax()), "has no token", "leave empty texts out")
         too_long = tuple(np.flatnonzero(lengths + reserved_count > limit).tolist())
         if not truncate:
-            self._require_fit(lengths + reserved_count, limit)
+            self._require_max_length(lengths + reserved_count, limit)
         elif too_long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
                 *tokenizer_inputs, truncation=True, max_length=limit - reserved_count, split_special_tokens=literal
             )
-            self._require_fit(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved_count, limit)
+            self._require_max_length(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved_count, limit)
         token_types = batch.get("token_type_ids")
         return Encoded(
             self.scramble_lists(batch["input_ids"]),
@@ -214,7 +214,7 @@ class Codec:
         ids = rendered.append(answer_start).tokens(self.tokenizer)[0]
         limit = self._limit(max_length)
         if not truncate:
-            self._require_fit(np.array([len(ids)]), limit)
+            self._require_max_length(np.array([len(ids)]), limit)
         return self._scramble_except_kept(ids, rendered.kept_ids)[:limit]
 
     def encode_prompt(self, text: str, answers: Sequence[Sequence[int]] = ()) -> Ids:
@@ -235,7 +235,7 @@ class Codec:
         rendered = split_marked(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
         prefix, suffix = special_ids_around(self.tokenizer)
         original = [*prefix, *rendered.tokens(self.tokenizer)[0], *suffix]
-        self._require_fit(np.array([len(original)]), self._limit(None))
+        self._require_max_length(np.array([len(original)]), self._limit(None))
         return self._scramble_except_kept(original, rendered.kept_ids)
 
     def _scramble_except_kept(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
@@ -280,7 +280,7 @@ class Codec:
         """
         examples, lengths = self._encode_answers(conversations, max_length, tools)
         if not truncate:
-            self._require_fit(lengths, self._limit(max_length))
+            self._require_max_length(lengths, self._limit(max_length))
         for index in examples.lost_answer_starts:
             raise answerless_error(
                 self.tokenizer, conversations[index], index, int(lengths[index]), examples, self._limit(max_length)
@@ -416,7 +416,7 @@ class Codec:
             )
         return limit
 
-    def _require_fit(self, lengths: NDArray[np.int64], limit: int) -> None:
+    def _require_max_length(self, lengths: NDArray[np.int64], limit: int) -> None:
         """Raises TooLong for the first text that is longer than the limit. `lengths` (texts,) counts tokens."""
         if (lengths > limit).any():
             first = int((lengths > limit).argmax())

@@ -19,6 +19,8 @@ def with_interval(value: Interval | None, measure: str) -> str:
     """Returns a quality with its interval, such as "72 % (66-78)"."""
     if value is None:
         return "-"
+    if math.isnan(value.value):
+        return "none (all answers are equal)"
     if measure == "accuracy":
         return f"{100 * value.value:.0f} % ({100 * value.low:.0f}-{100 * value.high:.0f})"
     return f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"
@@ -74,7 +76,8 @@ def next_line(result: ComparisonResult) -> str:
     """Returns the command that uses the kept model, and where the other commands are; "" if no way is done."""
     kept = next((way for way in result.finished_ways if way.name == result.kept_way and way.command), None)
     if kept is None:
-        return "the page has the next command for each way" if result.finished_ways else ""
+        has_command = any(way.command for way in result.finished_ways)
+        return "the page has the next command for each way" if has_command else ""
     return f"next: {kept.command}   ({kept.title}; the page has a command for each way)"
 
 

@@ -16,7 +16,7 @@ from milkglass import device
 from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.special_tokens import reserved_ids
 from milkglass.experiments import data_refs
-from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunFolder, Variant, pack_answers
 from milkglass.metrics.glue import MEASURES
@@ -30,7 +30,7 @@ from milkglass.server.storage.training_rows import TrainingRows
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationRecipe(FineTuning):
+class ClassificationRecipe(FineTuningRecipe):
     """Fine-tunes classifiers: measures their accuracy, and what nearest neighbours read of the uploaded table."""
 
     task = "classification"

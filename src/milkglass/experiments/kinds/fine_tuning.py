@@ -43,7 +43,7 @@ from milkglass.server.spec import Hyperparameters, Status, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuning(Recipe):
+class FineTuningRecipe(Recipe):
     """Fine-tunes every variant of a recipe. Subclasses write `grade_variants`.
 
     Attributes:
@@ -139,7 +139,7 @@ def _label_count_setting(data: Mapping[str, str]) -> dict[str, int]:
 
 
 def write_job(
-    recipe: FineTuning, base: Checkpoint, text_files: Mapping[str, Path], variant: Variant, threads: int | None
+    recipe: FineTuningRecipe, base: Checkpoint, text_files: Mapping[str, Path], variant: Variant, threads: int | None
 ) -> None:
     """Writes a variant's encoded data and its job's spec.
 

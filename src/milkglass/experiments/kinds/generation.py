@@ -34,7 +34,7 @@ from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.client.codec.codec import Codec
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_codec
@@ -104,7 +104,7 @@ class InstructionFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorTuning(FineTuning):
+class GeneratorTuning(FineTuningRecipe):
     """Fine-tunes decoders, which then generate answers. Subclasses write `grade_variants`.
 
     Attributes:
@@ -387,7 +387,7 @@ def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np
         ]  # without special tokens, and ids of which nothing is believed
         return str(codec.tokenizer.decode(known_ids.tolist(), clean_up_tokenization_spaces=False))
 
-    read_ids = Sequences(guess.at(answers.ids)[:, 0], answers.ids.lengths)
+    read_ids = Sequences(guess.for_tokens(answers.ids)[:, 0], answers.ids.lengths)
     likeness = text.mean_similarity([decode_visible(answer_ids) for answer_ids in read_ids], answers.references, rng)
     recovery = score(guess, Truth(codec.inverse, codec.is_visible, codec.is_visible, decode_visible, answers.ids), rng)
     client_measures = ("tokens top-1", "rouge-1", "rouge-l")

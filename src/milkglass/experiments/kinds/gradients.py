@@ -203,7 +203,7 @@ class SceneBuilder:
         gradients = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all_gradients()
         knowledge = Knowledge(
             corpus=public,
-            step=defence.shield.before(step),  # without knowing of its dropout, none can solve for the masks
+            step=defence.shield.prepare_step(step),  # without knowing of its dropout, none can solve for the masks
             labels=private.labels,
             lengths=private.ids.lengths,
             noise=defence.shield.added_noise(batch_size),

@@ -38,7 +38,7 @@ from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
 from milkglass.experiments.kinds.generation import GeneratorTuning, RecordFields, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
-from milkglass.experiments.procedures.fewer_layers import require_layers, write_with_layers
+from milkglass.experiments.procedures.fewer_layers import require_layers, write_layer_subset
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
@@ -124,7 +124,7 @@ class SymbolGeneration(GeneratorTuning):
         plain = next(variant for variant in variants if variant.is_plain)
         client = replace(plain, name=CLIENT, model_folder=run.out / f"{CLIENT}-model", job_folder=run.out / CLIENT)
         if not (client.model_folder / "config.json").is_file():
-            write_with_layers(base, self.client_layers, client.model_folder)
+            write_layer_subset(base, self.client_layers, client.model_folder)
         write_job(self, base, self.text_files(base, run)[PLAIN], client, run.threads)
         return [*variants, client]
 

@@ -42,7 +42,7 @@ def require_layers(base: Checkpoint, layer_numbers: Sequence[int]) -> str:
     return count_field
 
 
-def write_with_layers(base: Checkpoint, layer_numbers: Sequence[int], folder: Path) -> None:
+def write_layer_subset(base: Checkpoint, layer_numbers: Sequence[int], folder: Path) -> None:
     """Writes a checkpoint with some of the layers. config.json is written last: a folder with that file is complete.
 
     Args:

@@ -152,7 +152,9 @@ def _reads_tables(attack: Attack) -> bool:
 def _tuned_scene(scene: Scene, cell: TrainedHalves) -> Scene:
     """Returns the scene of an attacker who has the tuned checkpoint, not the uploaded one."""
     others = [seen for seen in scene.transcript.observations if not isinstance(seen, Weights)]
-    tuned = [replace(weights, tuned=True) for weights in cell.tuned.rest() if isinstance(weights, Weights)]
+    tuned = [
+        replace(weights, tuned=True) for weights in cell.tuned.stored_observations() if isinstance(weights, Weights)
+    ]
     adversaries = tuple(replace(adversary, name=f"{adversary.name} (tuned)") for adversary in scene.adversaries)
     transcript = replace(scene.transcript, observations=(*tuned, *others))
     return replace(scene, transcript=transcript, adversaries=adversaries)

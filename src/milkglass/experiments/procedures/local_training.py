@@ -18,7 +18,7 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.experiments.procedures.private_rows import PrivateRows
 from milkglass.experiments.runs import pack_answers
-from milkglass.gradient_defences.defence import GradientDefence, share
+from milkglass.gradient_defences.defence import GradientDefence, share_gradient
 from milkglass.metrics import glue
 from milkglass.metrics.interval import Interval, with_spread
 from milkglass.metrics.text import mean_loss, perplexity
@@ -82,7 +82,7 @@ def fit(
         order = rng.permutation(len(rows))
         for start in range(0, len(order), training.batch):
             ids, mask, targets = rows.select(order[start : start + training.batch]).batch(pad_id)
-            shared = share(step, ids, mask, targets, shield, step_count, stream)
+            shared = share_gradient(step, ids, mask, targets, shield, step_count, stream)
             optimizer.zero_grad(set_to_none=True)
             for name, gradient in shared.tensors.items():
                 parameters[name].grad = gradient.contiguous()  # a fused step reads it in the order of its memory

@@ -25,7 +25,7 @@ from milkglass.errors import JobFailed
 from milkglass.parameters import limited, require
 from milkglass.progress import Log
 from milkglass.sanitizers.table import read_glove
-from milkglass.sanitizers.words import is_word, pattern
+from milkglass.sanitizers.words import is_word, split_pattern
 from milkglass.sequences import Ids, Sequences
 
 PADDING_ID, UNKNOWN_ID = 0, 1
@@ -78,7 +78,7 @@ def split_words(text: str) -> list[str]:
     """Returns the words of a text in lower case, as the module describes."""
     words: list[str] = []
     for piece in text.lower().split():
-        words += [piece] if is_word(piece) else pattern(splits_contractions=True).findall(piece)
+        words += [piece] if is_word(piece) else split_pattern(splits_contractions=True).findall(piece)
     return words
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from milkglass.experiments.procedures.private_rows import PrivateRows
-from milkglass.gradient_defences.defence import GradientDefence, Tensors, share
+from milkglass.gradient_defences.defence import GradientDefence, Tensors, share_gradient
 from milkglass.noise.stream import KEY_BYTES, Stream
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
@@ -56,7 +56,7 @@ class SharedGradients:
             stream = Stream.of_seed(self.seed)
             stream.bytes(STREAM_BYTES * index)
             part = self.rows.select(np.arange(self.batch_size * index, self.batch_size * (index + 1)))
-            shared = share(self.step, *part.batch(self.pad_id), self.defence, 0, stream)
+            shared = share_gradient(self.step, *part.batch(self.pad_id), self.defence, 0, stream)
             self._last = index, dict(shared.tensors)
         return self._last[1]
 

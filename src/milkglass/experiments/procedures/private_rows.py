@@ -25,7 +25,7 @@ from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.experiments.cache import ArtifactCache
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
-from milkglass.gradient_defences.catalogue import gradient_defence_of
+from milkglass.gradient_defences.catalogue import gradient_defence_from_recipe
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.metrics.interval import with_spread
 from milkglass.metrics.text import mean_similarity
@@ -101,7 +101,9 @@ class DefenceSpec:
         values = dict(entry)
         ghost_entry = table_of(values, "ghost") if "ghost" in values else None
         values.pop("ghost", None)
-        return cls(gradient_defence_of(values), None if ghost_entry is None else _ghost_settings(name, ghost_entry))
+        return cls(
+            gradient_defence_from_recipe(values), None if ghost_entry is None else _ghost_settings(name, ghost_entry)
+        )
 
 
 def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[SearchSettings, SelectionSettings]:

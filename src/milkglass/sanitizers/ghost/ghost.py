@@ -77,7 +77,7 @@ class Ghost:
     selection: SelectionSettings = SelectionSettings()
     cuts_texts: bool = False
 
-    paper: ClassVar[Paper] = papers.GHOST.but(
+    paper: ClassVar[Paper] = papers.GHOST.with_deviations(
         "The overlap of neighbourhoods is a share of k, as in the published code, not a number of tokens.",
         "The search ends at k + 100 neighbours, as in the published code; tokens that fall back are reported.",
         "Special tokens, [UNK] and [unusedN] are their own shadows and no other token's.",

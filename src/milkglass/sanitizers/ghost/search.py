@@ -47,7 +47,7 @@ ARRAY_DTYPES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen"
 
 
 def word_marker(tokens: Sequence[str]) -> str | None:
-    """Returns the most frequent of the three markers, or None if no token has one."""
+    """Returns the most frequent of PIECE_MARKER and SPACE_MARKERS, or None if no token has one."""
     counts = {
         mark: sum(t.startswith(mark) and len(t) > len(mark) for t in tokens) for mark in (PIECE_MARKER, *SPACE_MARKERS)
     }
@@ -152,7 +152,16 @@ class Shadows:
 
 
 def search(table: WordVectors, lemmas: Ids | None, settings: SearchSettings) -> Shadows:
-    """Returns the shadows of every row of a table, by lemmas (n,) if they count. Raises UsageError for an unfit k."""
+    """Returns the shadows of every row of a table.
+
+    Args:
+        table: the words and their vectors.
+        lemmas: (n,) the lemma's number of each token. None: `settings.lemma` must be False.
+        settings: the parameters of Algorithm 1.
+
+    Raises:
+        UsageError: k does not fit the table, or lemmas are missing.
+    """
     if settings.lemma and (lemmas is None or lemmas.shape != (len(table),)):
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
     tokens = table.candidates
@@ -236,10 +245,10 @@ def search_digest(table: WordVectors, texts: Sequence[str], settings: SearchSett
     return digest_of(digested, table.vectors, table.candidates.astype(np.int64))
 
 
-def load_or_make(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
+def load_or_make(digest: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
     """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
     cache = ArrayCache("ghost", ARRAY_DTYPES, folder)
-    return Shadows(**cache(name, lambda: vars(make()), lambda arrays: _is_complete(Shadows(**arrays), size)))
+    return Shadows(**cache(digest, lambda: vars(make()), lambda arrays: _is_complete(Shadows(**arrays), size)))
 
 
 def _is_complete(shadows: Shadows, size: int) -> bool:

@@ -58,7 +58,7 @@ class PromptRun:
     """Runs one request's prompts through an engine.
 
     Attributes:
-        on_over: called once, when all prompts have ended.
+        on_finished: called once, when all prompts have ended.
         answer_id: the id of the answer and of its stream's events.
         created: when the request came, in seconds since 1970.
         sequences: one for each prompt, made by `prepare`.
@@ -67,7 +67,7 @@ class PromptRun:
 
     body: CompletionRequest
     prompts: list[list[int]]
-    on_over: Callable[[], None] = lambda: None
+    on_finished: Callable[[], None] = lambda: None
     answer_id: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     sequences: list[Sequence] = field(default_factory=list)
@@ -95,7 +95,7 @@ class PromptRun:
         self._queue.put_nowait(arrival)
         self._running -= isinstance(arrival, MilkglassError) or arrival.reason is not None
         if not self._running:
-            self.on_over()
+            self.on_finished()
 
     async def tokens(self) -> AsyncIterator[_Token]:
         """Yields tokens until every prompt has ended. Raises the engine's error."""
@@ -161,7 +161,7 @@ async def completions(body: CompletionRequest, request: Request, shared: SharedC
     entry = shared.model_cache.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it
     release.callback(shared.model_cache.release, entry)
-    run.on_over = release.close  # a reader who has stopped reading must not keep the model
+    run.on_finished = release.close  # a reader who has stopped reading must not keep the model
 
     def close() -> None:
         run.cancel()

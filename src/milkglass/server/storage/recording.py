@@ -67,11 +67,11 @@ class Recording:
         if self._folder is None:
             return
         try:
-            record(self._recorder(model))
+            record(self._open_recorder(model))
         except Exception as error:  # noqa: BLE001 - safetensors' own are bare; a good answer must go out all the same
             log.error("could not record (%s)", type(error).__name__)
 
-    def _recorder(self, model: ModelRecord) -> Recorder:
+    def _open_recorder(self, model: ModelRecord) -> Recorder:
         """Returns the recorder of the uploaded model that this one was tuned from, in one step or several."""
         from milkglass.threat.transcript_file import Recorder  # with all of the threat model behind it, for few servers
 

@@ -111,7 +111,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
     private_texts, alike_texts = private_and_other_texts(read_texts(files.text, files.max_rows), files)
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
-    enclave_texts = _send_through(enclave, settings, codec, table, private_texts)
+    enclave_texts = _sanitize_in_enclave(enclave, settings, codec, table, private_texts)
     texts = {ALIKE: alike_texts} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
     package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     attacker = TableAttacker(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
@@ -140,7 +140,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     return SplitScene(scene, enclave_texts.left_out_count)
 
 
-def _send_through(
+def _sanitize_in_enclave(
     enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
 ) -> EnclaveTexts:
     """Has the enclave sanitize texts. Returns the vectors that would be sent, and the ids behind them.

@@ -174,14 +174,14 @@ class SplitSession:
         vectors = frames.decode_vectors(message, info.width, self.request.dtype, info.max_length if is_prompt else 1)
         self._next = self._loop.create_future()
         if self._sequence is None:
-            self._begin(vectors)
+            self._submit_prompt(vectors)
         else:
             self._engine.deliver(self._sequence, vectors)
         token = await self._next
         self.is_over = token.reason is not None
         return token
 
-    def _begin(self, prompt: torch.Tensor) -> None:
+    def _submit_prompt(self, prompt: torch.Tensor) -> None:
         """Submits the prompt to the engine. Raises TooLong, Busy."""
         if len(prompt) + self.request.max_tokens > self._info.max_length:
             raise TooLong(

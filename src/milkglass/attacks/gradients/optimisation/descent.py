@@ -148,7 +148,7 @@ class OptimisationAttack(Inversion):
         frame = Frame.of(self.first, self.last, batch.corpus, len(batch.step.table))
         return self.solve(batch, frame, budget, rng)
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         step, lengths = required(knowledge.step), required(knowledge.lengths)
         if step.task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"

@@ -51,7 +51,7 @@ class DLG(NearestGradient):
 
     name = "dlg"
     title = "Deep leakage from gradients"
-    paper = papers.DLG.but(
+    paper = papers.DLG.with_deviations(
         "Adam 0.1 for 2,500 steps as in LAMP's code, where the paper has L-BFGS on images.",
         "The label is known, as in the papers that attack text, where the paper learns it as a soft label.",
         "For the next token, which the paper does not attack, soft labels are worked out from the embeddings.",
@@ -67,7 +67,7 @@ class TAG(NearestGradient):
 
     name = "tag"
     title = "Gradient attack on transformers"
-    paper = papers.TAG.but(
+    paper = papers.TAG.with_deviations(
         "LAMP's variant: L1 at 0.01 for every layer, where the paper lets its weight depend on the layer.",
         "Adam 0.1 for 2,500 steps from N(0, 1), without decay and clipping.",
         "The label is known, as in LAMP's comparison.",

@@ -59,7 +59,7 @@ class GRAB(OptimisationAttack):
 
     name = "grab"
     title = "Hybrid optimisation"
-    paper = papers.GRAB.but(
+    paper = papers.GRAB.with_deviations(
         "Cut for a processor without a GPU: 200 orders of one start, 1,000 steps, one solution, two sweeps and one "
         "round, where the code has up to five of each.",
         "The search tries the 40 tokens that were nearest most often, not all that ever were.",

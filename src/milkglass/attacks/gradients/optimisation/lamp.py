@@ -146,7 +146,7 @@ class LAMP(OptimisationAttack):
 
     name = "lamp"
     title = "Language model priors"
-    paper = papers.LAMP.but(
+    paper = papers.LAMP.with_deviations(
         "The language model is an interpolated trigram of the attacker's public text, where the paper has a GPT-2; "
         "without public text there is none.",
         "Embeddings are pulled to the table's own mean length, which is 1.4 for the paper's model.",

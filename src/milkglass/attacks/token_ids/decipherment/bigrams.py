@@ -1,9 +1,9 @@
-"""Counts neighbouring ids, and says how well the count of a scrambled id fits that of a public id.
+"""Counts pairs of near ids, and says how well the count of a scrambled id fits that of a public id.
 
 The logarithms of two counts differ by a Gaussian whose variance has two parts: tau^2 between two texts, and the
 sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3 if both texts are of
-one kind, and above 1 if not. It need not be stated: inside groups of candidates the counts show it, by the likelihood
-of each tau (`likeliest_tau` in decipherment.py).
+one kind, and above 1 if not. It is estimated by maximum likelihood within groups of candidates (`likeliest_tau` in
+decipherment.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def normalise(weights: Floats) -> Floats:
     return np.asarray(weights / max(float(weights.sum()), 1e-300))
 
 
-class Bigrams:
-    """Counts the distinct pairs of neighbouring ids.
+class PairCounts:
+    """Counts the distinct pairs of ids at one distance.
 
     Attributes:
         left, right: (pairs,) the ids of each pair, sorted by the left one, then by the right one.
@@ -60,20 +60,20 @@ def unseen_counts(counts: Floats) -> Floats:
     return np.clip(expected, MIN_COUNT, 1.0)
 
 
-class PublicBigrams:
+class PublicPairCounts:
     """Counts what the attacker's text shows of public ids.
 
     Attributes:
         counts: (n,) how often each id occurs.
         share: (n,) each id's share of the running tokens, smoothed: it sums to 1 and is never zero.
-        bigrams: the text's bigrams, by distance.
+        pairs: the counts of the text's pairs of ids, by distance.
     """
 
     def __init__(self, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> None:
         self.counts = corpus.counts(size).astype(np.float64)
         smooth = self.counts + unseen_counts(self.counts)
         self.share = smooth / smooth.sum()
-        self.bigrams = {d: Bigrams(corpus, size, d) for d in distances}
+        self.pairs = {d: PairCounts(corpus, size, d) for d in distances}
 
 
 class FrequencyFit:
@@ -87,26 +87,26 @@ class FrequencyFit:
     """
 
     def __init__(
-        self, scrambled_counts: Floats, public: PublicBigrams, rows: Ids, members: Ids, alias_count: int
+        self, scrambled_counts: Floats, public: PublicPairCounts, scrambled_ids: Ids, public_ids: Ids, alias_count: int
     ) -> None:
         """Predicts the counts of scrambled ids.
 
         Args:
             scrambled_counts: (n',) how often each scrambled id occurs.
             public: what the attacker's text shows.
-            rows: the scrambled ids that are still free.
-            members: the public ids that are still free.
-            alias_count: over how many ids a token's count is spread, and with it the public text's part of the
-                variance.
+            scrambled_ids: the scrambled ids that are still free.
+            public_ids: the public ids that are still free.
+            alias_count: over how many ids a token's count is spread. The public text's part of the variance is
+                divided by it, too.
         """
-        total = float(scrambled_counts[rows].sum())
-        mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
+        total = float(scrambled_counts[scrambled_ids].sum())
+        mass, size = float(public.share[public_ids].sum()), float(public.counts[public_ids].sum())
         self.scrambled_counts = scrambled_counts
         self.expected = public.share * (total / max(mass, 1e-300) / alias_count)
         self.ratio = total / max(size, 1.0) / alias_count
 
-    def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:
-        """Returns the log-likelihood of each pair. The shapes of `rows` and `members` must broadcast together."""
-        scrambled_counts, expected = self.scrambled_counts[rows], self.expected[members]
+    def scores(self, scrambled_ids: Ids, public_ids: Ids, tau: float) -> Floats:
+        """Returns the log-likelihood of each pair. The shapes of both arrays of ids must broadcast together."""
+        scrambled_counts, expected = self.scrambled_counts[scrambled_ids], self.expected[public_ids]
         variance = tau**2 + (1 + self.ratio) / (np.maximum(scrambled_counts, expected) + 0.5)
         return -((np.log(scrambled_counts + 0.5) - np.log(expected + 0.5)) ** 2) / (2 * variance) - np.log(variance) / 2

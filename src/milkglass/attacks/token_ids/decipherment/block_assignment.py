@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, sum_by_index
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PairCounts, PublicPairCounts, sum_by_index
 from milkglass.sequences import Ids
 from milkglass.threat.knowledge import Candidates
 
@@ -102,7 +102,7 @@ class BigramJoin:
         hit_slot, hit_cell, hit_counts: for each public bigram that fits, its two slots, its two cells and its count.
     """
 
-    def __init__(self, blocks: BlockAssignment, scrambled: Bigrams, public: Bigrams) -> None:
+    def __init__(self, blocks: BlockAssignment, scrambled: PairCounts, public: PairCounts) -> None:
         left_rows, right_rows = blocks.row_of_id[scrambled.left], blocks.row_of_id[scrambled.right]
         in_blocks = (left_rows >= 0) & (right_rows >= 0)
         key = (
@@ -124,7 +124,7 @@ class BigramJoin:
             self.hit_cell.append(blocks.first_cell[end_rows[edge]] + offset)
 
 
-def _join(blocks: BlockAssignment, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Ids], Floats]:
+def _join(blocks: BlockAssignment, key: Ids, public: PairCounts) -> tuple[Ids, tuple[Ids, Ids], Floats]:
     """Joins edges, by the sorted keys of their two groups, with the public bigrams that fit them.
 
     Returns:
@@ -185,7 +185,7 @@ class Profiles:
     distances: tuple[int, ...] = (1, 2)
 
     def ratios(
-        self, table: torch.Tensor, blocks: BlockAssignment, public: PublicBigrams
+        self, table: torch.Tensor, blocks: BlockAssignment, public: PublicPairCounts
     ) -> dict[tuple[int, int], Ratios]:
         """Returns the ratios by distance and side (0: what follows, 1: what precedes).
 
@@ -199,11 +199,11 @@ class Profiles:
         ratios = {}
         for distance in self.distances:
             for side in (0, 1):
-                counts = _class_counts(public.bigrams[distance], side, blocks, classes, len(unit))
+                counts = _class_counts(public.pairs[distance], side, blocks, classes, len(unit))
                 ratios[distance, side] = Ratios(self._combined_shares(unit, counts), classes)
         return ratios
 
-    def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicBigrams) -> Ids:
+    def _classes(self, unit: Floats, blocks: BlockAssignment, public: PublicPairCounts) -> Ids:
         """Returns (groups,) the class of each group."""
         group_count = len(blocks.first_column)
         mass = sum_by_index(blocks.column_group, public.share[blocks.column_member], group_count)
@@ -252,7 +252,7 @@ class Ratios:
         return self.ratios[members, self.classes[groups]]
 
 
-def _class_counts(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
+def _class_counts(bigrams: PairCounts, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
     """Returns (n, classes) how often each class is next to each token."""
     class_of_token = np.full(size, -1, np.int64)
     class_of_token[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's

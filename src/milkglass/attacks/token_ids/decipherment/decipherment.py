@@ -43,7 +43,7 @@ import numpy as np
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.token_ids.decipherment import cribs
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats, FrequencyFit, PairCounts, PublicPairCounts
 from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment, Profiles, Ratios
 from milkglass.attacks.token_ids.decipherment.mean_field import (
     AnnealedRange,
@@ -102,7 +102,7 @@ class Decipherment(Solver):
     name = "decipherment"
     title = "Corpus decipherment"
     cost = Cost(per_1000_rows=0.11, per_million_tokens=29)
-    paper = papers.SUBSTITUTION_CIPHERS.but(
+    paper = papers.SUBSTITUTION_CIPHERS.with_deviations(
         "The attack is ours; the idea of a jointly solved substitution is the paper's.",
         "The relaxation runs over token ids, inside candidate groups or over a growing set of frequent ids.",
         "Evidence is a robust mixture, damped for frequent ids, and the assignment is balanced by Sinkhorn.",
@@ -111,7 +111,7 @@ class Decipherment(Solver):
     assumes = frozenset({"corpus"})
     uses = frozenset({"candidates", "public_model", "pairs"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.has_shared_ids:
             return "an id names a cluster, not a token: text-in-context reads each position by itself"
         return None
@@ -122,8 +122,8 @@ class Decipherment(Solver):
         """Returns for each scrambled id its candidates, with their log posteriors given the corpus. Draws nothing."""
         texts, size = transcript.tokens, transcript.size
         known_pairs = self._known_pairs(texts, knowledge)
-        public = PublicBigrams(required(knowledge.corpus), knowledge.token_count(size))
-        scrambled_bigrams = {distance: Bigrams(texts, size, distance) for distance in public.bigrams}
+        public = PublicPairCounts(required(knowledge.corpus), knowledge.token_count(size))
+        scrambled_pairs = {distance: PairCounts(texts, size, distance) for distance in public.pairs}
 
         def report_sweep(done_share: float, sweep_work: float) -> bool:
             budget.spend(sweep_work)
@@ -133,7 +133,7 @@ class Decipherment(Solver):
         counts = texts.counts(size).astype(np.float64)
         if knowledge.candidates is None:
             return self._solve_without_candidates(
-                counts, scrambled_bigrams, public, known_pairs, report_sweep, knowledge.alias_count
+                counts, scrambled_pairs, public, known_pairs, report_sweep, knowledge.alias_count
             )
         candidates = cribs.with_known_pairs(knowledge.candidates, known_pairs, knowledge.alias_count)
         blocks = BlockAssignment(candidates, size)
@@ -144,7 +144,7 @@ class Decipherment(Solver):
         if self.profiles is not None and public_model is not None and public.counts.any():
             ratios = self.profiles.ratios(public_model.table, blocks, public)
         weights = {1: 1.0, 2: self.second}
-        messages = messages_of(blocks, scrambled_bigrams, public, self.alpha, weights, ratios)
+        messages = messages_of(blocks, scrambled_pairs, public, self.alpha, weights, ratios)
         earlier = np.concatenate([np.maximum(group, LOG_ZERO).ravel() for group in candidates.log_likelihoods])
         prior = earlier + self._frequencies(counts, public, blocks, knowledge.alias_count)
         damping = self.patience / (self.patience + counts[blocks.rows])[blocks.row_of_cell]
@@ -162,7 +162,9 @@ class Decipherment(Solver):
         is_new = ~np.isin(constant[:, 0], leaked[:, 0]) & ~np.isin(constant[:, 1], leaked[:, 1])
         return np.concatenate([leaked, constant[is_new]])
 
-    def _frequencies(self, counts: Floats, public: PublicBigrams, blocks: BlockAssignment, alias_count: int) -> Floats:
+    def _frequencies(
+        self, counts: Floats, public: PublicPairCounts, blocks: BlockAssignment, alias_count: int
+    ) -> Floats:
         """Returns (cells,) the log-likelihood of the counts."""
         has_choice = blocks.cell_count > 1
         members = np.unique(blocks.member_of_cell[has_choice[blocks.row_of_cell]])
@@ -173,8 +175,8 @@ class Decipherment(Solver):
     def _solve_without_candidates(
         self,
         counts: Floats,
-        scrambled_bigrams: dict[int, Bigrams],
-        public: PublicBigrams,
+        scrambled_pairs: dict[int, PairCounts],
+        public: PublicPairCounts,
         known_pairs: Ids,
         report_sweep: SweepCallback,
         alias_count: int,
@@ -182,7 +184,7 @@ class Decipherment(Solver):
         """Returns a group for each frequent id, with its likeliest readings."""
         known_groups = [Group(pair[:1], pair[1:]) for pair in known_pairs]
         zeros = [np.zeros((1, 1)) for _ in known_groups]
-        final_state = settle_all(counts, scrambled_bigrams, public, known_pairs, self.growth, report_sweep, alias_count)
+        final_state = settle_all(counts, scrambled_pairs, public, known_pairs, self.growth, report_sweep, alias_count)
         if final_state is None:
             return Candidates(tuple(known_groups), tuple(zeros))
         order = np.argsort(-final_state.belief, axis=1, kind="stable")[:, :READINGS_KEPT]

@@ -87,10 +87,10 @@ class EvidenceTable:
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
 
-    def unfinished_texts(self, texts: Sequences, text_numbers: Ids) -> Ids:
-        """Returns the texts among `text_numbers` that have an id not yet looked at often enough."""
+    def unfinished_texts(self, texts: Sequences, text_indices: Ids) -> Ids:
+        """Returns the texts among `text_indices` that have an id not yet looked at often enough."""
         hits = np.bincount(texts.sequence_indices, self.open_at(texts.ids), len(texts))
-        return text_numbers[hits[text_numbers] > 0]
+        return text_indices[hits[text_indices] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """Returns (m,) whether each of these scrambled ids was looked at in fewer places than `contexts`."""

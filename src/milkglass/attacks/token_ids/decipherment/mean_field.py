@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.attacks import work
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams, sum_by_index
+from milkglass.attacks.token_ids.decipherment.bigrams import (
+    Floats,
+    FrequencyFit,
+    PairCounts,
+    PublicPairCounts,
+    sum_by_index,
+)
 from milkglass.attacks.token_ids.decipherment.block_assignment import (
     SINKHORN_ROUNDS,
     BigramJoin,
@@ -73,7 +79,7 @@ class Message:
         blocks: BlockAssignment,
         join: BigramJoin,
         side: int,
-        public: PublicBigrams,
+        public: PublicPairCounts,
         alpha: float,
         ratios: Ratios | None,
         weight: float,
@@ -132,8 +138,8 @@ class Message:
 
 def messages_of(
     blocks: BlockAssignment,
-    scrambled_bigrams: Mapping[int, Bigrams],
-    public: PublicBigrams,
+    scrambled_pairs: Mapping[int, PairCounts],
+    public: PublicPairCounts,
     alpha: float,
     weights: Mapping[int, float],
     ratios: Mapping[tuple[int, int], Ratios],
@@ -142,7 +148,7 @@ def messages_of(
 
     Args:
         blocks: the cells.
-        scrambled_bigrams: bigrams of scrambled ids by distance.
+        scrambled_pairs: bigrams of scrambled ids by distance.
         public: what the attacker's text shows.
         alpha: the pseudo-counts that smooth public bigrams.
         weights: the weight of each distance. A distance with weight 0 has no message.
@@ -151,7 +157,7 @@ def messages_of(
     messages = []
     for distance, weight in weights.items():
         if weight:
-            join = BigramJoin(blocks, scrambled_bigrams[distance], public.bigrams[distance])
+            join = BigramJoin(blocks, scrambled_pairs[distance], public.pairs[distance])
             messages += [
                 Message(blocks, join, side, public, alpha, ratios.get((distance, side)), weight) for side in (0, 1)
             ]
@@ -269,8 +275,8 @@ class _BigramEvidence:
 
 def settle_all(
     scrambled_counts: NDArray[np.float64],
-    scrambled_bigrams: dict[int, Bigrams],
-    public: PublicBigrams,
+    scrambled_pairs: dict[int, PairCounts],
+    public: PublicPairCounts,
     known_pairs: Ids,
     growth: GrowthSchedule,
     report_sweep: SweepCallback,
@@ -283,7 +289,7 @@ def settle_all(
 
     Args:
         scrambled_counts: (n',) how often each scrambled id occurs.
-        scrambled_bigrams: bigrams of scrambled ids by distance.
+        scrambled_pairs: bigrams of scrambled ids by distance.
         public: what the attacker's text shows.
         known_pairs: (p, 2) scrambled ids that are known, each with its public id.
         growth: the stages, and how they are annealed.
@@ -312,7 +318,7 @@ def settle_all(
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
         columns = by_share[: int(k * growth.spare / alias_count) + growth.margin]
-        evidence_parts = context.evidence_parts(scrambled_bigrams, rows, columns, known_pairs)
+        evidence_parts = context.evidence_parts(scrambled_pairs, rows, columns, known_pairs)
         state = context.extend(state, rows, columns, sweeps_done / max(total - 1, 1))
         for _ in range(sweeps):
             state = context.sweep(state, evidence_parts, sweeps_done / max(total - 1, 1))
@@ -333,18 +339,18 @@ class _SweepContext:
         alias_count: how many scrambled ids each token has.
     """
 
-    public: PublicBigrams
+    public: PublicPairCounts
     fit: FrequencyFit
     growth: GrowthSchedule
     alias_count: int
 
     def evidence_parts(
-        self, scrambled_bigrams: dict[int, Bigrams], rows: Ids, columns: Ids, known_pairs: Ids
+        self, scrambled_pairs: dict[int, PairCounts], rows: Ids, columns: Ids, known_pairs: Ids
     ) -> list[_BigramEvidence]:
         """Returns the evidence of the bigrams of some ids and tokens: one part for each distance and direction.
 
         Args:
-            scrambled_bigrams: the bigrams of the scrambled text, by distance.
+            scrambled_pairs: the bigrams of the scrambled text, by distance.
             rows, columns: (K,) scrambled ids and (C,) tokens.
             known_pairs: (p, 2) scrambled ids whose token is known, and the token.
         """
@@ -352,8 +358,8 @@ class _SweepContext:
         scale = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
         evidence_parts = []
         for distance, weight in ((1, 1.0), (2, self.growth.second)):
-            scrambled = _count_matrix(scrambled_bigrams[distance], len(self.fit.scrambled_counts))
-            public = _count_matrix(self.public.bigrams[distance], len(self.public.share))
+            scrambled = _count_matrix(scrambled_pairs[distance], len(self.fit.scrambled_counts))
+            public = _count_matrix(self.public.pairs[distance], len(self.public.share))
             for edges, votes in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
                 scaled_votes = (votes[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
                 evidence_parts.append(
@@ -427,6 +433,6 @@ class _SweepContext:
         return belief
 
 
-def _count_matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
+def _count_matrix(pairs: PairCounts, size: int) -> sp.csr_matrix:
     """Returns (size, size) how often each right id follows each left one."""
     return sp.csr_matrix((pairs.counts, (pairs.left, pairs.right)), shape=(size, size))

@@ -173,17 +173,17 @@ class CausalReader:
         return cls(Model.open(folder), spelling, budget)
 
     @torch.inference_mode()
-    def read_texts(self, texts: Sequences, text_numbers: Ids) -> Iterator[ReadBatch]:
+    def read_texts(self, texts: Sequences, text_indices: Ids) -> Iterator[ReadBatch]:
         """Yields the states before the places of some texts of public ids.
 
         Args:
             texts: public ids, or NO_BELIEF at a place that is left out.
-            text_numbers: the indices of the texts to read.
+            text_indices: the indices of the texts to read.
         """
         starts = np.cumsum(texts.lengths) - texts.lengths
         max_length = min(WINDOW_TOKENS, int(getattr(self.model.config, "max_position_embeddings", WINDOW_TOKENS)))
         lines, places_in_lines, joined, public_places = [], [], [], []
-        for index in text_numbers.tolist():
+        for index in text_indices.tolist():
             ids = texts.ids[starts[index] : starts[index] + texts.lengths[index]]
             line, predicting_places, joined_of_text = self.spelling.spell(ids, self.begin)
             for cut in range(0, len(line), max_length):
