@@ -1,0 +1,86 @@
+"""Gathers finished comparisons of several data sets into one result.
+
+    python -m bench.comparisons tweets=out-tweets news=out-news        writes recipes/results/comparisons.json
+
+Each folder is an --out of `milkglass compare`. The result has the quality of each way, what is read of it, and what
+masking left. It holds no text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from milkglass import files
+from milkglass.errors import UsageError
+from milkglass.experiments.record import ResultRecord
+from milkglass.experiments.runs import current_code
+
+OUT = Path(__file__).parents[1] / "recipes" / "results" / "comparisons.json"
+READ_MEASURES = {"content": "content read", "names": "names read", "numbers": "numbers read"}
+
+
+def records_of(comparison: Mapping[str, Any], data: str) -> Iterator[ResultRecord]:
+    """Yields the figures of one compare.json: shares in percent, losses and correlations as they are.
+
+    Args:
+        data: the name of the data set.
+    """
+    scale = 100 if comparison["measure"] == "accuracy" else 1
+    for way in comparison["ways"]:
+        if way["state"] != "done":
+            continue
+        yield _record(comparison["measure"], way["quality"], scale, data, way["name"])
+        reading = way["reading"] or {}
+        for field, measure in READ_MEASURES.items():
+            if reading.get(field) is not None:
+                yield _record(measure, reading[field], 100, data, way["name"])
+        for measure in ("names left", "numbers left", "masks guessed"):
+            if measure in reading.get("masks", {}):
+                share = round(100 * reading["masks"][measure], 1)
+                yield ResultRecord(measure=measure, value=share, data=data, variant=way["name"])
+
+
+def _record(measure: str, interval: Mapping[str, float], scale: float, data: str, way: str) -> ResultRecord:
+    """Returns a figure with half the width of its interval, to three digits."""
+    digits = 1 if scale == 100 else 3
+    half_width = round(scale * (interval["high"] - interval["low"]) / 2, digits)
+    value = round(scale * interval["value"], digits)
+    return ResultRecord(measure=measure, value=value, data=data, variant=way, half_width=half_width)
+
+
+def read_comparison(folder: Path) -> Any:
+    """Returns the compare.json of a folder. Raises UsageError if its code was not committed."""
+    comparison = json.loads((folder / "compare.json").read_text("utf-8"))
+    commit = comparison.get("origin", {}).get("commit", "")
+    if not commit or not commit.isalnum():
+        raise UsageError(f"{folder} was made by code that is not committed: {commit!r}", "run it again from a commit")
+    return comparison
+
+
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("comparisons", nargs="+", metavar="NAME=FOLDER")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args(words)
+    figures, sources = list[ResultRecord](), dict[str, Any]()
+    for word in given.comparisons:
+        name, _, folder = word.partition("=")
+        comparison = read_comparison(Path(folder))
+        figures += records_of(comparison, name)
+        sources[name] = {
+            "commit": comparison["origin"]["commit"], "date": comparison["origin"]["date"],
+            "model": comparison["model"], "rows": comparison["rows"], "held out": comparison["held_out"],
+            "seconds": round(comparison["seconds"]),
+        }  # fmt: skip
+    document: dict[str, Any] = {"recipe": "comparisons", "made": current_code(), "comparisons": sources}
+    document["figures"] = [record.to_json() for record in figures]
+    files.write(given.out, json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
