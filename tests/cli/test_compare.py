@@ -738,3 +738,10 @@ def test_a_training_that_does_not_fit_is_refused_before_anything_is_done(
     assert not (out / "runs").exists(), "nothing was begun"
     done = call("compare", model, data, "--out", out, *SMALL, "--ways", "commonest,linear")
     assert done.exit_code == 0, "what is not trained needs no such room"
+
+
+def test_a_long_cell_breaks_between_its_words_and_not_in_a_figure() -> None:
+    assert page._breakable_parts("0 % while the hardware holds") == (
+        "<div><span>0 %</span> while the hardware holds</div>"
+    )
+    assert page._breakable_parts("at least 7 %") == "<div>at least <span>7 %</span></div>"

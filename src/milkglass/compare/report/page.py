@@ -34,7 +34,7 @@ def render(result: ComparisonResult) -> str:
 
 def _breakable_parts(figure: str) -> Markup:
     """Returns a cell of the table as HTML. Lines break between words, not inside a figure or interval."""
-    parts = re.split(r" (?=\()|(?<=least) |(?<=:) ", figure)
+    parts = re.split(r" (?=\()|(?<=least) |(?<=:) | (?=while )", figure)
     has_digit = [any(character.isdigit() for character in part) for part in parts]
     marked_parts = (
         Markup("<span>{}</span>").format(part) if is_figure else escape(part)
