@@ -45,10 +45,11 @@ def records_of(comparison: Mapping[str, Any], data: str) -> Iterator[ResultRecor
                 yield ResultRecord(measure=measure, value=share, data=data, variant=way["name"])
 
 
-def _record(measure: str, interval: Mapping[str, float], scale: float, data: str, way: str) -> ResultRecord:
-    """Returns a figure with half the width of its interval, to three digits."""
-    digits = 1 if scale == 100 else 3
-    half_width = round(scale * (interval["high"] - interval["low"]) / 2, digits)
+def _record(measure: str, interval: Mapping[str, Any], scale: float, data: str, way: str) -> ResultRecord:
+    """Returns a figure with half the width of its interval, if it has one."""
+    digits, half_width = 1 if scale == 100 else 3, None
+    if interval["low"] is not None:
+        half_width = round(scale * (interval["high"] - interval["low"]) / 2, digits)
     value = round(scale * interval["value"], digits)
     return ResultRecord(measure=measure, value=value, data=data, variant=way, half_width=half_width)
 
