@@ -42,8 +42,8 @@ from milkglass.threat.budget import Budget
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
 RUN_VERSION = 8  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
-KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again; less where the budget is short
-MAX_SHARE_OVER = 0.1  # of the budget: the most by which either of these may exceed it
+KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
+MAX_SHARE_OVER = 0.1  # of the budget: the most by which the attacks on a way may exceed it
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
 LOSS_FELL = "its loss still fell when its training ended"  # how such a note of a way begins
@@ -303,7 +303,7 @@ class _Run:
         if keep.is_kept(folder, origin):
             return ""
         is_replaced = (folder / keep.MARK).is_file()
-        deadline = max(self.setting.deadline, time.monotonic() + self.limits.at_most(KEEP_SECONDS))
+        deadline = max(self.setting.deadline, time.monotonic() + KEEP_SECONDS)
         setting = replace(self.setting, deadline=deadline)
         try:
             keep.keep(setting, self.models.get(name) or WAYS[name].measure_answers(setting), folder, origin)
