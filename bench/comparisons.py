@@ -71,6 +71,8 @@ def main(words: Sequence[str]) -> None:
     figures, sources = list[ResultRecord](), dict[str, Any]()
     for word in given.comparisons:
         name, _, folder = word.partition("=")
+        if not folder:
+            parser.error(f"{word!r} is not NAME=FOLDER, such as tweets=out-tweets")
         comparison = read_comparison(Path(folder))
         figures += records_of(comparison, name)
         sources[name] = {

@@ -135,7 +135,7 @@ def _work_notes(ways: Sequence[WayResult], time_limits: TimeLimits) -> tuple[str
     if not limits:
         return ()
     work = " to ".join(map(duration_text, limits[:: max(1, len(limits) - 1)]))
-    cut = "this" if math.isinf(time_limits.seconds) else "this, or --budget before,"
+    cut = "this" if math.isinf(time_limits.seconds) else "this or --budget"
     return (f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that {cut} cut',)
 
 

@@ -384,7 +384,7 @@ class DefenceWay(Way):
             notes.append("what is trained with it crosses too, and there the answers cross as they are")
         if self.entry.get("masked"):
             notes.append(
-                "it learns from masked answers, and the loss is of answers without masks: who puts names back has less"
+                "it learns from masked answers, and the loss is of answers without: putting names back may lower it"
             )
         if self.group == "sent as it is" and weight_bytes(setting.base) <= MAX_SMALL_DECODER:
             notes.append("the model is small enough to run on your machine, where it gives the same answers")

@@ -24,11 +24,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
-UNKNOWN_CODE, NUMBER_CODE, FIRST_KEPT_CODE = (
-    -1,
-    -2,
-    -3,
-)  # codes of words without a row; the i-th kept word has FIRST_KEPT_CODE - i
+UNKNOWN_CODE, NUMBER_CODE = -1, -2  # codes of words without a row
+FIRST_KEPT_CODE = -3  # the i-th kept word has the code FIRST_KEPT_CODE - i
 ASCII_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 PLAIN_SPACES = " \t\n\r"  # white space that stays as it is
 REMEMBERED_WORDS = 1 << 18  # distinct words that a `Lookup` remembers
@@ -81,7 +78,7 @@ def is_word(text: str) -> bool:
 
 @cache
 def whole_word_pattern() -> re.Pattern[str]:
-    """Returns the pattern for words as people read them, as `split_pattern` gives it for words of papers."""
+    """Returns a pattern like that of `split_pattern`, for words as people read them (see the module)."""
     letter = f"[^{kept_characters()}]"
     address = r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?')\]}]"
     mail = r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"

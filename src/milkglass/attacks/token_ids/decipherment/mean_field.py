@@ -148,7 +148,7 @@ def messages_of(
 
     Args:
         blocks: the cells.
-        scrambled_pairs: bigrams of scrambled ids by distance.
+        scrambled_pairs: the counts of pairs of scrambled ids, by distance.
         public: what the attacker's text shows.
         alpha: the pseudo-counts that smooth public bigrams.
         weights: the weight of each distance. A distance with weight 0 has no message.
@@ -289,7 +289,7 @@ def settle_all(
 
     Args:
         scrambled_counts: (n',) how often each scrambled id occurs.
-        scrambled_pairs: bigrams of scrambled ids by distance.
+        scrambled_pairs: the counts of pairs of scrambled ids, by distance.
         public: what the attacker's text shows.
         known_pairs: (p, 2) scrambled ids that are known, each with its public id.
         growth: the stages, and how they are annealed.
@@ -350,7 +350,7 @@ class _SweepContext:
         """Returns the evidence of the bigrams of some ids and tokens: one part for each distance and direction.
 
         Args:
-            scrambled_pairs: the bigrams of the scrambled text, by distance.
+            scrambled_pairs: the counts of pairs in the scrambled text, by distance.
             rows, columns: (K,) scrambled ids and (C,) tokens.
             known_pairs: (p, 2) scrambled ids whose token is known, and the token.
         """
