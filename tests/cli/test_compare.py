@@ -24,7 +24,7 @@ from milkglass.compare import attackers, keep
 from milkglass.compare import run as run_module
 from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
-from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
+from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult, share_text
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.run import MAX_SHARE_OVER, MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way
 from milkglass.compare.training import cut_words, loss_fall, reported_losses
@@ -199,6 +199,9 @@ def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> Non
     assert _with_command(encoder, {"linear": "kept"}, settings).command == expected
     result = replace(compared(linear), kept="kept", kept_way="linear")
     assert words.next_line(result).startswith("next: run linear")
+    assert words.kept_line(result) == "kept: the way linear in kept" and words.kept_line(compared(linear)) == ""
+    both = replace(result, kept_folders={"linear": "kept", "home": "other"})
+    assert words.next_line(both).startswith("next: run home"), "the best with nothing sent, which an earlier call kept"
     assert "page" in words.next_line(compared(linear))
 
 
@@ -208,6 +211,11 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     found = compared(replace(one, reading=replace(one.reading, cut=True)))
     assert "More time, such as an audit takes, may read more of: the way ids." in found.verdict
     assert words.read_by_attacks(found.ways[1]) == "at least 60 %"
+    share = Interval(0.668, 0.61, 0.72, 31)
+    assert words.read_share(found.ways[1], share) == "at least 66 %", "rounded up, less would be read than it says"
+    assert words.read_share(found.ways[1], share, has_interval=True) == "at least 66 % (61-72)"
+    assert words.read_share(one, share, has_interval=True) == "67 % (61-72)"
+    assert share_text(Interval(0.29, 0.2, 0.3, 9), is_least=True) == "at least 29 %", "0.29 is a little less in fp64"
     every = Interval(1.0, 1.0, 1.0, 99)
     full = replace(one.reading, cut=True, content=every, names=every, numbers=None)
     found = compared(replace(one, reading=full))
@@ -353,7 +361,10 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     assert (out / "compare.json").stat().st_mode & 0o077 == 0, "it quotes the user's texts"
     assert (out / "kept").is_dir() and not [*out.rglob("optimizer.pt"), *out.rglob("trained.safetensors")]
     again = call(*run)
-    assert "step" not in again.stderr
+    assert "step" not in again.stderr and again.stderr.count("taken over from an earlier call") == 3
+    taken_over = "Taken over from an earlier call of the same command: commonest, linear, rnm"
+    assert found["taken_over"] == {} and taken_over in document(again)["notes"]
+    assert "in all calls" in (out / "compare.html").read_text("utf-8") and "in all calls" not in html
     names = ("name", "quality", "above", "reading")
     assert [[one[name] for name in names] for one in document(again)["ways"]] == [
         [one[name] for name in names] for one in found["ways"]
@@ -371,6 +382,11 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     alone = document(call(*run[:-2], "linear", "--keep", tmp_path / "kept-linear", "--json"))
     assert [one["name"] for one in alone["ways"]] == ["commonest", "linear", "rnm", "plain"], "the page keeps all ways"
     assert alone["kept_way"] == "linear" and f"--local {tmp_path / 'kept-linear'} " in alone["ways"][1]["command"]
+    folders = {"linear": str(tmp_path / "kept-linear")}
+    assert alone["kept_folders"] == folders
+    assert document(call(*run[:-2], "commonest", "--json"))["kept_folders"] == folders, "an earlier call's folder"
+    sources = {source for source in alone["taken_over"].values() if source.endswith("--json")}
+    assert len(sources) == 2 and all(f"Taken over from `{one}`: " in "".join(alone["notes"]) for one in sources)
     assert alone["ways"][3]["above"] is not None and alone["ways"][3]["quality"] == plain["quality"]
     third = call(*run)
     assert "step" not in third.stderr and document(third)["ways"][2] == document(again)["ways"][2]
@@ -642,7 +658,7 @@ def test_other_columns_of_a_file_are_other_rows(tmp_path: Path) -> None:
     assert call(*command.split()[1:-1], tmp_path / "rows.jsonl").exit_code == 0
     again = call(*run, "--text-column", "Title", "--label-column", "Topic")
     assert document(again)["ways"][1]["quality"] == first["ways"][1]["quality"]
-    assert "trained and asked" not in again.stderr.partition("kept")[0]
+    assert "are measured" not in again.stderr.partition("kept")[0]
 
 
 def test_fewer_ways_in_a_second_run_say_and_keep_what_all_of_them_do(tmp_path: Path) -> None:
@@ -676,6 +692,24 @@ def test_texts_without_content_words_are_read_by_their_tokens(tmp_path: Path) ->
     rnm = document(found)["ways"][1]
     assert rnm["reading"]["tokens"]["value"] > 0 and rnm["reading"]["content"] is None
     assert "of all tokens" in rnm["reading"]["more"][0] and "of all tokens" in found.stderr
+
+
+def test_names_that_cannot_be_recognised_are_said_to_be_unmeasured(tmp_path: Path) -> None:
+    model = tiny.save("bert", tmp_path / "model")
+    for change in (str, str.lower):
+        own = [{**row, "text": change(f"I met Doctor Ruiz and {row['text']}")} for row in rows(0, 200)]
+        data = written(tmp_path / f"{change.__name__}.jsonl", own)
+        out = tmp_path / f"out-{change.__name__}"
+        found = document(call("compare", model, data, "--out", out, *SMALL, "--ways", "linear,rnm,plain", "--json"))
+        names = [one["reading"]["names"] for one in found["ways"][1:]]
+        has_note = any(note.startswith("No name was recognised") for note in found["notes"])
+        assert [share is None for share in names] == [change is str.lower] * 2 and has_note == (change is str.lower)
+        assert all(0 < one["reading"]["guess"] < 0.5 for one in found["ways"][1:]), "of content words"
+
+
+def test_a_text_in_place_of_the_kept_folder_is_refused_before_stdin_is_read(tmp_path: Path) -> None:
+    refused(call("classify", "--local", "a text of mine"), 3, "there is no folder a text of mine")
+    refused(call("classify", "--local", tmp_path), 3, "holds no model that `compare` kept")
 
 
 def test_what_would_be_replaced_is_refused_at_once(tmp_path: Path) -> None:

@@ -174,6 +174,12 @@ def test_names_of_columns_are_shown_if_they_stand_above_numbers(tmp_path: Path) 
     excel(path)
     refused(call("data", path, "--out", tmp_path / "a.jsonl"), 5, "the columns there are: Ticket No, Question, Topic;")
     refused(call("sanitize", path, tmp_path / "b.csv"), 5, "the columns there are: Ticket No, Question, Topic")
+    listed = tmp_path / "rows.json"
+    listed.write_text(json.dumps([{"Ticket No": 4, "What was said": "a text", "Desk": "b"}]))
+    for options in ((), ("--text-column", "Said"), ("--text-column", "What was said", "--label-column", "Topic")):
+        result = call("data", listed, *options, "--out", tmp_path / "c.jsonl")
+        refused(result, 5, "the columns there are: Ticket No, What was said, Desk")
+        assert "first line" not in result.stderr, "a list of objects has fields"
     texts: list[Any] = [[f"my {SECRET} hurts", "4711", "question"], *(["my arm", str(n), "urgent"] for n in range(30))]
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter=";").writerows(texts)

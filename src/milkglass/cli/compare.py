@@ -103,7 +103,7 @@ def compare(
     from milkglass.compare.keep import require_free
     from milkglass.compare.prepare import prepare
     from milkglass.compare.report import page
-    from milkglass.compare.report.words import legend, line, next_line, notes_of
+    from milkglass.compare.report.words import kept_line, legend, line, next_line, notes_of
     from milkglass.compare.report.words import table as rows_of
     from milkglass.compare.result import WayResult
     from milkglass.compare.run import MEASURES, TimeLimits
@@ -189,7 +189,10 @@ def compare(
     if (earlier_page := page.set_aside(result, out)) is not None:
         note(f"the page of the comparison that was in {out} is now {earlier_page}")
     page_file = page.write(result, out)
-    file_lines = (f"page: {page_file}", f"disk: {size_text(bytes_on_disk(out))} in {out}; {REMOVABLE_NOTE}")
+    kept_lines = [text for text in (kept_line(result),) if text]
+    file_lines = (
+        *kept_lines, f"page: {page_file}", f"disk: {size_text(bytes_on_disk(out))} in {out}; {REMOVABLE_NOTE}"
+    )  # fmt: skip
     emit(
         as_json,
         result.to_json(),

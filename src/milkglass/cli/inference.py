@@ -110,6 +110,8 @@ def classify(
         local_texts = [*([] if model_id is None else [model_id]), *(text or [])]
         if local_texts and source:
             raise UsageError("texts and --in were both given", "give one of them")
+        if not local_texts and source is None:
+            _require_kept_classifier(local)
         rows = texts_to_classify(local_texts, source, columns, id_column)
         _classify_locally(local, rows, second_texts(rows, pair), as_json)
         return
@@ -123,6 +125,13 @@ def classify(
     with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
     print_classifications(results, as_json, [row.output_id for row in rows])
+
+
+def _require_kept_classifier(folder: Path) -> None:
+    """Raises an error of `keep.require_classifier`, before stdin is read: `--local 'a text'` names no folder."""
+    from milkglass.compare.keep import require_classifier
+
+    require_classifier(folder)
 
 
 def _classify_locally(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] | None, as_json: bool) -> None:

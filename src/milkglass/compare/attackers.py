@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
 from milkglass.catalogue import signature
-from milkglass.compare.result import Reading
+from milkglass.compare.result import Reading, share_text
 from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.experiments.procedures.trials import TrainedHalves
@@ -55,7 +56,7 @@ def reading_of(
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_content = best is not None
     is_cut = any(result.cut or result.state == "not run" for result in finished.results)
-    guess = _guessing_share(scene)
+    guess = _guessing_share(scene, has_content)
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
@@ -75,7 +76,7 @@ def reading_of(
     more = _masks_in_words(masks, is_cut)
     if not has_content and tokens is not None:
         noun = "content word" if "name" in best.by_class else "name or content word"
-        more = (f"{100 * tokens.value:.0f} % of all tokens; no {noun} was recognised in the texts", *more)
+        more = (f"{share_text(tokens, is_cut)} of all tokens; no {noun} was recognised in the texts", *more)
     return Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_content else None,
         most_read("name"), most_read("number"), guess, is_cut,
@@ -86,16 +87,23 @@ def reading_of(
 def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
     """Returns the reading of text that crosses as it is."""
     scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
-    everything = ratio(np.ones(len(scene.truth.tokens)), np.ones(len(scene.truth.tokens)), np.random.default_rng(0))
-    return Reading(ALL_READ, "", everything, everything, everything, everything, _guessing_share(scene))
+    truth, texts = scene.truth, scene.texts
+    everything = ratio(np.ones(len(truth.tokens)), np.ones(len(truth.tokens)), np.random.default_rng(0))
+    has_content = bool((truth.content & truth.ordinary)[truth.tokens.ids].any())
+    has_names = texts is None or bool(texts.is_name.any())
+    has_numbers = texts is None or bool(texts.is_number.any())
+    content, names, numbers = (everything if has else None for has in (has_content, has_names, has_numbers))
+    more = () if has_content else ("100 % of all tokens; no content word was recognised in the texts",)
+    return Reading(ALL_READ, "", everything, content, names, numbers, _guessing_share(scene, has_content), more=more)
 
 
-def _guessing_share(scene: Scene) -> float:
-    """Returns the share of all tokens that the commonest one has: what guessing gives."""
+def _guessing_share(scene: Scene, has_content: bool) -> float:
+    """Returns what guessing gives: a share of content words, or of all tokens if there are none (`Reading.guess`)."""
     corpora = [who.knowledge.corpus for who in scene.adversaries if who.knowledge.corpus is not None]
-    ordinary, tokens = scene.truth.ordinary, scene.truth.tokens
-    counts = np.where(ordinary, corpora[-1].counts(len(ordinary)), 0) if corpora else None
-    return floor_accuracies(tokens, ordinary[tokens.ids], counts, len(ordinary))["commonest token"]
+    truth, tokens = scene.truth, scene.truth.tokens
+    is_counted = truth.ordinary & truth.content if has_content else truth.ordinary
+    counts = np.where(is_counted, corpora[-1].counts(len(is_counted)), 0) if corpora else None
+    return floor_accuracies(tokens, is_counted[tokens.ids], counts, len(is_counted))["commonest token"]
 
 
 def _masks(scene: Scene, client: MaskingClient, private: Sequence[str], readings: Sequence[Ids]) -> dict[str, float]:
@@ -133,10 +141,9 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
             share, count = 100 * masks[f"{noun}s left"], masks[f"{noun} tokens"]
             words.append(f"{share:.0f} % of {count:,.0f} tokens of {noun}s are not masked")
     if "masks guessed" in masks:
-        least = "at least " if is_cut else ""
-        words.append(
-            f"{least}{100 * masks['masks guessed']:.1f} % of {masks['masked tokens']:,.0f} masked tokens are guessed"
-        )
+        share = 100 * masks["masks guessed"]
+        share_words = f"at least {math.floor(10 * share + 1e-9) / 10:.1f} %" if is_cut else f"{share:.1f} %"
+        words.append(f"{share_words} of {masks['masked tokens']:,.0f} masked tokens are guessed")
     return tuple(words)
 
 

@@ -128,16 +128,7 @@ def answers(
         ModelNotFound: the folder holds no kept model.
         UsageError: the model writes answers and names no class, or it was trained on pairs and there are none.
     """
-    if not folder.is_dir():
-        raise ModelNotFound(f"there is no folder {folder}", "give the folder `kept` of a comparison, or its --keep")
-    if not (folder / MARK).is_file():
-        inner = folder / "kept"
-        usual = "give the folder `kept` of a comparison, or its --keep"
-        where = f"give {shlex.quote(str(inner))}" if (inner / MARK).is_file() else usual
-        raise ModelNotFound(f"{folder} holds no model that `compare` kept", where)
-    mark = read_json(folder / MARK)
-    if mark["task"] == TASK:
-        raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")
+    mark = require_classifier(folder)
     _require_pairs(folder, mark.get("pairs"), pairs is not None)
     if (folder / alone.LINEAR_FILE).is_file():
         model, names = alone.load(folder)
@@ -160,6 +151,26 @@ def answers(
         return [LocalAnswer("", {}, float(x) if scale is None else scale.restore(float(x))) for x in logits[:, 0]]
     names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _class_answers(softmax(logits.astype(np.float64), axis=1), names)
+
+
+def require_classifier(folder: Path) -> dict[str, Any]:
+    """Returns what a comparison noted of the model that it kept in a folder.
+
+    Raises:
+        ModelNotFound: the folder holds no kept model.
+        UsageError: the model writes answers and names no class.
+    """
+    usual = "give the folder `kept` of a comparison, or its --keep"
+    if not folder.is_dir():
+        raise ModelNotFound(f"there is no folder {folder}", usual)
+    if not (folder / MARK).is_file():
+        inner = folder / "kept"
+        where = f"give {shlex.quote(str(inner))}" if (inner / MARK).is_file() else usual
+        raise ModelNotFound(f"{folder} holds no model that `compare` kept", where)
+    mark = read_json(folder / MARK)
+    if mark["task"] == TASK:
+        raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")
+    return mark
 
 
 def _require_pairs(folder: Path, was_trained_on_pairs: bool | None, has_pairs: bool) -> None:

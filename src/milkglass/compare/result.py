@@ -42,7 +42,8 @@ class Reading:
         tokens, content: the share of all tokens, and of names and other content words, that this attack reads. None:
             the texts have none, or this attack reads no places.
         names, numbers: the largest share of names, and of tokens in a number, that any attack reads. None: as above.
-        guess: the share of all tokens that the commonest one has: what guessing gives.
+        guess: what guessing gives: the share of names and other content words that are right if each is taken for the
+            commonest one of the attacker's own text. Of all tokens, if the texts have no content words.
         cut: whether the time ended attacks that may read more.
         work: the limit of all attacks together, in seconds of one core's work; nan if there was none.
         more: further figures in words, such as what masking left.
@@ -139,6 +140,24 @@ class WayResult:
         return max((share.value for share in shares if share is not None), default=math.nan)
 
 
+def share_text(share: Interval | None, is_least: bool = False, has_interval: bool = False) -> str:
+    """Returns a share in percent, such as "12 %"; "-" if it is not known.
+
+    Args:
+        is_least: whether more may be read. "at least" is written before the share, which is rounded down. A share of
+            ALL_READ or more is written as it is.
+        has_interval: whether the interval follows, such as "12 % (8-17)". One without width is left out.
+    """
+    if share is None or math.isnan(share.value):
+        return "-"
+    value = f"{100 * share.value:.0f} %"
+    if is_least and share.value < ALL_READ:
+        value = f"at least {math.floor(100 * share.value + 1e-9)} %"
+    if not has_interval or not share.low < share.high:
+        return value
+    return f"{value} ({100 * share.low:.0f}-{100 * share.high:.0f})"
+
+
 def worth_of(way: WayResult, is_loss: bool) -> float:
     """Returns a way's quality, a loss negated, so that more is better; -inf if it has none.
 
@@ -164,8 +183,9 @@ class ComparisonResult:
         over_commonest: the accuracy of the best way with nothing sent minus that of naming the commonest class, in the
             same rows. None: it is not known.
         seconds: by the clock.
-        kept, kept_way: the folder of a model with nothing sent, and its way; "" if none was kept.
-        kept_folders: the folders of all models that calls with this `out` or `kept` folder kept, by way.
+        kept, kept_way: the folder in which this call kept a model with nothing sent, and its way; "" if it kept none.
+        kept_folders: the folders of all models that calls with this `out` kept and that are still there, by way.
+        taken_over: the ways that earlier calls finished, each with the command of its call; "" if it is not known.
         settings: the training's settings.
         notes: how the rows were trained with and asked about.
         origin: what the result comes from: version, commit, date, command, and "run", a digest of all that decides it.
@@ -185,6 +205,7 @@ class ComparisonResult:
     kept: str = ""
     kept_way: str = ""
     kept_folders: Mapping[str, str] = field(default_factory=dict)
+    taken_over: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     origin: Mapping[str, str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 8  # the version of the files that a run keeps on disk
+RUN_VERSION = 9  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
 MAX_SHARE_OVER = 0.1  # of the budget: the most by which the attacks on a way may exceed it
@@ -107,7 +107,11 @@ def compare(
         setting.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
         settings=setting.training.model_dump(),
-        notes=(*setting.notes, *_work_notes(merged, limits), *_epochs_notes(setting, merged)),
+        notes=(
+            *setting.notes, *_work_notes(merged, limits), *_names_notes(merged), *_epochs_notes(setting, merged),
+            *_taken_over_notes(setting, run.taken_over),
+        ),
+        taken_over=run.taken_over,
         origin={"run": name, **current_code(), "command": setting.commands.get("run", "")},
     )  # fmt: skip
     best = compared.best_local
@@ -122,8 +126,7 @@ def compare(
             log(note)
         elif best_with_model is not None:
             compared = replace(compared, kept=str(kept_folder), kept_way=best_with_model.name)
-    folders = [folder for folder in (out / "kept", kept_folder) if folder is not None]
-    kept_folders = {kept: str(folder) for folder in folders if (kept := keep.kept_way(folder, name))}
+    kept_folders = {kept: str(folder) for folder in run.kept_folders() if (kept := keep.kept_way(folder, name))}
     with_commands = tuple(_with_command(way, kept_folders, setting) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds, kept_folders=kept_folders)
@@ -143,7 +146,38 @@ def _epochs_notes(setting: ComparisonSettings, ways: Sequence[WayResult]) -> tup
     """Returns a sentence on more epochs if the loss of a way still fell when its training ended."""
     if not any(note.startswith(LOSS_FELL) for way in ways for note in way.notes):
         return ()
-    return (f"Where the loss still fell, --epochs {2 * setting.training.n_epochs:g} may give better answers",)
+    epochs = f"--epochs {2 * setting.training.n_epochs:g}"
+    return (
+        f"Where the loss still fell, {epochs} may give better answers; it is the loss of rows that are trained with, "
+        "which also falls where a model learns them by heart",
+    )
+
+
+def _names_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
+    """Returns a sentence if content words are read of texts in which no name is recognised."""
+    readings = [way.reading for way in ways if way.reading is not None and way.reading.content is not None]
+    if not readings or any(reading.names is not None for reading in readings):
+        return ()
+    return (
+        "No name was recognised in the texts that are attacked, since a name is known by its capital letter: how many "
+        "names are read, or left by masking, is not measured",
+    )
+
+
+def _taken_over_notes(setting: ComparisonSettings, taken_over: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns a sentence for each command of earlier calls, on the ways that it finished."""
+    names_of, notes = dict[str, list[str]](), list[str]()
+    for name, command in taken_over.items():
+        names_of.setdefault(command, []).append(name)
+    for command, names in names_of.items():
+        if not command:
+            source = "earlier calls"
+        elif command == setting.commands.get("run"):
+            source = "an earlier call of the same command"
+        else:
+            source = f"`{command}`"
+        notes.append(f"Taken over from {source}: {', '.join(names)}")
+    return tuple(notes)
 
 
 def _methods_digest(way: Way) -> str:
@@ -194,6 +228,7 @@ class _Run:
     Attributes:
         models: the answers of the ways with nothing sent, with their models, by name.
         earlier_seconds: by the clock, of ways that an earlier run finished.
+        taken_over: those ways, each with the command of its call; "" if it is not known.
     """
 
     def __init__(
@@ -204,6 +239,7 @@ class _Run:
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
         self.earlier_seconds = 0.0
+        self.taken_over: dict[str, str] = {}
         self._training_seconds = list[float]()  # by the clock, for a unit of `Way.work`; one entry a training
         self._attack_seconds = list[float]()  # by the clock; one entry an attacked way
 
@@ -251,7 +287,7 @@ class _Run:
             if reason := way.task_refusal(self.setting.rows.task) or way.refusal(self.setting):
                 return replace(empty_result, state="does not apply", reason=reason), None
             started = time.monotonic()
-            self.log(f"{way.title}: trained and asked")
+            self.log(f"{way.title}: its answers are measured")
             with self._counting_time(way):
                 way_answer = way.measure_answers(self.setting)
                 if way_answer.cell is not None:
@@ -263,7 +299,7 @@ class _Run:
                 reading = self._attack(way, way_answer, seconds)
         except MilkglassError as error:
             if time.monotonic() > self.setting.deadline:
-                timeout = f"the {duration_text(self.limits.seconds)} ended before it was trained and asked"
+                timeout = f"the {duration_text(self.limits.seconds)} ended before it had answers"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
             hint = f"; {error.hint}" if error.hint else ""
             return replace(empty_result, state="failed", reason=f"{error.message}{hint}"), None
@@ -292,7 +328,7 @@ class _Run:
         if (means := loss_fall(losses)) is None:
             return ()
         earlier_loss, last_loss = means
-        return (f"{LOSS_FELL}, from {earlier_loss:.2f} to {last_loss:.2f} in its last quarter",)
+        return (f"{LOSS_FELL}: its mean was {earlier_loss:.2f} in the third quarter and {last_loss:.2f} in the last",)
 
     def keep_model(self, name: str, folder: Path) -> str:
         """Keeps the model of a way in a folder, unless it is there. Returns "", or why it is not kept.
@@ -300,6 +336,7 @@ class _Run:
         The model of an earlier run is made again, from its cell if it has one.
         """
         origin = {"way": name, "run": self.out.name}
+        self._note_kept_folder(folder)
         if keep.is_kept(folder, origin):
             return ""
         is_replaced = (folder / keep.MARK).is_file()
@@ -314,6 +351,17 @@ class _Run:
         if is_replaced:
             self.log(f"{folder} had the model of another way or comparison; it is replaced")
         return ""
+
+    def _note_kept_folder(self, folder: Path) -> None:
+        """Remembers a folder in which a call may have kept a model, for the pages of later calls."""
+        files.make_private_dir(self.out)
+        folders = dict.fromkeys([*map(str, self.kept_folders()), str(folder)])
+        files.write(self.out / "kept.json", json.dumps([*folders], ensure_ascii=False))
+
+    def kept_folders(self) -> list[Path]:
+        """Returns the folders in which calls may have kept a model, the first first."""
+        path = self.out / "kept.json"
+        return [*map(Path, json.loads(path.read_text("utf-8")))] if path.is_file() else []
 
     def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:
         """Returns what attacks read of a way; None if nothing is sent."""
@@ -330,8 +378,10 @@ class _Run:
             )
             if isinstance(self.setting.rows, ChatRows):
                 more += ("sizes and times of streamed answers tell their topics: see docs/attested.md",)
-            return replace(all_read, attack="none, while the hardware holds", tokens=nothing, content=nothing,
-                           names=nothing, numbers=nothing, more=more, example=None)  # fmt: skip
+            shares = (all_read.tokens, all_read.content, all_read.names, all_read.numbers)
+            tokens, content, names, numbers = (None if share is None else nothing for share in shares)
+            return replace(all_read, attack="none, while the hardware holds", tokens=tokens, content=content,
+                           names=names, numbers=numbers, more=more, example=None)  # fmt: skip
         started = time.monotonic()
         work_limit = max(self.limits.attack_work, way.attack_work)
         clock_limit = f", or {duration_text(seconds)} by the clock" if math.isfinite(seconds) else ""
@@ -366,9 +416,9 @@ class _Run:
     def _store(self, way: Way, result: WayResult, answers: NDArray[Any], elapsed: float, seconds: float) -> None:
         files.make_private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
-        limits_and_time = {**limits, "clock": elapsed + self._unfinished_seconds(way)}
+        origin = {"made by": _methods_digest(way), "command": self.setting.commands.get("run", "")}
         document = {
-            "about": {**limits_and_time, "made by": _methods_digest(way)},
+            "about": {**limits, "clock": elapsed + self._unfinished_seconds(way), **origin},
             "result": nan_as_none(asdict(result)),
             "answers": pack_answers(answers),
         }
@@ -384,8 +434,14 @@ class _Run:
         has_more_time = limits["attacks"] < self.limits.attack_work or LONGER_FACTOR * attack_clock < seconds
         if result.reading is not None and result.reading.cut and has_more_time:
             return None
-        self.earlier_seconds += float(limits["clock"])
+        self._note_taken_over(way, limits)
+        self.log(f"{way.title}: taken over from an earlier call")
         return result, unpack_answers(document["answers"])
+
+    def _note_taken_over(self, way: Way, about: Mapping[str, Any]) -> None:
+        """Remembers what is told `about` a way that an earlier call finished."""
+        self.earlier_seconds += float(about["clock"])
+        self.taken_over[way.name] = about["command"]
 
     def _stored_document(self, way: Way) -> Any:
         """Returns the document of a way that was finished with the same methods, or None."""
@@ -421,7 +477,7 @@ class _Run:
             if way.name not in by_name and (document := self._stored_document(way)) is not None:
                 by_name[way.name] = read_way(document["result"])
                 answers[way.name] = unpack_answers(document["answers"])
-                self.earlier_seconds += float(document["about"]["clock"])
+                self._note_taken_over(way, document["about"])
         order = [*(name for name in WAYS if name in by_name), *(name for name in by_name if name not in WAYS)]
         merged = [by_name[name] for name in order]
         return [_with_gap(self.setting, result, merged, answers) for result in merged]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult, share_text
 
 MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
@@ -36,8 +36,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         )
     if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
-            f"With {result.held_out:,} rows asked about and {_counted_comparisons(sent_ways)}, a difference of less "
-            f"than about {_gap_text(result, width)} cannot be told from chance."
+            f"With {result.held_out:,} rows asked about, and {_counted_comparisons(sent_ways)} what you have alone, a "
+            f"difference of less than about {_gap_text(result, width)} cannot be told from chance."
         )
     if any(way.group == "sent as it is" for way in sent_ways):
         tried_larger = result.measure == "loss" or any(way.name == "large-encoder" for way in result.finished_ways)
@@ -80,14 +80,15 @@ def _hides(way: WayResult) -> bool:
 
 def _reading_text(way: WayResult) -> str:
     """Returns the shares that are read, in words. Names and numbers stand apart where more is read of them."""
-    if math.isnan(way.share_read):
-        tokens = None if way.reading is None else way.reading.tokens
-        return "an unknown share of its words" if tokens is None else f"{100 * tokens.value:.0f} % of all its tokens"
-    words = [f"{100 * way.share_read:.0f} % of the names and other content words"]
-    if way.reading is not None:
-        shares = (("names", way.reading.names), ("numbers", way.reading.numbers))
-        words += [f"{100 * share.value:.0f} % of the {noun}" for noun, share in shares
-                  if share is not None and share.value > max(MAX_HIDDEN_SHARE_READ, way.share_read)]  # fmt: skip
+    reading = way.reading
+    if reading is None or (reading.content is None and reading.tokens is None):
+        return "an unknown share of its words"
+    if reading.content is None:
+        return f"{share_text(reading.tokens, reading.cut)} of all its tokens"
+    words = [f"{share_text(reading.content, reading.cut)} of the names and other content words"]
+    for noun, share in (("names", reading.names), ("numbers", reading.numbers)):
+        if share is not None and share.value > max(MAX_HIDDEN_SHARE_READ, way.share_read):
+            words.append(f"{share_text(share, reading.cut)} of the {noun}")
     return _enumeration(words)
 
 
@@ -139,8 +140,9 @@ def _gap_text(result: ComparisonResult, width: float) -> str:
 
 
 def _counted_comparisons(sent_ways: list[WayResult]) -> str:
+    """Returns how many ways are compared. Ways with the same answers count once (`_better_ways`)."""
     count = len(_differences(sent_ways))
-    return "1 comparison" if count == 1 else f"{count} comparisons"
+    return "1 way compared with" if count == 1 else f"{count} ways with different answers compared with"
 
 
 def _smallest_difference(result: ComparisonResult, sent_ways: list[WayResult]) -> float | None:

@@ -111,9 +111,7 @@ def require_columns(
 
 def no_text_error(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to have the text."""
-    return CodecError(
-        f"{place} has no text", f"{columns_there(names, expected, _has_named_columns(place.file))}; {NAMING_HINT}"
-    )
+    return CodecError(f"{place} has no text", f"{fields_there(place, names, expected)}; {NAMING_HINT}")
 
 
 def _has_named_columns(file: str) -> bool:
@@ -162,6 +160,11 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
     return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
 
 
+def fields_there(place: Place, row: Collection[str], expected: Collection[str] = ()) -> str:
+    """Returns `columns_there` for a row at a place. The keys of JSON objects and Parquet's columns are names."""
+    return columns_there(row, expected, _has_named_columns(place.file))
+
+
 def _are_names(names: Collection[str], expected: Collection[str], is_header: bool) -> bool:
     """Returns whether these are names of columns for certain. See `columns_there`."""
     looked_for = {_comparable_name(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
@@ -195,7 +198,7 @@ def is_missing(cell: Any) -> bool:
 def text_of(place: Place, row: Row, column: str) -> str:
     """Returns a cell that must be text. Raises EmptyText if it is empty, and CodecError if it is not text."""
     if column not in row:
-        raise CodecError(f"{place} has no {column}", columns_there(row, (column,)))
+        raise CodecError(f"{place} has no {column}", fields_there(place, row, (column,)))
     cell = row[column]
     if is_missing(cell):
         raise EmptyText(f"{place} has an empty {column}", "fill it")

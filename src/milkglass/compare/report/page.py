@@ -19,15 +19,16 @@ def render(result: ComparisonResult) -> str:
     own = "".join(way.reading.example.original for way in result.finished_ways if way.reading and way.reading.example)
     templates = environment(own)
     templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
-    templates.filters["share"] = words.read_share
+    templates.filters["share"] = lambda way, share: words.read_share(way, share, has_interval=True)
     templates.filters["gap"] = lambda value: words.gap_text(value, result.measure)
-    templates.filters["read"] = words.read_by_attacks
+    templates.filters["read"] = lambda way: words.read_by_attacks(way, has_interval=True)
     templates.filters["rouge"] = words.rouge
     templates.filters["guessing"] = words.guessing
     templates.filters["breakable"] = _breakable_parts
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     templates.globals["read_meaning"] = words.READ_MEANING
     templates.globals["guessing_meaning"] = words.GUESSING_MEANING
+    templates.globals["unknown_meaning"] = words.UNKNOWN_MEANING
     template = templates.get_template("compare/report/page.html")
     return template.render(r=result, picture=Markup(picture.picture_svg(result)))
 

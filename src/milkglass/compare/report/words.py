@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import ALL_READ, UNCHANGED_GROUPS, ComparisonResult, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult, share_text
 from milkglass.metrics.interval import Interval
 
 READ_MEANING = (
     "the share of names and other content words that the strongest attack reads; names and numbers: the largest share "
     "that any attack reads of them"
 )
-GUESSING_MEANING = "the share of tokens that are right if each is taken for the commonest one"
+GUESSING_MEANING = (
+    "the share of names and other content words that are right if each is taken for the commonest one of the "
+    "attacker's own text"
+)
+UNKNOWN_MEANING = (
+    "nothing is sent, or nothing of the kind was found in the texts; a name is recognised by its capital letter"
+)
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
 
 
@@ -33,12 +39,7 @@ def gap_text(value: Interval, measure: str) -> str:
     return f"{value.value:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
 
 
-def percent(value: Interval | None) -> str:
-    """Returns a share that is read; "-" if it is not known."""
-    return "-" if value is None or math.isnan(value.value) else f"{100 * value.value:.0f} %"
-
-
-def read_by_attacks(way: WayResult) -> str:
+def read_by_attacks(way: WayResult, has_interval: bool = False) -> str:
     """Returns what is read of a way: names and other content words, with a mark where more time may read more."""
     if way.is_local:
         return "0 %"
@@ -46,16 +47,15 @@ def read_by_attacks(way: WayResult) -> str:
         return "-"
     if way.reading.content is None:
         return way.reading.more[0] if way.reading.more else "-"
-    share = read_share(way, way.reading.content)
+    share = read_share(way, way.reading.content, has_interval)
     return f"{share} while the hardware holds" if way.group == "confidential hardware" else share
 
 
-def read_share(way: WayResult, value: Interval | None) -> str:
+def read_share(way: WayResult, share: Interval | None, has_interval: bool = False) -> str:
     """Returns one share that is read of a way, with a mark where more time may read more."""
     if way.is_local:
         return "0 %"
-    is_cut = way.reading is not None and way.reading.cut and value is not None and value.value < ALL_READ
-    return f"at least {percent(value)}" if is_cut else percent(value)
+    return share_text(share, way.reading is not None and way.reading.cut, has_interval)
 
 
 def line(way: WayResult, measure: str) -> str:
@@ -73,12 +73,23 @@ def line(way: WayResult, measure: str) -> str:
 
 
 def next_line(result: ComparisonResult) -> str:
-    """Returns the command that uses the kept model, and where the other commands are; "" if no way is done."""
-    kept = next((way for way in result.finished_ways if way.name == result.kept_way and way.command), None)
+    """Returns the command that uses a kept model, and where the other commands are; "" if no way is done.
+
+    The model is the best with nothing sent, or that of this call if the best one is not kept.
+    """
+    best_local, with_command = result.best_local, [way for way in result.finished_ways if way.command]
+    best_kept = best_local.name if best_local is not None and best_local.name in result.kept_folders else ""
+    kept = next((way for way in with_command if way.name == (best_kept or result.kept_way)), None)
     if kept is None:
         has_command = any(way.command for way in result.finished_ways)
         return "the page has the next command for each way" if has_command else ""
     return f"next: {kept.command}   ({kept.title}; the page has a command for each way)"
+
+
+def kept_line(result: ComparisonResult) -> str:
+    """Returns which model this call kept, and where; "" if it kept none."""
+    title = next((way.title for way in result.ways if way.name == result.kept_way), "")
+    return f"kept: {title} in {result.kept}" if title else ""
 
 
 def guessing(way: WayResult) -> str:
@@ -123,7 +134,8 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
 def legend() -> str:
     """Returns what the columns of the table mean."""
     return (
-        f"Read: {READ_MEANING}. Guessing: {GUESSING_MEANING}. Your s/1,000: seconds of your processor for 1,000 texts."
+        f"Read: {READ_MEANING}. Guessing: {GUESSING_MEANING}. Your s/1,000: seconds of your processor for 1,000 texts. "
+        f'"-": {UNKNOWN_MEANING}. The page has the intervals of what is read.'
     )
 
 
