@@ -82,6 +82,12 @@ def writing(model: Scrambled, text: str, size: int = 3) -> Script:
     return sending(HEAD, *parts, event([], "stop"), b"data: [DONE]\n\n")
 
 
+def written(model: Scrambled, count: int = 1) -> bytes:
+    """An event with so many letters. The key is drawn anew, and a fixed id may stand for a token without text."""
+    (letter,) = model.codec.tokenizer("a", add_special_tokens=False)["input_ids"]
+    return event([int(model.codec.sigma[letter])] * count)
+
+
 def test_a_tool_is_called(model: Scrambled) -> None:
     script = writing(model, 'so <tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call>')
     answer = asked(model, script, chatting(messages=SHORT, max_tokens=80, tools=[TOOL]))
@@ -219,7 +225,7 @@ def test_a_stream_of_responses_that_breaks_off_is_raised(model: Scrambled) -> No
         has_begun, loop = asyncio.Event(), asyncio.get_running_loop()
 
         async def break_off_when_begun(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(HEAD + event([5] * 20))
+            writer.write(HEAD + written(model, 20))
             await writer.drain()
             await has_begun.wait()
             writer.close()
@@ -261,7 +267,7 @@ def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
         async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(HEAD)
             while not writer.is_closing():
-                writer.write(event([5]))
+                writer.write(written(model))
                 await writer.drain()
                 await asyncio.sleep(0.1)
 
