@@ -16,7 +16,7 @@ from milkglass.errors import UsageError
 from milkglass.progress import duration_text, heartbeat
 
 # The work of the attacks on one way, as seconds of one core: a busy machine finds the same
-ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 75.0
+ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 60.0
 TEXT_TOKENS, QUICK_TEXT_TOKENS = 256, 64  # the tokens that models read of a text with a label, if no option says it
 QUICK_ROW_COUNT = 2_000  # the most rows with --quick
 CLEAN_ROWS = "rows.jsonl"  # stands in the next commands for rows that need options of columns, or are no JSON Lines
