@@ -215,6 +215,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     assert words.read_share(found.ways[1], share) == "at least 66 %", "rounded up, less would be read than it says"
     assert words.read_share(found.ways[1], share, has_interval=True) == "at least 66 % (61-72)"
     assert words.read_share(one, share, has_interval=True) == "67 % (61-72)"
+    assert share_text(Interval(1.0, 0.996, 1.0, 9), has_interval=True) == "100 %"
     assert share_text(Interval(0.29, 0.2, 0.3, 9), is_least=True) == "at least 29 %", "0.29 is a little less in fp64"
     every = Interval(1.0, 1.0, 1.0, 99)
     full = replace(one.reading, cut=True, content=every, names=every, numbers=None)

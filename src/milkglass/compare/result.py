@@ -146,16 +146,15 @@ def share_text(share: Interval | None, is_least: bool = False, has_interval: boo
     Args:
         is_least: whether more may be read. "at least" is written before the share, which is rounded down. A share of
             ALL_READ or more is written as it is.
-        has_interval: whether the interval follows, such as "12 % (8-17)". One without width is left out.
+        has_interval: whether the interval follows, such as "12 % (8-17)". It is left out if both ends are written alike.
     """
     if share is None or math.isnan(share.value):
         return "-"
     value = f"{100 * share.value:.0f} %"
     if is_least and share.value < ALL_READ:
         value = f"at least {math.floor(100 * share.value + 1e-9)} %"
-    if not has_interval or not share.low < share.high:
-        return value
-    return f"{value} ({100 * share.low:.0f}-{100 * share.high:.0f})"
+    low, high = f"{100 * share.low:.0f}", f"{100 * share.high:.0f}"
+    return f"{value} ({low}-{high})" if has_interval and low != high else value
 
 
 def worth_of(way: WayResult, is_loss: bool) -> float:

@@ -96,7 +96,8 @@ def guessing(way: WayResult) -> str:
     """Returns what guessing reads, or "-" if there is nothing to guess."""
     if way.reading is None or way.group in UNCHANGED_GROUPS or math.isnan(way.reading.guess):
         return "-"
-    return f"{100 * way.reading.guess:.0f} %"
+    share = 100 * way.reading.guess
+    return f"{share:.1f} %" if share < 1 else f"{share:.0f} %"
 
 
 def rouge(way: WayResult) -> str:
