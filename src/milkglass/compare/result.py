@@ -146,7 +146,7 @@ def share_text(share: Interval | None, is_least: bool = False, has_interval: boo
     Args:
         is_least: whether more may be read. "at least" is written before the share, which is rounded down. A share of
             ALL_READ or more is written as it is.
-        has_interval: whether the interval follows, such as "12 % (8-17)". It is left out if both ends are written alike.
+        has_interval: whether the interval follows, such as "12 % (8-17)", unless both ends are written alike.
     """
     if share is None or math.isnan(share.value):
         return "-"
