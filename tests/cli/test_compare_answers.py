@@ -181,7 +181,7 @@ def compared(*ways: WayResult) -> ComparisonResult:
 
 def test_a_lower_loss_is_better_in_the_verdict() -> None:
     first = compared(way("good", "words are scrambled", 1.2, -0.3, 0.05)).verdict[0]
-    assert first.startswith("the way good is worth sending: a loss of 1.20") and "a loss of 1.50" in first
+    assert first.startswith("The way good is worth sending: a loss of 1.20") and "a loss of 1.50" in first
     first = compared(way("worse", "words are scrambled", 1.9, 0.4, 0.05)).verdict[0]
     assert first.startswith("Keep it here: the way home has a loss of 1.50") and first.endswith("less.")
     plain = way("plain", "sent as it is", 1.0, -0.5, 1.0)

@@ -22,8 +22,9 @@ from milkglass.cli.ui.options import (
     same_command,
     with_optional_key_and_server,
 )
-from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, percent, report_activity, set_activity, table
+from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, report_activity, set_activity, table
 from milkglass.errors import CodecError, UsageError
+from milkglass.metrics.percent import percent
 from milkglass.progress import Stage, duration_text
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
 
@@ -320,13 +321,14 @@ def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
     for result in audit.results:
         label = result.label + (", not finished" if result.cut else "")
-        prefix = "at least " if result.cut else ""
         if "tokens top-1" in result.measures:
             values = (result.value(name) for name in ("tokens top-1", "content top-1"))
-            shares = ("none sent" if math.isnan(value) else prefix + percent(value) for value in values)
+            shares = ("none sent" if math.isnan(value) else percent(value, result.cut, 1) for value in values)
             rows.append((label, result.adversary, *shares))
         elif "bag f1" in result.measures:
-            rows.append((label, result.adversary, f"words of a text, F1 {percent(result.value('bag f1'))}", ""))
+            rows.append(
+                (label, result.adversary, f"words of a text, F1 {percent(result.value('bag f1'), digits=1)}", "")
+            )
     return "\n".join(
         [
             f"{LEVEL_LABELS[audit.level].upper()}. {audit.verdict}",

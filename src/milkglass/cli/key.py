@@ -16,6 +16,7 @@ from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase,
 from milkglass.cli.ui.terminal import bars, emit, local_time, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyFileError, UsageError, missing_key_error
+from milkglass.metrics.percent import percent
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -159,10 +160,10 @@ def audit_lines(counts: usage.Usage) -> list[str]:
         return [f"last audit: {local_time(counts.audited)}"] if counts.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
     for audit in counts.audits:
-        prefix = "" if audit["finished"] else "at least "
         shares = (
-            "-" if audit[name] is None else f"{prefix}{100 * audit[name]:.1f} %" for name in ("tokens", "content")
-        )
+            "-" if audit[name] is None else percent(audit[name], not audit["finished"], 1)
+            for name in ("tokens", "content")
+        )  # fmt: skip
         rows.append(
             (local_time(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished")
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.audit import read_examples
@@ -19,11 +20,12 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
 from milkglass.catalogue import signature
-from milkglass.compare.result import Reading, share_text
+from milkglass.compare.result import Reading
 from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.experiments.procedures.trials import TrainedHalves
-from milkglass.metrics.interval import Interval, ratio
+from milkglass.metrics.interval import Interval
+from milkglass.metrics.percent import percent
 from milkglass.metrics.recovery import floor_accuracies
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
@@ -35,6 +37,7 @@ ALL_READ = "nothing: it is sent as it is"
 def reading_of(
     setting: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work_folder: Path,
     progress: Callable[[AttackResult], None] = lambda result: None, attacks: Mapping[str, Attack] = ATTACKS,
+    clock: float = math.nan,
 ) -> Reading:  # fmt: skip
     """Attacks a half of the rows that are trained with. The attacker has the other half, and public text.
 
@@ -44,6 +47,7 @@ def reading_of(
         work_folder: where results are kept, so that an interrupted comparison goes on. Those of other texts or attacks
             have another folder in it.
         progress: receives the result of each attack.
+        clock: the seconds by the clock after which `budget` is over too; nan if no clock ends it.
     """
     private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
     held_corpora = {who: texts for who, texts in corpora.items() if texts}
@@ -54,14 +58,14 @@ def reading_of(
         folder = work_folder / _digest([json.dumps(identity)])[:12]
         finished = run(scene, attacks, ResumeStore.open(folder, identity), budget, setting.seed, progress)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
-    has_content = best is not None
+    has_shares = best is not None
     is_cut = any(result.cut or result.state == "not run" for result in finished.results)
-    guess = _guessing_share(scene, has_content)
+    guess = _guessing_share(scene)
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
         bag = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
-        return Reading("", "", None, None, guess=guess, cut=is_cut, work=budget.seconds, more=bag)
+        return Reading("", "", None, None, guess=guess, cut=is_cut, work=budget.seconds, clock=clock, more=bag)
     examples = read_examples(scene, finished, best, setting.seed)
     masks = dict[str, float]()
     if isinstance(cell.client, MaskingClient):
@@ -74,13 +78,14 @@ def reading_of(
         return max(shares, key=lambda share: share.value, default=None)
 
     more = _masks_in_words(masks, is_cut)
-    if not has_content and tokens is not None:
+    if not has_shares and tokens is not None:
         noun = "content word" if "name" in best.by_class else "name or content word"
-        more = (f"{share_text(tokens, is_cut)} of all tokens; no {noun} was recognised in the texts", *more)
+        share = percent(tokens.value, is_cut)
+        more = (f"{share} of all tokens; no {noun} was recognised in the texts", *more)
     return Reading(
-        best.title, best.adversary, tokens, best.measures["content top-1"] if has_content else None,
-        most_read("name"), most_read("number"), guess, is_cut,
-        budget.seconds, more, masks, max(examples, key=lambda example: len(example.original), default=None),
+        best.title, best.adversary, tokens, best.measures["content top-1"] if has_shares else None,
+        most_read("name"), most_read("number"), guess, is_cut, budget.seconds, clock, more, masks,
+        max(examples, key=lambda example: len(example.original), default=None),
     )  # fmt: skip
 
 
@@ -88,20 +93,25 @@ def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
     """Returns the reading of text that crosses as it is."""
     scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
     truth, texts = scene.truth, scene.texts
-    everything = ratio(np.ones(len(truth.tokens)), np.ones(len(truth.tokens)), np.random.default_rng(0))
-    has_content = bool((truth.content & truth.ordinary)[truth.tokens.ids].any())
+    everything = Interval(1.0, 1.0, 1.0, len(truth.tokens))
+    has_content = bool(_content_ids(scene)[truth.tokens.ids].any())
     has_names = texts is None or bool(texts.is_name.any())
     has_numbers = texts is None or bool(texts.is_number.any())
     content, names, numbers = (everything if has else None for has in (has_content, has_names, has_numbers))
     more = () if has_content else ("100 % of all tokens; no content word was recognised in the texts",)
-    return Reading(ALL_READ, "", everything, content, names, numbers, _guessing_share(scene, has_content), more=more)
+    return Reading(ALL_READ, "", everything, content, names, numbers, more=more)
 
 
-def _guessing_share(scene: Scene, has_content: bool) -> float:
+def _content_ids(scene: Scene) -> NDArray[np.bool_]:
+    """Returns (n,) whether each public id is counted and carries content."""
+    return scene.truth.ordinary & scene.truth.content
+
+
+def _guessing_share(scene: Scene) -> float:
     """Returns what guessing gives: a share of content words, or of all tokens if there are none (`Reading.guess`)."""
     corpora = [who.knowledge.corpus for who in scene.adversaries if who.knowledge.corpus is not None]
-    truth, tokens = scene.truth, scene.truth.tokens
-    is_counted = truth.ordinary & truth.content if has_content else truth.ordinary
+    truth, tokens, content_ids = scene.truth, scene.truth.tokens, _content_ids(scene)
+    is_counted = content_ids if content_ids[tokens.ids].any() else truth.ordinary
     counts = np.where(is_counted, corpora[-1].counts(len(is_counted)), 0) if corpora else None
     return floor_accuracies(tokens, is_counted[tokens.ids], counts, len(is_counted))["commonest token"]
 
@@ -138,12 +148,11 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
     words = []
     for noun in ("name", "number"):
         if f"{noun}s left" in masks:
-            share, count = 100 * masks[f"{noun}s left"], masks[f"{noun} tokens"]
-            words.append(f"{share:.0f} % of {count:,.0f} tokens of {noun}s are not masked")
+            share, count = masks[f"{noun}s left"], masks[f"{noun} tokens"]
+            words.append(f"{percent(share)} of {count:,.0f} tokens of {noun}s are not masked")
     if "masks guessed" in masks:
-        share = 100 * masks["masks guessed"]
-        share_words = f"at least {math.floor(10 * share + 1e-9) / 10:.1f} %" if is_cut else f"{share:.1f} %"
-        words.append(f"{share_words} of {masks['masked tokens']:,.0f} masked tokens are guessed")
+        share_text = percent(masks["masks guessed"], is_cut, digits=1)
+        words.append(f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed")
     return tuple(words)
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from milkglass.audit.outcome import nan_as_none
 from milkglass.audit.report.result import ReadExample
 from milkglass.metrics.interval import Interval
+from milkglass.metrics.percent import WRITTEN_AS_ALL
 
 VERSION = 1
-ALL_READ = 0.995  # a share from which on the tables show 100 %
 Group = Literal[
     "nothing is sent", "names are masked", "words are replaced", "words are scrambled", "states are sent",
     "confidential hardware", "sent as it is",
@@ -43,9 +43,11 @@ class Reading:
             the texts have none, or this attack reads no places.
         names, numbers: the largest share of names, and of tokens in a number, that any attack reads. None: as above.
         guess: what guessing gives: the share of names and other content words that are right if each is taken for the
-            commonest one of the attacker's own text. Of all tokens, if the texts have no content words.
+            commonest one of the attacker's own text. Of all tokens, if the texts have no content words. nan if nothing
+            has to be guessed.
         cut: whether the time ended attacks that may read more.
         work: the limit of all attacks together, in seconds of one core's work; nan if there was none.
+        clock: their limit in seconds by the clock; nan if there was none.
         more: further figures in words, such as what masking left.
         masks: of masked text the shares "names left", "numbers left" and "masks guessed", and of how many tokens each
             is: "name tokens", "number tokens", "masked tokens".
@@ -61,6 +63,7 @@ class Reading:
     guess: float = math.nan
     cut: bool = False
     work: float = math.nan
+    clock: float = math.nan
     more: tuple[str, ...] = ()
     masks: Mapping[str, float] = field(default_factory=dict)
     example: ReadExample | None = field(default=None, repr=False)
@@ -69,7 +72,7 @@ class Reading:
     def may_grow(self) -> bool:
         """Returns whether more time for the attacks may read more: it ended some, and not all is read."""
         known = [share.value for share in (self.content, self.names, self.numbers) if share is not None]
-        return self.cut and not (known and min(known) >= ALL_READ)
+        return self.cut and not (known and min(known) >= WRITTEN_AS_ALL)
 
 
 @dataclass(frozen=True)
@@ -138,23 +141,6 @@ class WayResult:
         reading = self.reading
         shares = [reading.tokens if reading.content is None else reading.content, reading.names, reading.numbers]
         return max((share.value for share in shares if share is not None), default=math.nan)
-
-
-def share_text(share: Interval | None, is_least: bool = False, has_interval: bool = False) -> str:
-    """Returns a share in percent, such as "12 %"; "-" if it is not known.
-
-    Args:
-        is_least: whether more may be read. "at least" is written before the share, which is rounded down. A share of
-            ALL_READ or more is written as it is.
-        has_interval: whether the interval follows, such as "12 % (8-17)", unless both ends are written alike.
-    """
-    if share is None or math.isnan(share.value):
-        return "-"
-    value = f"{100 * share.value:.0f} %"
-    if is_least and share.value < ALL_READ:
-        value = f"at least {math.floor(100 * share.value + 1e-9)} %"
-    low, high = f"{100 * share.low:.0f}", f"{100 * share.high:.0f}"
-    return f"{value} ({low}-{high})" if has_interval and low != high else value
 
 
 def worth_of(way: WayResult, is_loss: bool) -> float:

@@ -108,7 +108,7 @@ def compare(
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
         settings=setting.training.model_dump(),
         notes=(
-            *setting.notes, *_work_notes(merged, limits), *_names_notes(merged), *_epochs_notes(setting, merged),
+            *setting.notes, *_work_notes(merged), *_names_notes(merged), *_epochs_notes(setting, merged),
             *_taken_over_notes(setting, run.taken_over),
         ),
         taken_over=run.taken_over,
@@ -126,19 +126,23 @@ def compare(
             log(note)
         elif best_with_model is not None:
             compared = replace(compared, kept=str(kept_folder), kept_way=best_with_model.name)
+        elif keeps_own_best:
+            note = f"No model is kept in {kept_folder}: none of the ways of this call has one"
+            compared = replace(compared, notes=(*compared.notes, note))
     kept_folders = {kept: str(folder) for folder in run.kept_folders() if (kept := keep.kept_way(folder, name))}
     with_commands = tuple(_with_command(way, kept_folders, setting) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds, kept_folders=kept_folders)
 
 
-def _work_notes(ways: Sequence[WayResult], time_limits: TimeLimits) -> tuple[str, ...]:
+def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
     """Returns a sentence on how much work the attacks on a way had; nothing if no way was attacked."""
-    limits = sorted({way.reading.work for way in ways if way.reading is not None and not math.isnan(way.reading.work)})
-    if not limits:
+    readings = [way.reading for way in ways if way.reading is not None and not math.isnan(way.reading.work)]
+    if not readings:
         return ()
+    limits = sorted({reading.work for reading in readings})
     work = " to ".join(map(duration_text, limits[:: max(1, len(limits) - 1)]))
-    cut = "this" if math.isinf(time_limits.seconds) else "this or --budget"
+    cut = "this" if all(math.isnan(reading.clock) for reading in readings) else "this or --budget"
     return (f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that {cut} cut',)
 
 
@@ -159,8 +163,8 @@ def _names_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
     if not readings or any(reading.names is not None for reading in readings):
         return ()
     return (
-        "No name was recognised in the texts that are attacked, since a name is known by its capital letter: how many "
-        "names are read, or left by masking, is not measured",
+        "No name was recognised in the texts that are attacked (a name is known by a capital letter, A to Z, inside a "
+        "sentence): how many names are read, or left by masking, is not measured",
     )
 
 
@@ -199,7 +203,7 @@ def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: C
         kept_folders: the folders of kept models, by way.
     """
     template, commands = "", dict(setting.commands)
-    if result.name in WAYS and setting.rows.task in WAYS[result.name].command_tasks:
+    if result.name in WAYS:
         template = WAYS[result.name].command
     if result.is_local and template:
         if result.name in kept_folders:
@@ -274,9 +278,27 @@ class _Run:
             later_ways: the ways that follow, which are to have time, too.
         """
         seconds = self._attack_time(later_ways)
-        if stored := self._load_stored(way, seconds):
-            return stored
-        empty_result = WayResult(way.name, way.title, way.group, "not run", provider=way.provider, trust=way.trust)
+        document = self._stored_document(way)
+        if document is None:
+            return self._measure_way(way, seconds)
+        stored = read_way(document["result"])
+        if self._attacks_may_read_more(stored, document["about"], seconds):
+            result, way_answers = self._measure_way(way, seconds)
+            if result.state == "done" and not _is_read_less(result, stored):
+                return result, way_answers
+            files.write(self._path(way), json.dumps(document, ensure_ascii=False))
+        self._note_taken_over(way, document["about"])
+        self.log(f"{way.title}: taken over from an earlier call")
+        return stored, unpack_answers(document["answers"])
+
+    def _measure_way(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any] | None]:
+        """Trains, asks and attacks a way, and stores its result.
+
+        Args:
+            seconds: by the clock, for the attacks.
+        """
+        title = way.title_for(self.setting.rows.task)
+        empty_result = WayResult(way.name, title, way.group, "not run", provider=way.provider, trust=way.trust)
         cost = self._training_cost(way) + (self.limits.at_most(MIN_ATTACK_SECONDS) if _is_attacked(way) else 0.0)
         if self.elapsed_seconds() + cost > self.limits.seconds and cost:
             spent_time = f"{duration_text(self.elapsed_seconds())} of {duration_text(self.limits.seconds)} are spent"
@@ -355,13 +377,17 @@ class _Run:
     def _note_kept_folder(self, folder: Path) -> None:
         """Remembers a folder in which a call may have kept a model, for the pages of later calls."""
         files.make_private_dir(self.out)
-        folders = dict.fromkeys([*map(str, self.kept_folders()), str(folder)])
-        files.write(self.out / "kept.json", json.dumps([*folders], ensure_ascii=False))
+        others = [str(other.absolute()) for other in self.kept_folders() if other.absolute() != folder.absolute()]
+        files.write(self.out / "kept.json", json.dumps([*others, str(folder.absolute())], ensure_ascii=False))
 
     def kept_folders(self) -> list[Path]:
-        """Returns the folders in which calls may have kept a model, the first first."""
-        path = self.out / "kept.json"
-        return [*map(Path, json.loads(path.read_text("utf-8")))] if path.is_file() else []
+        """Returns the folders in which calls may have kept a model, the last one last.
+
+        Folders inside the working folder are relative to it, as people write them.
+        """
+        path, here = self.out / "kept.json", Path.cwd()
+        folders = [*map(Path, json.loads(path.read_text("utf-8")))] if path.is_file() else []
+        return [folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in folders]
 
     def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:
         """Returns what attacks read of a way; None if nothing is sent."""
@@ -373,7 +399,7 @@ class _Run:
             nothing = Interval(0.0, 0.0, 0.0, 0)
             all_read = attackers.full_reading(self.setting, way_answer.cell)
             more: tuple[str, ...] = (
-                "while the hardware holds; all of it is read if the hardware fails",
+                "all of it is read if the hardware fails",
                 "our verifier knows recordings only, and was never tried on live hardware",
             )
             if isinstance(self.setting.rows, ChatRows):
@@ -405,6 +431,7 @@ class _Run:
             budget,
             self.out / "attacks" / f"{way.name}-{work_limit:g}",
             report_stronger,
+            clock=seconds if math.isfinite(seconds) else math.nan,
         )
         self._attack_seconds.append(time.monotonic() - started)
         return reading
@@ -424,19 +451,19 @@ class _Run:
         }
         files.write(self._path(way), json.dumps(document, ensure_ascii=False))
 
-    def _load_stored(self, way: Way, seconds: float) -> tuple[WayResult, NDArray[Any]] | None:
-        """Returns a way that was finished, unless its attacks are to have more time now."""
-        if (document := self._stored_document(way)) is None:
-            return None
-        result = read_way(document["result"])
-        limits = document["about"]
-        attack_clock = math.inf if limits["attack_clock"] is None else limits["attack_clock"]
-        has_more_time = limits["attacks"] < self.limits.attack_work or LONGER_FACTOR * attack_clock < seconds
-        if result.reading is not None and result.reading.cut and has_more_time:
-            return None
-        self._note_taken_over(way, limits)
-        self.log(f"{way.title}: taken over from an earlier call")
-        return result, unpack_answers(document["answers"])
+    def _attacks_may_read_more(self, stored: WayResult, about: Mapping[str, Any], seconds: float) -> bool:
+        """Returns whether attacks on a finished way were cut, and have more of one limit and no less of the other now.
+
+        Args:
+            about: the limits that the attacks had.
+            seconds: by the clock, that they have now.
+        """
+        if stored.reading is None or not stored.reading.cut:
+            return False
+        work, clock = about["attacks"], math.inf if about["attack_clock"] is None else about["attack_clock"]
+        if self.limits.attack_work < work or seconds < clock:
+            return False
+        return self.limits.attack_work > work or seconds > LONGER_FACTOR * clock
 
     def _note_taken_over(self, way: Way, about: Mapping[str, Any]) -> None:
         """Remembers what is told `about` a way that an earlier call finished."""
@@ -483,6 +510,15 @@ class _Run:
         return [_with_gap(self.setting, result, merged, answers) for result in merged]
 
 
+def _is_read_less(result: WayResult, earlier: WayResult) -> bool:
+    """Returns whether attacks read less of a way than they did earlier, so that the earlier figure holds."""
+
+    def shares(way: WayResult) -> tuple[float, ...]:
+        return tuple(-1.0 if math.isnan(share) else share for share in (way.share_read, way.largest_share_read))
+
+    return shares(result) < shares(earlier)
+
+
 def _with_gap(
     setting: ComparisonSettings, result: WayResult, known: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
@@ -503,7 +539,8 @@ def read_way(raw: Any) -> WayResult:
     reading = raw["reading"]
     if reading is not None:
         shares = {name: interval(reading[name]) for name in ("tokens", "content", "names", "numbers")}
-        numbers = {name: math.nan if reading[name] is None else reading[name] for name in ("guess", "work")}
+        limits = ("guess", "work", "clock")
+        numbers = {name: math.nan if reading[name] is None else reading[name] for name in limits}
         reading = Reading(**{**reading, **shares, **numbers, "more": tuple(reading["more"]),
                              "example": _example(reading["example"])})  # fmt: skip
     seconds = {name: math.nan if raw[name] is None else raw[name] for name in ("seconds", "setup")}

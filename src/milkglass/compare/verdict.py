@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult, share_text
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult
+from milkglass.metrics.percent import percent
 
 MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
@@ -60,7 +61,8 @@ def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways
     if hiding_ways := [way for way in better_ways if _hides(way)]:
         best_hiding = max(hiding_ways, key=result.worth)
         hiding_worth = f"{quality_text(result, best_hiding)}, where {local_worth}"
-        return f"{best_hiding.title} is worth sending: {hiding_worth}; {_reading_text(best_hiding)} are read."
+        reading = _reading_text(best_hiding)
+        return f"{_capitalised(best_hiding.title)} is worth sending: {hiding_worth}; {reading} are read."
     nothing_hides = f"No way here hides your text and is worth sending: {local_worth}."
     if unchanged_ways := [way for way in better_ways if way.group in UNCHANGED_GROUPS]:
         unchanged_quality = quality_text(result, max(unchanged_ways, key=result.worth))
@@ -70,7 +72,9 @@ def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways
         )
     best_sent = max(better_ways, key=result.worth)
     sent_quality = quality_text(result, best_sent)
-    return f"{nothing_hides} {best_sent.title} has {sent_quality}, and {_reading_text(best_sent)} are read."
+    return (
+        f"{nothing_hides} {_capitalised(best_sent.title)} has {sent_quality}, and {_reading_text(best_sent)} are read."
+    )
 
 
 def _hides(way: WayResult) -> bool:
@@ -84,11 +88,12 @@ def _reading_text(way: WayResult) -> str:
     if reading is None or (reading.content is None and reading.tokens is None):
         return "an unknown share of its words"
     if reading.content is None:
-        return f"{share_text(reading.tokens, reading.cut)} of all its tokens"
-    words = [f"{share_text(reading.content, reading.cut)} of the names and other content words"]
+        assert reading.tokens is not None
+        return f"{percent(reading.tokens.value, reading.cut)} of all its tokens"
+    words = [f"{percent(reading.content.value, reading.cut)} of the names and other content words"]
     for noun, share in (("names", reading.names), ("numbers", reading.numbers)):
         if share is not None and share.value > max(MAX_HIDDEN_SHARE_READ, way.share_read):
-            words.append(f"{share_text(share, reading.cut)} of the {noun}")
+            words.append(f"{percent(share.value, reading.cut)} of the {noun}")
     return _enumeration(words)
 
 
@@ -168,6 +173,11 @@ def _ways_text(result: ComparisonResult, ways: list[WayResult]) -> str:
     """Returns the ways in words, each with the share that is read."""
     words = [f"{way.title} ({quality_text(result, way)}; {_reading_text(way)} are read)" for way in ways]
     return _enumeration(words)
+
+
+def _capitalised(title: str) -> str:
+    """Returns a way's title at the beginning of a sentence."""
+    return title[:1].upper() + title[1:]
 
 
 def _enumeration(words: list[str]) -> str:

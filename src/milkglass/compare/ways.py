@@ -123,7 +123,6 @@ class Way(abc.ABC):
         trust: whom the user trusts.
         provider: what the provider needs.
         command: the next command, with fields of `ComparisonSettings.commands`.
-        command_tasks: the tasks for which the next command is.
         quick: whether `--quick` runs the way.
         tasks: the tasks of rows that the way is for.
         attack_work: the least seconds of one core's work for attacks on the way, if the attack that undoes it needs
@@ -136,7 +135,6 @@ class Way(abc.ABC):
     trust: str = "nobody"
     provider: str = "nothing"
     command: str = ""
-    command_tasks: tuple[str, ...] = ALL_TASKS
     quick: bool = True
     tasks: tuple[str, ...] = LABEL_TASKS
     attack_work: float = 0.0
@@ -165,7 +163,13 @@ class Way(abc.ABC):
         """Returns why the way is not for rows of this task, or None."""
         if task in self.tasks:
             return None
-        return "it is for rows with labels" if task == TASK else "it is for rows with answers"
+        if task == TASK:
+            return "it is for rows with labels"
+        return "it is for rows with answers" if self.tasks == (TASK,) else "it is for rows with classes"
+
+    def title_for(self, task: str) -> str:
+        """Returns the title of the way where rows have this task."""
+        return self.title
 
 
 def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
@@ -206,6 +210,9 @@ def wire_bytes(sent: Sequence[Observation], text_count: int) -> float:
 @dataclass(frozen=True, kw_only=True)
 class CommonestClass(Way):
     """Names the class that most rows have, or their mean score."""
+
+    def title_for(self, task: str) -> str:
+        return "naming the mean score" if task == "regression" else self.title
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
@@ -459,17 +466,19 @@ WAYS: Catalogue[Way] = Catalogue(
     DefenceWay(
         name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced", trust=PROVIDER,
         provider=TRAINS, entry={"sanitizer": "custext+", "epsilon": 3.0}, quick=False,
-        command="milkglass sanitize {rows} replaced.jsonl --method custext+ --epsilon 3",
+        command="milkglass sanitize {rows} replaced.jsonl --method custext+ --epsilon 3 --table {model}",
     ),
     DefenceWay(
         name="santext+", title="words replaced by SANTEXT+, epsilon 14", group="words are replaced", trust=PROVIDER,
         provider=TRAINS, entry={"sanitizer": "santext+", "epsilon": 14.0}, quick=False,
-        command="milkglass sanitize {rows} replaced.jsonl --method santext+ --epsilon 14",
+        command="milkglass sanitize {rows} replaced.jsonl --method santext+ --epsilon 14 --table {model} "
+        "--corpus {rows}",
     ),
     DefenceWay(
         name="rnm", title="tokens replaced by RNM, epsilon 3", group="words are replaced", trust=PROVIDER,
         provider=TRAINS, entry={"sanitizer": "rnm", "epsilon": 3.0}, quick=False,
-        command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens",
+        command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens --table {model} "
+        "--corpus {rows}",
     ),
     DefenceWay(
         name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
@@ -503,10 +512,10 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
+        tasks=("classification",),
         trust="the noise, which has no proof here", provider="the upper layers of the model",
         entry={"encoder": "cape"},
         command="milkglass split train {model} --method cape --data {rows} --client mine --server theirs",
-        command_tasks=("classification",),
     ),
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",

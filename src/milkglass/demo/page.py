@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milkglass.audit.report.page import environment, percent
+from milkglass.audit.report.page import environment
+from milkglass.metrics.percent import percent
 
 COMPARISON = "comparison"  # the comparison's folder in the owner's folder
 MAX_IDS_SHOWN = 90  # how many ids of a text the page shows
@@ -83,7 +84,7 @@ class DemoResult:
         """Returns the result for the terminal."""
         count = len(self.classified)
         lines = [
-            *(f"{title}: {percent(share)} right, {remark}" for title, share, remark in self.ways),
+            *(f"{title}: {percent(share, digits=1)} right, {remark}" for title, share, remark in self.ways),
             *self.compared["verdict"],
             f"{self.correct_count} of {count} unseen messages sorted correctly by the model at the server",
             f"{self.right_answer_count} of {len(self.generated)} questions answered correctly in words",
@@ -106,8 +107,7 @@ def _reading_text(reading: Mapping[str, Any] | None) -> str:
         return "nothing is sent"
     if reading["content"] is None:
         return "not measured"
-    prefix = "at least " if reading["cut"] else ""
-    return f"{prefix}{percent(reading['content']['value'])} of names and content words read"
+    return f"{percent(reading['content']['value'], reading['cut'], 1)} of names and content words read"
 
 
 def size_text(byte_count: int) -> str:

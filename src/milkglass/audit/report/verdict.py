@@ -14,10 +14,10 @@ from milkglass.audit.report.findings import best_naming_attack, words_of
 from milkglass.audit.report.result import Level
 from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
+from milkglass.metrics.percent import WRITTEN_AS_ALL
 
 MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # the levels "most" and "much" hold from these shares of content tokens read on
 FEW_TEXTS = 8  # texts with content words; a share that is read of fewer may be luck
-PRINTED_AS_ALL = 0.9995  # from here on a share is printed as 100 %
 LEVEL_LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
 }  # fmt: skip
@@ -89,7 +89,7 @@ def unfinished_attacks(best: AttackResult | None, results: tuple[AttackResult, .
 
     If an attack that starts from the clusters ended, only such attacks and long ones count, since others read less.
     """
-    if best is not None and best.value("tokens top-1") >= PRINTED_AS_ALL:
+    if best is not None and best.value("tokens top-1") >= WRITTEN_AS_ALL:
         return []
     relevant = [
         cell for cell in results if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best
@@ -107,16 +107,16 @@ def what_crosses(scene: Scene) -> str:
 def percent_text(share: float, is_lower_bound: bool = False) -> str:
     """Returns a share in percent: `82` for 0.824.
 
-    Below PRINTED_AS_ALL no share is written as 100, and no final one above 0 as 0.
+    Below WRITTEN_AS_ALL no share is written as 100, and no final one above 0 as 0.
 
     Args:
         is_lower_bound: whether more may be read.
     """
     if 0 < share < 0.01 and not is_lower_bound:
         return "fewer than 1"
-    if 0.995 <= share < PRINTED_AS_ALL:
+    if 0.995 <= share < WRITTEN_AS_ALL:
         return "more than 99"
-    if is_lower_bound and share < PRINTED_AS_ALL:
+    if is_lower_bound and share < WRITTEN_AS_ALL:
         return f"at least {math.floor(100 * share + 1e-9)}"
     return f"{100 * share:.0f}"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from milkglass.cli.ui.terminal import cell_text, percent, table
+from milkglass.cli.ui.terminal import cell_text, table
 from milkglass.errors import first_few
 from milkglass.metrics.confusion import Confusion
+from milkglass.metrics.percent import percent
 
 MAX_CLASSES = 8  # with more classes, the table does not show which class each was taken for
 MAX_MISSED_SHOWN = 3  # classes that a warning names
@@ -38,7 +39,7 @@ def report_lines(confusion: Confusion) -> list[str]:
     rows = [head]
     for number, name in enumerate(confusion.names):
         counts = () if is_wide else [str(count) for count in confusion.counts[number].tolist()]
-        shares = (percent(confusion.precision[number]), percent(confusion.recall[number]))
+        shares = (percent(by_class[number], digits=1) for by_class in (confusion.precision, confusion.recall))
         rows.append((cell_text(name), str(int(confusion.counts[number].sum())), *shares, *counts))
     return [*lines, table(rows)]
 

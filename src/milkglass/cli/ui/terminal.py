@@ -290,11 +290,6 @@ def megabytes(byte_count: object) -> str:
     return f"{byte_count / 1e6:,.1f} MB" if isinstance(byte_count, int | float) else "?"
 
 
-def percent(share: float) -> str:
-    """Returns a share as a percentage, or "-" for NaN."""
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
-
-
 def local_time(seconds: object) -> str:
     """Returns seconds since 1970 as a local date and time, or "?" for anything else."""
     if not isinstance(seconds, int | float) or not 0 < seconds < 1 << 33:

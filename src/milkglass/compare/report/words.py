@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult, share_text
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult
 from milkglass.metrics.interval import Interval
+from milkglass.metrics.percent import percent, percent_with_interval
 
 READ_MEANING = (
     "the share of names and other content words that the strongest attack reads; names and numbers: the largest share "
@@ -13,10 +14,11 @@ READ_MEANING = (
 )
 GUESSING_MEANING = (
     "the share of names and other content words that are right if each is taken for the commonest one of the "
-    "attacker's own text"
+    "attacker's own text (of all tokens, if the texts have no such words)"
 )
 UNKNOWN_MEANING = (
-    "nothing is sent, or nothing of the kind was found in the texts; a name is recognised by its capital letter"
+    "nothing is sent, nothing of the kind was found in the texts, or no attack that was run reads it; a name is known "
+    "by a capital letter (A to Z) inside a sentence"
 )
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
 
@@ -43,19 +45,23 @@ def read_by_attacks(way: WayResult, has_interval: bool = False) -> str:
     """Returns what is read of a way: names and other content words, with a mark where more time may read more."""
     if way.is_local:
         return "0 %"
+    if way.group == "confidential hardware":
+        return "0 % while the hardware holds"
     if way.reading is None:
         return "-"
     if way.reading.content is None:
-        return way.reading.more[0] if way.reading.more else "-"
-    share = read_share(way, way.reading.content, has_interval)
-    return f"{share} while the hardware holds" if way.group == "confidential hardware" else share
+        return way.reading.more[0] if way.reading.more else "not finished" if way.reading.cut else "-"
+    return read_share(way, way.reading.content, has_interval)
 
 
 def read_share(way: WayResult, share: Interval | None, has_interval: bool = False) -> str:
     """Returns one share that is read of a way, with a mark where more time may read more."""
     if way.is_local:
         return "0 %"
-    return share_text(share, way.reading is not None and way.reading.cut, has_interval)
+    if share is None:
+        return "-"
+    is_cut = way.reading is not None and way.reading.cut
+    return percent_with_interval(share, is_cut) if has_interval else percent(share.value, is_cut)
 
 
 def line(way: WayResult, measure: str) -> str:
@@ -73,7 +79,7 @@ def line(way: WayResult, measure: str) -> str:
 
 
 def next_line(result: ComparisonResult) -> str:
-    """Returns the command that uses a kept model, and where the other commands are; "" if no way is done.
+    """Returns the command that uses a kept model, and where the other commands are; "" if no way has one.
 
     The model is the best with nothing sent, or that of this call if the best one is not kept.
     """
@@ -82,8 +88,8 @@ def next_line(result: ComparisonResult) -> str:
     kept = next((way for way in with_command if way.name == (best_kept or result.kept_way)), None)
     if kept is None:
         has_command = any(way.command for way in result.finished_ways)
-        return "the page has the next command for each way" if has_command else ""
-    return f"next: {kept.command}   ({kept.title}; the page has a command for each way)"
+        return "the page has the next commands" if has_command else ""
+    return f"next: {kept.command}   ({kept.title}; the page has the other commands)"
 
 
 def kept_line(result: ComparisonResult) -> str:
@@ -96,8 +102,7 @@ def guessing(way: WayResult) -> str:
     """Returns what guessing reads, or "-" if there is nothing to guess."""
     if way.reading is None or way.group in UNCHANGED_GROUPS or math.isnan(way.reading.guess):
         return "-"
-    share = 100 * way.reading.guess
-    return f"{share:.1f} %" if share < 1 else f"{share:.0f} %"
+    return percent(way.reading.guess)
 
 
 def rouge(way: WayResult) -> str:

@@ -1,0 +1,42 @@
+"""Writes shares in percent, so that no words say more than was measured."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from milkglass.metrics.interval import Interval
+
+WRITTEN_AS_ALL = 0.9995  # from here on a share is written as 100 %
+FEW = 0.01  # below it a share has a decimal, however many are asked for
+
+
+def percent(share: float, is_lower_bound: bool = False, digits: int = 0) -> str:
+    """Returns a share in percent: "12 %", "0.4 %", "at least 11 %", "more than 99 %"; "-" for nan.
+
+    Args:
+        share: from 0 to 1.
+        is_lower_bound: whether it may be more. "at least" is written before the share, which is rounded down.
+        digits: decimals.
+    """
+    if math.isnan(share):
+        return "-"
+    if share == 0 or share >= WRITTEN_AS_ALL:
+        return f"{100 * share:.{digits}f} %" if share or not is_lower_bound else "at least 0 %"
+    digits = max(digits, 1) if share < FEW else digits
+    unit = 10.0**-digits  # in percent
+    if is_lower_bound:
+        rounded_down = math.floor(100 * share / unit + 1e-9) * unit
+        return f"at least {rounded_down:.{digits}f} %" if rounded_down else "at least 0 %"
+    written = f"{100 * share:.{digits}f}"
+    if float(written) == 0:
+        return f"less than {unit:.{digits}f} %"
+    return f"more than {100 - unit:.{digits}f} %" if float(written) == 100 else f"{written} %"
+
+
+def percent_with_interval(share: Interval, is_lower_bound: bool = False) -> str:
+    """Returns a share with its interval, such as "12 % (8-17)", unless both ends are written alike."""
+    low, high = f"{100 * share.low:.0f}", f"{100 * share.high:.0f}"
+    value = percent(share.value, is_lower_bound)
+    return f"{value} ({low}-{high})" if low != high else value
