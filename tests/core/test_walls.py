@@ -49,7 +49,7 @@ ALLOWED = {
         " schemes server server.spec threat"
     ),
     "compare": ("attacks audit client defences experiments metrics models rows sanitizers server server.spec threat"),
-    "demo": "audit models",
+    "demo": "audit metrics models",
     "cli": (
         "attacks attest audit client compare demo enclave engines experiments federated gradient_defences hidden_states"
         " lab metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
