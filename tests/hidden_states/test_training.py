@@ -18,7 +18,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.textmixer import TextMixer
-from milkglass.hidden_states.textobfuscator import TextObfuscator, repulsion
+from milkglass.hidden_states.textobfuscator import TextObfuscator, repulsion_loss
 from milkglass.hidden_states.tokens import PaddedBatch, PublicTokenizer, TokenizedTexts, padded_batch
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
@@ -229,7 +229,7 @@ def test_textobfuscators_losses_pull_tokens_to_their_centres_and_keep_these_apar
         clusters = centres.cluster[torch.from_numpy(encoded.ids.ids)]
         means, present = centres.batch_means(states, clusters)
         centres.update(means, present)
-        return float((states - centres.centres[clusters]).square().mean() / -repulsion(means))
+        return float((states - centres.centres[clusters]).square().mean() / -repulsion_loss(means))
 
     assert within(3.0) < 0.5 * within(0.0)
 

@@ -20,7 +20,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.covariant import require_layers
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.client.obfuscate.symbols import count_corpus, find_map
+from milkglass.client.obfuscate.symbols import count_corpus, fit_map
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -166,7 +166,7 @@ class TableDefence(Defence):
             if corpus is None:
                 raise UsageError("symbols are found in a corpus", "give one, or a scheme with its map")
             counted, digest = count_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
-            return find_map(base, self.scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
+            return fit_map(base, self.scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
         if self.bands is None:
             return self.scheme
         if corpus is None:

@@ -26,7 +26,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import CHAT_COLUMNS, INSTRUCTED_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
-from milkglass.rows.place import Place, Row, fields_there, is_missing, text_of
+from milkglass.rows.place import Place, Row, fields_hint, is_missing, text_of
 
 RowKind = Literal["labelled", "chat", "text"]
 WEIGHT_FIELDS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
@@ -282,7 +282,7 @@ def no_labels_error(source: Source, summary: Summary) -> CodecError:
     hint = 'give rows with a "text" and a "label"'
     if summary.kind == "text" and DataFile.of(source).suffix != ".txt":
         place, row = next(DataFile.of(source).rows())
-        columns = fields_there(place, row, DataFile.of(source).named_columns)
+        columns = fields_hint(place, row, DataFile.of(source).named_columns)
         hint = f"{columns}; --label-column names the column of labels"
     return CodecError(f"{source.name} has no labels: its rows are {ROW_NOUNS[summary.kind]}", hint)
 
@@ -341,11 +341,11 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
         if pair is not None:
             raise CodecError(
                 f"{place} has a {pairs} and no label",
-                f"{fields_there(place, row, file.named_columns)}; --label-column names the column of labels",
+                f"{fields_hint(place, row, file.named_columns)}; --label-column names the column of labels",
             )
         return Example(place.number, "text", text, noun=place.noun)
     if labels not in header:
-        raise CodecError(f"{place} has no {labels}", fields_there(place, row, (labels,)))
+        raise CodecError(f"{place} has no {labels}", fields_hint(place, row, (labels,)))
     if labels not in row:
         raise _missing_column_error(file, place, row, labels)
     return Example(place.number, "labelled", text, pair, cells.read(place, labels, row[labels]), noun=place.noun)
@@ -375,14 +375,14 @@ def _row_text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> 
 
 
 def _missing_column_error(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
-    hint = f"give it one ({fields_there(place, row, (column, *file.named_columns))})"
+    hint = f"give it one ({fields_hint(place, row, (column, *file.named_columns))})"
     return EmptyText(f"{place} has no {column}", hint)
 
 
 def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none. Raises CodecError if a named column has no id."""
     if identifier is not None and identifier not in row:
-        raise CodecError(f"{place} has no {identifier}", f"{fields_there(place, row, (identifier,))}; see --id-column")
+        raise CodecError(f"{place} has no {identifier}", f"{fields_hint(place, row, (identifier,))}; see --id-column")
     cell = row.get(identifier or ID_COLUMN)
     cell = int(cell) if isinstance(cell, float) and cell.is_integer() else cell
     if not isinstance(cell, bool) and isinstance(cell, str | int):
@@ -444,7 +444,7 @@ def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
         raise CodecError(
             f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED_COLUMNS[:3])}, which are not "
             "honoured",
-            f"{fields_there(place, row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
+            f"{fields_hint(place, row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
         )
     return messages
 
