@@ -1,7 +1,7 @@
 """Cuts a model into two halves, trains, saves and loads them; what crosses passes a mechanism (mechanism.py).
 
-All of this is the same for all methods. Halves are trained by AdamW in fp32, at a rate
-that rises and decays linearly as in transformers' Trainer:
+All of this is the same for all methods. Halves are trained by AdamW in fp32, at a rate that rises and decays linearly
+as in transformers' Trainer:
 
     loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
 

@@ -12,8 +12,8 @@ cluster, which the task needs. Clusters are k-means of the public table's rows o
 running mean of its tokens' states. All tokens are treated equally.
 
 The public code does not bound h, and its epsilon is a scale, not a budget. With `clip`, two states are at most 2 clip d
-apart in L1, so replacing a whole text of t tokens costs 2 clip d t / scale. At usual settings this
-budget is too large to protect anything. Any protection comes from the clusters, about which nothing is proved.
+apart in L1, so replacing a whole text of t tokens costs 2 clip d t / scale. At usual settings this budget is
+too large to protect anything. Any protection comes from the clusters, about which nothing is proved.
 """
 
 from __future__ import annotations
@@ -173,6 +173,5 @@ class TextObfuscator(HiddenStateDefence):
         states, clusters = step.hidden[step.mask], auxiliary.cluster[step.ids[step.mask]]
         means, present_clusters = auxiliary.batch_means(states, clusters)
         auxiliary.update(means.detach(), present_clusters)
-        return self.gamma_close * attraction_loss(
-            states, auxiliary.centres[clusters]
-        ) + self.gamma_away * repulsion_loss(means)
+        close = attraction_loss(states, auxiliary.centres[clusters])
+        return self.gamma_close * close + self.gamma_away * repulsion_loss(means)

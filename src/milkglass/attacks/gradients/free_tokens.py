@@ -10,8 +10,8 @@ the others,
 
     |g_x - P g_x| / |g_x|
 
-This is only rounding error for a token that was not read, and more for a token that was. The last
-token of a text is never read, so it is not found. If noise was added, those rows are taken whose norms are too large for noise.
+This is only rounding error for a token that was not read, and more for a token that was. The last token of a text is
+never read, so it is not found. If noise was added, those rows are taken whose norms are too large for noise.
 
 The attack does not guess how often a token occurs: the norm of a row depends on its token's effect on the loss, and not
 only on how often it occurs. Each token is named once. Texts of a batch are not distinguished: tokens are divided among
