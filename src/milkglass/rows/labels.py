@@ -172,8 +172,8 @@ class Scale:
     def suits(self, other: Scale) -> bool:
         """Returns whether data of the scale `other` may be sent by this one.
 
-        A second fine-tune then gets scores like those of the first. This holds if the sent mean is within 1 of 0, and the sent spread
-        between 1/2 and 2.
+        A second fine-tune then gets scores like those of the first. This holds if the sent mean is within 1 of 0, and
+        the sent spread between 1/2 and 2.
         """
         return abs(self.standardise(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
 

@@ -131,7 +131,8 @@ def word_before_contraction(word: str) -> str | None:
 class Lookup(dict[str, int]):
     """Maps a word of a text to its row, or to a code: UNKNOWN_CODE, NUMBER_CODE, FIRST_KEPT_CODE - i for kept word i.
 
-    Everything with a digit is a number, even if the table has it. When MAX_REMEMBERED_WORDS are remembered, all are forgotten.
+    Everything with a digit is a number, even if the table has it. When MAX_REMEMBERED_WORDS are remembered, all are
+    forgotten.
 
     Attributes:
         rows: the row of each word of the table.

@@ -39,7 +39,7 @@ from milkglass.schemes.clustering import (
     Leftover,
     count_reaching_quantile,
     embed_cluster,
-    merge_small,
+    merge_small_clusters,
     weight_synth,
 )
 from milkglass.schemes.mixture import Ids, Mixture
@@ -99,7 +99,7 @@ class DimensionMixing:
             )
         clusters = embed_cluster(columns, order, self.k, self.beta, progress)
         if self.leftover == "merge":
-            clusters = merge_small(columns, clusters, self.k)
+            clusters = merge_small_clusters(columns, clusters, self.k)
         mixture = Mixture.of(d, clusters, weight_synth(columns, clusters, self.epsilon, noise))
         return DimensionTransform.of(mixture.apply(torch.eye(d), np.arange(d)), sigma, self.form)
 

@@ -340,7 +340,7 @@ class Remote(AbstractContextManager["Remote"]):
             attempt += 1
 
     def _events(self, job: str, last_event_id: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
-        """Yields (id, kind, event) of each event that one connection receives after the event with the id `last_event_id`."""
+        """Yields (id, kind, event) of each event after `last_event_id` that one connection receives."""
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
         headers = {
             "Accept": "text/event-stream",

@@ -1,7 +1,7 @@
 """Checks the answers of a server, which is not trusted, before they are used.
 
-A RecordShape checks the types of the fields of models, files, uploads, jobs and events. strict_json.py makes strings and
-numbers themselves safe. Each function that reads an answer raises RemoteError for an invalid one.
+A RecordShape checks the types of the fields of models, files, uploads, jobs and events. strict_json.py makes strings
+and numbers themselves safe. Each function that reads an answer raises RemoteError for an invalid one.
 
 Before any id leaves, `check_key` checks that the server's model was made with the key. With another key the answers
 would be nonsense, and the server would get text in ids that belong to another model. A server that lies gains nothing.
