@@ -27,7 +27,7 @@ from milkglass import __version__, device, files
 from milkglass.client.codec.aliases import repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key
-from milkglass.defences.obfuscated_tables import key_from
+from milkglass.defences.obfuscated_tables import key_from_secret
 from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, duration_text, no_log
@@ -99,7 +99,7 @@ def secret_of(seed: int) -> bytes:
 
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
     """Returns a key that anyone can derive from the recipe's seed. Without a scheme it is the identity."""
-    return key_from(base, scheme, secret_of(seed), ref, digest)
+    return key_from_secret(base, scheme, secret_of(seed), ref, digest)
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:

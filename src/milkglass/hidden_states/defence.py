@@ -26,7 +26,7 @@ from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedMod
 from milkglass.files import new_dir
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import KEPT, LOWER, EncoderClient
-from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, length_groups, padded_batch
@@ -74,7 +74,7 @@ class HiddenStateDefence(Mechanism):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(root.draws("weights").seed())
                 model = classifier(base, classes)
-                lower, upper = Lower(model, self.cut(base)).eval(), self.upper(model, base, classes)
+                lower, upper = LowerHalf(model, self.cut(base)).eval(), self.upper(model, base, classes)
                 del model
                 auxiliary = self.make_auxiliary(base, lower, encoded, root)
             train(self, lower, upper, auxiliary, encoded, labels, root)
@@ -158,7 +158,7 @@ class HiddenStateDefence(Mechanism):
                 f"{folder.name} was made with other parameters than these", "give those of its config.json"
             )
         require_base(description, folder, base)
-        lower = Lower(classifier(base, 2), self.cut(base)).eval()
+        lower = LowerHalf(classifier(base, 2), self.cut(base)).eval()
         tensors = halves.load_tensors(folder, lower if self.trains_lower else None, LOWER)
         kept_tensors = {name.removeprefix(KEPT): tensor for name, tensor in tensors.items() if name.startswith(KEPT)}
         try:
@@ -193,7 +193,7 @@ def step_parts(defence: Mechanism, text_indices: Ids, lengths: Ids) -> list[Ids]
 
 
 def train(
-    defence: Mechanism, lower: Lower, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
+    defence: Mechanism, lower: LowerHalf, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
     labels: Ids, root: NoiseRoot,
 ) -> None:  # fmt: skip
     """Trains the halves in place.

@@ -32,7 +32,7 @@ from milkglass import device, papers
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Upper
+from milkglass.hidden_states.halves import UpperHalf
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import TokenizedTexts, length_groups, pad_states
 from milkglass.models.checkpoint import Checkpoint
@@ -74,7 +74,7 @@ class ReceivedProduct(torch.nn.Module):
         return self.product if bias is None else self.product + bias
 
 
-def _input_projections(upper: Upper) -> list[torch.nn.Module]:
+def _input_projections(upper: UpperHalf) -> list[torch.nn.Module]:
     """Returns the matrices that multiply the states that cross: queries, keys and values of the first upper layer."""
     model_device = upper.model.device
     hidden = torch.zeros(1, 2, int(upper.model.config.hidden_size), device=model_device)
@@ -97,7 +97,7 @@ class OffloadingClient(EncoderClient):
 
     defence: GELO
     _pending: tuple[tuple[torch.Tensor, MixingMatrix], ...] = ()
-    _upper: Upper | None = None
+    _upper: UpperHalf | None = None
 
     def rows(self, lengths: Ids) -> Ids:
         return np.array([length + self.defence.shield_count(length) for length in lengths.tolist()], np.int64)
@@ -122,11 +122,11 @@ class OffloadingClient(EncoderClient):
             logits[torch.from_numpy(text_indices)] = upper(device.move(hidden), device.move(mask)).cpu()
         return logits.numpy()
 
-    def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:
+    def _upper_layers(self) -> tuple[UpperHalf, list[ReceivedProduct]]:
         """Returns the layers above the cut, and the modules in them that take the received products."""
         if self._upper is None:
             config, classes = halves.plain_config(self.base.config), int(self.extra_tensors["classes"])
-            upper = Upper(
+            upper = UpperHalf(
                 halves.empty_classifier(config, halves.layer_count(config), classes), self.defence.cut(self.base)
             )
             upper.load_state_dict({name: tensor for name, tensor in self.extra_tensors.items() if name != "classes"})
@@ -206,12 +206,12 @@ class GELO(HiddenStateDefence):
         return MixingMatrix(draws, rows, condition, self.shield_count(len(rows)), self.energy)
 
     def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
-        assert isinstance(upper, Upper)
+        assert isinstance(upper, UpperHalf)
         return Projections(_input_projections(upper))
 
     def extra_tensors(
         self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
     ) -> dict[str, torch.Tensor]:
         """Returns the layers above the cut, which the client runs."""
-        assert isinstance(upper, Upper)
+        assert isinstance(upper, UpperHalf)
         return {**upper.state_dict(), "classes": torch.tensor(int(upper.model.config.num_labels))}

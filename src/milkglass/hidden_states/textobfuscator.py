@@ -27,7 +27,7 @@ import torch
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
@@ -159,7 +159,7 @@ class TextObfuscator(HiddenStateDefence):
         return grid.substitute(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
 
     def make_auxiliary(
-        self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
+        self, base: Checkpoint, lower: LowerHalf, encoded: TokenizedTexts, root: NoiseRoot
     ) -> torch.nn.Module:
         table = base.read(architecture_of(base).table).float()
         occurring = torch.from_numpy(np.unique(encoded.ids.ids))
