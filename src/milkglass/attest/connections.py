@@ -98,7 +98,13 @@ class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
 
 @dataclass
 class _ReleasingStream(httpx2.AsyncByteStream):
-    """Yields the body of an answer, and frees its connection when it is closed."""
+    """Yields the body of an answer, and frees its connection when it is closed.
+
+    Attributes:
+        stream: the body.
+        release: frees the connection.
+        is_closed: whether the stream was closed.
+    """
 
     stream: httpx2.AsyncByteStream
     release: Callable[[], Awaitable[None]]

@@ -259,6 +259,8 @@ def _write_tensors(
 
     Args:
         writer: the GGUFWriter, which has all metadata.
+        model: the scrambled model.
+        layout: converts the tensors.
         names: llama.cpp's name of each tensor that is written.
         factors: the divisors of `rope_factors`. None: there are none.
         progress: receives the bytes of each tensor.

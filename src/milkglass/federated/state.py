@@ -131,6 +131,7 @@ class FederatedRun:
         return self.folder / f"weights-{len(self.finished_rounds)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
+        """Writes the weights, then run.json."""
         with files.atomic_path(self.weights_file) as path:
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
         rounds = [

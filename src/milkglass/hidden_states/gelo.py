@@ -53,6 +53,7 @@ class Projections(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.cat(weights).clone(), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns (rows, m) the products of rows (rows, d)."""
         return rows @ self.weight.T
 
 
@@ -70,6 +71,7 @@ class ReceivedProduct(torch.nn.Module):
         self.matrix = matrix  # so that its tensors keep their names
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns (b, t, m) the received product plus the bias; `rows` are ignored."""
         bias = getattr(self.matrix, "bias", None)
         return self.product if bias is None else self.product + bias
 

@@ -134,6 +134,7 @@ class Head(torch.nn.Module):
         self.out = torch.nn.Linear(width, classes)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Returns (b, classes) the logits of vectors (b, 1, d)."""
         return self.out(self.drop(torch.tanh(self.dense(hidden[:, 0] - self.centre))))
 
 

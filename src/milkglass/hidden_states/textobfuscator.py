@@ -115,10 +115,12 @@ class TextObfuscator(HiddenStateDefence):
     """Pulls states to the centres of clusters of tokens in training, and adds Laplace noise.
 
     Attributes:
+        layer: how many layers the client runs.
         gamma_close, gamma_away: the weights of the two losses that form clusters.
         clusters: the most clusters.
         clip: the bound on a state's mean absolute coordinate. None if there is no bound.
         scale: the scale of the Laplace noise on each coordinate. 0: no noise.
+        training: how the halves are trained.
     """
 
     layer: int | None = limited(3)

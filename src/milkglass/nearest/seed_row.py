@@ -158,7 +158,9 @@ def _possible_members(values: NDArray[np.float32], pair: tuple[float, float], sl
     """Returns the indices of the values that may be one of a pair, and how many values are surely larger than both.
 
     Args:
+        values: (n,) approximate cosines.
         pair: two neighbours in the order of the values, the larger first.
+        slack: the largest error of the values.
     """
     upper, lower = slack.above(slack.above(pair[0])), _twice_below(pair[1], slack)
     return np.flatnonzero((values >= lower) & (values <= upper)), int(np.count_nonzero(values > upper))

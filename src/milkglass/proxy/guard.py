@@ -116,4 +116,4 @@ def attestation_header(attested_state: str, own_paths: tuple[str, ...] = ()) -> 
 
 
 class _UnreadAnswer(Exception):
-    """The client did not read a part of the answer in time."""
+    """Is raised if the client does not read a part of an answer in time."""

@@ -332,6 +332,9 @@ def _read_example(file: DataFile, place: Place, row: Row, header: Sequence[str],
     """Returns the example of one row.
 
     Args:
+        file: the file, which finds the columns.
+        place: the row's place, for messages.
+        row: the row.
         header: the columns of the whole file. A row without one of them has an empty cell there.
         cells: reads the cells of labels.
 

@@ -133,7 +133,12 @@ def _is_missing_word(cell: Any) -> bool:
 # --- scores -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Scale:
-    """Standardises scores by their mean and spread (standard deviation, above 0), both in the user's unit."""
+    """Standardises scores.
+
+    Attributes:
+        mean: the mean of the scores, in the user's unit.
+        spread: the standard deviation of the scores, above 0, in the user's unit.
+    """
 
     mean: float
     spread: float

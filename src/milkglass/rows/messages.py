@@ -269,6 +269,8 @@ def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or
     """Raises UsageError for a name that is not allowed.
 
     Args:
+        names: the names that occur.
+        allowed: the names that are allowed.
         noun: what has the names, for the message.
         or_else: another way out, for the hint.
     """

@@ -98,6 +98,8 @@ def _seed_rows(
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
     Args:
+        cosines: measures cosines of the table's rows.
+        order: (m,) the rows that may be seeds, in the order of their turns.
         is_free: (n,) whether each row is in no cluster yet; the caller changes it between two rows.
         rank: (n,) the turn of each row; -1 for a row that does not take part.
         bound_counts: how many rows must reach the higher and the lower bound of `LikelyRows`.
@@ -139,6 +141,7 @@ class _SeedBatch:
     """Computes the rows of D for some seeds, in few calls, since many would slow the thread that reads the rows.
 
     Attributes:
+        cosines: measures cosines of the table's rows.
         seeds: (b,) the rows that may begin a cluster, in order.
         rough: (b, n) the cosines of the seeds, `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of these cosines.

@@ -23,9 +23,13 @@ BLOCK_BYTES = 16 << 20  # bytes in fp32 of the rows that are mixed at a time: la
 class Draws(Protocol):
     """Draws secret numbers for one purpose, from a key's stream."""
 
-    def uniform(self, count: int) -> NDArray[np.float64]: ...
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Returns (count,) draws from the uniform distribution on [0, 1)."""
+        ...
 
-    def laplace(self, count: int) -> NDArray[np.float64]: ...
+    def laplace(self, count: int) -> NDArray[np.float64]:
+        """Returns (count,) draws from Laplace(1)."""
+        ...
 
 
 class RowMap(Protocol):

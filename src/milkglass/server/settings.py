@@ -103,7 +103,7 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "milkglass.server.training")
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Holds all settings of a server. Sizes are in bytes, times in seconds."""
+    """Holds all settings of a server. Sizes are in bytes, times in seconds; comments describe the fields."""
 
     home: Path
     host: str = "127.0.0.1"

@@ -131,7 +131,10 @@ def _draw_text(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -
     """Draws a text (length,) with every token once, or as many as fit, and random ones of them at the other places.
 
     Args:
+        tokens: (k,) the tokens.
         order: (length,) the order in which the drawn tokens are placed.
+        length: the number of places.
+        rng: draws the tokens.
     """
     repeated = rng.choice(tokens, max(0, length - len(tokens)))
     return np.concatenate([rng.permutation(tokens)[:length], repeated])[order].astype(np.int64)

@@ -50,11 +50,16 @@ class InverterSettings(Protocol):
     """Holds the settings by which an attack trains an inversion model."""
 
     @property
-    def learning_rate(self) -> float: ...
+    def learning_rate(self) -> float:
+        """Returns AdamW's learning rate."""
+
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Returns the most texts of a batch."""
+
     @property
-    def epochs(self) -> int: ...
+    def epochs(self) -> int:
+        """Returns how many passes are made over the public text."""
 
 
 def train(
@@ -137,6 +142,7 @@ class InvBertModel(torch.nn.Module):
             self.output_layer.bias.zero_()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns (b, t, n) the scores of public ids for states (b, t, d)."""
         return self.output_layer(self.body(inputs_embeds=states).last_hidden_state)
 
 
@@ -147,7 +153,9 @@ class InvBert(Attack):
     Attributes:
         layer: the layer after which the states are taken.
         depth: how many of the public model's layers the inversion model has. None: all.
+        learning_rate: AdamW's learning rate.
         batch_size: the most texts of a batch.
+        epochs: how many passes over the public text.
         k: the number of ranks of the guess.
     """
 

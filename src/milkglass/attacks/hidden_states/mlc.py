@@ -66,6 +66,8 @@ class LinearWordClassifier(Attack):
     """Names the words of a text from one vector, by a linear layer. The base of MLC and hidden-words.
 
     Attributes:
+        learning_rate: Adam's learning rate.
+        epochs: how many passes over the public texts.
         batch_size: how many texts a step has.
         threshold: the probability from which on a word is named.
     """

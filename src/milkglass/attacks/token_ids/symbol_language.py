@@ -215,6 +215,7 @@ class LanguageReader:
     """Chooses among the options of places by a causal reader.
 
     Attributes:
+        reader: the causal model with its spelling.
         log_mean_probability: (V,) the logarithm of each id's mean probability.
         width: how many readings of a text go on.
         strength: u of the module.

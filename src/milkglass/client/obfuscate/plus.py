@@ -87,6 +87,7 @@ class TransformedRows:
     gain: torch.Tensor | None = None
 
     def block(self, start: int, stop: int) -> torch.Tensor:
+        """Returns (stop - start, D) some of the changed rows."""
         return _multiply(self.source.block(start, stop), self.matrix, self.gain)
 
 
@@ -138,6 +139,7 @@ class LazyTensor:
     holder: TensorHolder
 
     def block(self, start: int, stop: int) -> torch.Tensor:
+        """Returns some rows of the changed tensor."""
         tensor = self.holder.get(self.name, lambda: self.change(self.base.read(self.name)))
         if stop == len(tensor):
             self.holder.tensor = None

@@ -258,9 +258,11 @@ def fit_map(
     """Returns the scheme with a map that fits the counted texts.
 
     Args:
+        base: the public model.
         scheme: a coarse vocabulary without a map.
         texts: the counted texts by which the map is found.
         draws: returns the key's stream for a label.
+        stage: reports the progress.
     """
     weights = np.ones(len(texts.own_counts)) if texts.public_counts is None else mass_of(texts.public_counts)
     evidence = Evidence(

@@ -205,6 +205,10 @@ def instruction_figures(
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
     Args:
+        model: answers the prompts.
+        codec: the codec of the model's ids.
+        prompts: IFEval's prompts.
+        new_tokens: the most tokens of each answer.
         fields: the fields of every record.
         predictions: receives how many instructions of each prompt are followed strictly.
     """
@@ -222,9 +226,11 @@ def instruction_answers(
 def rule_figures(
     prompts: Sequence[ifeval.Prompt], texts: Sequence[str], fields: RecordFields, predictions: dict[str, str]
 ) -> list[ResultRecord]:
-    """Returns IFEval's accuracies of given answers in percent.
+    """Returns IFEval's accuracies of answers in percent.
 
     Args:
+        prompts: IFEval's prompts.
+        texts: the answer to each prompt.
         fields: the fields of every record.
         predictions: receives how many instructions of each prompt are followed strictly.
     """

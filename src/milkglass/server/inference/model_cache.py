@@ -41,6 +41,8 @@ class LoadedModel:
     """Holds a model's engine for one task.
 
     Attributes:
+        model: the record of the model.
+        task: what the engine does.
         user_count: the number of requests that use the model now.
         engine: a future of the engine, which fails with what loading raised.
     """

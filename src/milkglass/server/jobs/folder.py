@@ -29,7 +29,12 @@ _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """Holds an event of events.jsonl. `id` is the position of the byte after the event's line."""
+    """Holds an event of events.jsonl.
+
+    Attributes:
+        id: the position of the byte after the event's line.
+        event: the event.
+    """
 
     id: int
     event: Event

@@ -93,8 +93,10 @@ class GRAB(OptimisationAttack):
         """Returns the best embeddings, and `nearest_counts` with how often each token was nearest at a free place.
 
         Args:
+            problem: the gradients that are matched.
             start: (b, t, d) the embeddings to begin from.
             nearest_counts: how often each token was nearest in earlier rounds; it is not changed.
+            budget: ends the descent.
         """
         counts = nearest_counts.copy()
 
@@ -110,8 +112,10 @@ class GRAB(OptimisationAttack):
         """Returns (b, t) the best of the beam after all sweeps, or when the time is over.
 
         Args:
+            problem: the gradients that are matched.
             ids: (b, t) the texts to begin from.
             pool: the tokens that are tried at each place.
+            budget: ends the search.
         """
         distances_by_batch = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
         beam = [ids]
@@ -136,10 +140,12 @@ class GRAB(OptimisationAttack):
         """Returns the beam after trying other tokens at one place, best first.
 
         Args:
+            problem: the gradients that are matched.
             beam: the batches of texts (b, t) to change.
             row_and_place: which place of which text.
             pool: the tokens that are tried there.
             distances_by_batch: the distances known so far, by the bytes of the ids; new ones are added.
+            budget: ends the search.
         """
         candidates = {ids.tobytes(): ids for ids in beam}
         for ids in beam:

@@ -185,8 +185,8 @@ class LAMP(OptimisationAttack):
         Args:
             descent: the descent whose guess is reordered.
             prior: measures the likelihood of an order, or None if the distance decides alone.
-        budget: ends the search.
-        rng: draws the orders.
+            budget: ends the search.
+            rng: draws the orders.
         """
         problem = descent.problem
         for row, length in enumerate(problem.lengths):
