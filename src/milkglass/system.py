@@ -65,13 +65,13 @@ def memory_bytes(only_available: bool) -> int | None:
 
 def _container_memory_bytes(only_available: bool) -> int | None:
     """Returns the bytes that the control group (version 2) allows, or None if there is no limit."""
-    group = Path("/sys/fs/cgroup")
+    group_folder = Path("/sys/fs/cgroup")
     try:
-        limit_bytes = int((group / "memory.max").read_text("ascii"))
+        limit_bytes = int((group_folder / "memory.max").read_text("ascii"))
         if not only_available:
             return limit_bytes
-        used_bytes = int((group / "memory.current").read_text("ascii"))
-        cached_match = re.search(r"^file (\d+)$", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
+        used_bytes = int((group_folder / "memory.current").read_text("ascii"))
+        cached_match = re.search(r"^file (\d+)$", (group_folder / "memory.stat").read_text("ascii"), re.MULTILINE)
         return max(0, limit_bytes - used_bytes + (int(cached_match[1]) if cached_match else 0))
     except (OSError, ValueError):  # no such group, or "max"
         return None

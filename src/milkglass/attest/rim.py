@@ -158,7 +158,7 @@ def _parse_reference_values(root: Any, is_revocation_checked: bool) -> Reference
         try:
             index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
             allowed = frozenset(
-                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{number}", "")) for number in range(min(count, 64))
+                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{hash_index}", "")) for hash_index in range(min(count, 64))
             )
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None

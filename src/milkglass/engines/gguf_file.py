@@ -107,7 +107,7 @@ def _llama_values(config: Config) -> Values:
         raise UnsupportedModel(f"llama.cpp would ignore the sliding window of {window} tokens", OTHER_ENGINE_HINT)
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"llama.cpp has silu here, the model {config['hidden_act']!r}", OTHER_ENGINE_HINT)
-    heads, size = int(config["num_attention_heads"]), head_size(config)
+    heads, dimensions = int(config["num_attention_heads"]), head_size(config)
     return {
         "context_length": positions,
         "embedding_length": int(config["hidden_size"]),
@@ -115,10 +115,10 @@ def _llama_values(config: Config) -> Values:
         "feed_forward_length": int(config["intermediate_size"]),
         "attention.head_count": heads,
         "attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
-        "attention.key_length": size,
-        "attention.value_length": size,
+        "attention.key_length": dimensions,
+        "attention.value_length": dimensions,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.dimension_count": size,
+        "rope.dimension_count": dimensions,
         "rope.freq_base": float(rope_settings(config)["rope_theta"]),
     }
 

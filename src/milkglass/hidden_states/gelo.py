@@ -143,11 +143,11 @@ class OffloadingClient(EncoderClient):
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         # Matrices are made in fp64 on the CPU, where the streams draw
-        states, texts = {number: rows.cpu() for number, rows in self._states(encoded)}, list(encoded.ids)
+        states, texts = {text_index: rows.cpu() for text_index, rows in self._states(encoded)}, list(encoded.ids)
         pending = []
-        for number, ids in enumerate(texts):
-            draws = root.of_text(ids, "send", first + number).bound_to(states[number])
-            pending.append((states[number], self.defence.matrix(states[number], draws)))
+        for text_index, ids in enumerate(texts):
+            draws = root.of_text(ids, "send", first + text_index).bound_to(states[text_index])
+            pending.append((states[text_index], self.defence.matrix(states[text_index], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
         mixed_rows = self._join([matrix.mix(text_states) for text_states, matrix in pending])

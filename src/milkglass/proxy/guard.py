@@ -66,9 +66,11 @@ class LocalGuard:
 
         headers = dict(scope["headers"])
         claimed_length = headers.get(b"content-length", b"0")
-        size = int(claimed_length[:20]) if claimed_length.isdigit() else 0
-        body = CountedBody(receive, BodyRule(MAX_BODY_BYTES), self._memory, self._limits, size)
-        refusal = too_large_error(MAX_BODY_BYTES) if size > MAX_BODY_BYTES else self._refusal(scope["path"], headers)
+        body_bytes = int(claimed_length[:20]) if claimed_length.isdigit() else 0
+        body = CountedBody(receive, BodyRule(MAX_BODY_BYTES), self._memory, self._limits, body_bytes)
+        refusal = (
+            too_large_error(MAX_BODY_BYTES) if body_bytes > MAX_BODY_BYTES else self._refusal(scope["path"], headers)
+        )
         try:
             await (self._app if refusal is None else refusals.error_response(refusal))(scope, body, send_in_time)
         except _UnreadAnswer:

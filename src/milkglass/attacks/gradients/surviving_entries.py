@@ -211,11 +211,11 @@ class _OrderSearch:
 
 def _changed_texts(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
     """Yields texts that are one swap, one move or one replacement of a repeated token away, in random order."""
-    n = len(text)
-    swaps = [("swap", i, j) for i in range(n) for j in range(i)]
-    moves = [("move", i, j) for i in range(n) for j in range(n) if abs(i - j) > 1]
+    length = len(text)
+    swaps = [("swap", i, j) for i in range(length) for j in range(i)]
+    moves = [("move", i, j) for i in range(length) for j in range(length) if abs(i - j) > 1]
     counts = {int(t): int((text == t).sum()) for t in tokens}
-    repeated_places = [i for i in range(n) if counts.get(int(text[i]), 2) > 1]
+    repeated_places = [i for i in range(length) if counts.get(int(text[i]), 2) > 1]
     swaps_and_replacements = swaps + [
         ("replacement", i, int(t)) for i in repeated_places for t in tokens if t != text[i]
     ]

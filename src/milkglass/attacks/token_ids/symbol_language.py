@@ -254,7 +254,7 @@ class LanguageReader:
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [batch.states for batch in reader.read_texts(reading, np.arange(len(texts)))]
         all_states = torch.cat(states) if states else reader.head.new_zeros(0, reader.head.shape[1])
-        plain = cls(
+        unfitted = cls(
             reader,
             reader.log_mean_probability(
                 all_states[torch.from_numpy(rng.permutation(len(all_states))[:PLACES_AVERAGED])]
@@ -262,12 +262,12 @@ class LanguageReader:
             width,
         )
         readings = [
-            replace(plain, strength=u).best_readings(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u
+            replace(unfitted, strength=u).best_readings(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u
         ]
         is_counted = is_counted_token[texts.ids]
         right_counts = [int((best_reading == texts.ids)[is_counted].sum()) for best_reading in readings]
         best_strength = int(np.argmax(right_counts))
-        gains = plain.gains(Sequences(readings[best_strength], texts.lengths), listed.tokens)
+        gains = unfitted.gains(Sequences(readings[best_strength], texts.lengths), listed.tokens)
         is_true = listed.tokens == texts.ids[:, None]
         reweighed = [listed.reweigh(gains, (a, u)) for a, u in WEIGHT_PAIRS]
         best_weights = int(np.argmin([-np.log(probabilities[is_true] + 1e-30).sum() for probabilities in reweighed]))
@@ -275,7 +275,10 @@ class LanguageReader:
         likeliest_right = int((likeliest == texts.ids)[is_counted].sum())
         (a, u), uses_best_reading = WEIGHT_PAIRS[best_weights], right_counts[best_strength] >= likeliest_right
         return replace(
-            plain, strength=STRENGTHS[best_strength], weights=(float(a), float(u)), uses_best_reading=uses_best_reading
+            unfitted,
+            strength=STRENGTHS[best_strength],
+            weights=(float(a), float(u)),
+            uses_best_reading=uses_best_reading,
         )
 
     def read(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:

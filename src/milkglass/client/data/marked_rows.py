@@ -161,10 +161,10 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
         header, offset = dict[str, Any]({METADATA: ROWS_METADATA}), 0
         names = [name for name in ROWS_TENSORS if name in file_of_tensor]
         for name in names:
-            size, dtype = file_of_tensor[name].tell(), ROWS_TENSORS[name]
-            shape = [size // DTYPE_BYTES[dtype]]
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
-            offset += size
+            byte_count, dtype = file_of_tensor[name].tell(), ROWS_TENSORS[name]
+            shape = [byte_count // DTYPE_BYTES[dtype]]
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + byte_count]}
+            offset += byte_count
         file = stack.enter_context(files.atomic_write(out, "wb"))
         file.write(packed_header(header))
         for name in names:

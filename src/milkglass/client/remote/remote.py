@@ -171,9 +171,9 @@ class Remote(AbstractContextManager["Remote"]):
 
     def _send_file(self, path: Path, purpose: str, name: str, shown_name: str, stage: Stage) -> str:
         """Sends a file as `name`, and returns its id. Progress bars show it as `shown_name`."""
-        size = path.stat().st_size
-        digest = sha256(path, stage(f"check {shown_name}", size))
-        return upload_file(self.connection, path, digest, purpose, name, stage(f"upload {shown_name}", size))
+        byte_count = path.stat().st_size
+        digest = sha256(path, stage(f"check {shown_name}", byte_count))
+        return upload_file(self.connection, path, digest, purpose, name, stage(f"upload {shown_name}", byte_count))
 
     def models(self) -> list[dict[str, Any]]:
         """Returns the server's descriptions of its models."""

@@ -187,10 +187,10 @@ def read_prediction(row: Mapping[str, Any]) -> Prediction:
         raise RemoteError("the server's classification has no label or no probabilities", "is the model a classifier?")
     if not all(map(is_number, probabilities)):
         raise RemoteError("the server's probabilities are not finite numbers", "try again")
-    number = int(label.removeprefix("LABEL_"))
-    if number >= len(probabilities):
+    label_number = int(label.removeprefix("LABEL_"))
+    if label_number >= len(probabilities):
         raise RemoteError(f"the server answers {label} of {len(probabilities)} classes", "try again")
-    return Prediction(number, tuple(float(probability) for probability in probabilities))
+    return Prediction(label_number, tuple(float(probability) for probability in probabilities))
 
 
 def completion_ids(event_data: str) -> list[int]:

@@ -150,8 +150,8 @@ class AttackRecipe(Recipe):
         """Returns the figures of one variant under one key."""
         leaked_rows, codec = leaked_rows_by_attacker(self), seeded_codec(key, base.folder, "attacks")
         texts = encode_examples(codec, private)
-        corpora = {who: encode_examples(codec, examples).original for who, examples in public.items()}
-        attackers = {who: AttackerText(ids, leaked_rows.get(who)) for who, ids in corpora.items()}
+        corpora = {attacker: encode_examples(codec, examples).original for attacker, examples in public.items()}
+        attackers = {attacker: AttackerText(ids, leaked_rows.get(attacker)) for attacker, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
         finished_run = attack_scene(self, scene, work, progress)
         seconds = sum(attack_result.seconds for attack_result in finished_run.results)  # of earlier runs as well
@@ -242,14 +242,16 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
         raise UsageError(f"{recipe.rows} private rows of {len(all_rows)} leave no rest", "lower rows")
     private = [all_rows[i] for i in order[: recipe.rows]]
     remaining = [all_rows[i] for i in order[recipe.rows :]]
-    named_texts = {who: [name for name in names if private_share(name) is None] for who, names in recipe.public.items()}
+    named_texts = {
+        attacker: [name for name in names if private_share(name) is None] for attacker, names in recipe.public.items()
+    }
     public = {
-        who: [
+        attacker: [
             example
             for name in names
             for example in (remaining if name == "rest" else data_refs.load_examples(data, name))
         ][: recipe.public_rows]
-        for who, names in named_texts.items()
+        for attacker, names in named_texts.items()
     }
     return private, public
 
@@ -272,12 +274,12 @@ def leaked_rows_by_attacker(recipe: AttackRecipe) -> dict[str, Ids]:
     """
     order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
     leaked_rows = {}
-    for who, names in recipe.public.items():
+    for attacker, names in recipe.public.items():
         shares = [leaked_share for leaked_share in map(private_share, names) if leaked_share is not None]
         if len(shares) > 1:
-            raise UsageError(f"{who} has {len(shares)} shares of the private texts", "give one")
+            raise UsageError(f"{attacker} has {len(shares)} shares of the private texts", "give one")
         if shares:
-            leaked_rows[who] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
+            leaked_rows[attacker] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
     return leaked_rows
 
 
@@ -288,7 +290,7 @@ def _work_identity(recipe: AttackRecipe, variant: str, data: Path, digest: str) 
     return {
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
         "scheme": dict(recipe.variants[variant]), "data": data_digests,
-        "public": {who: list(names) for who, names in recipe.public.items()},
+        "public": {attacker: list(names) for attacker, names in recipe.public.items()},
         "attacks": {name: signature(attack) for name, attack in attacks_of(recipe.attacks).items()},
         **({} if recipe.public_rows is None else {"public rows": recipe.public_rows}),
     }  # fmt: skip
@@ -315,16 +317,16 @@ def _unleaked_figures(
 ) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     tokens = scene.truth.tokens
-    results = list[ResultRecord]()
-    for (who, attack), reading in finished_run.readings.items():
-        if who in leaked_rows:
-            is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[who])
+    figures = list[ResultRecord]()
+    for (attacker, attack), reading in finished_run.readings.items():
+        if attacker in leaked_rows:
+            is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[attacker])
             if is_counted.any():
                 hit_share = float((reading == tokens.ids)[is_counted].mean())
-                results += make_records(
-                    {"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant
+                figures += make_records(
+                    {"unleaked top-1": 100 * hit_share}, attack=attack, attacker=attacker, variant=variant
                 )
-    return results
+    return figures
 
 
 def _curve_figures(recipe: AttackRecipe, scene: Scene, finished_run: AuditRun, variant: str) -> list[ResultRecord]:

@@ -144,7 +144,9 @@ def _settings_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings, the texts and the code of a result, as names and values."""
     settings = [(name, _setting_text(result[name])) for name in SETTING_NAMES if name in result]
     settings += [("data", _named_values(result["data"]))] if "data" in result else []
-    settings += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
+    settings += [
+        (f"attacker {attacker}", ", ".join(files) or "no text") for attacker, files in result.get("public", {}).items()
+    ]
     for name, values in result.get("variants", {}).items():
         settings.append((f"variant {name}", _named_values(values) or "nothing is obfuscated"))
     if "texts" in result:
