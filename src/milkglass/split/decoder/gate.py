@@ -107,7 +107,7 @@ class TableGate:
         if software_quote is None:
             if self.verifier is None:
                 raise EnclaveError("no enclave of SGX is allowed here", "start the server with --allow-measurement")
-            verdict = self.verifier.require(quote, report_data, collateral)
+            verdict = self.verifier.verify(quote, report_data, collateral)
             log.warning(
                 "a quote of SGX counts; accepted by the policy: %s", "; ".join(verdict.accepted_weaknesses) or "nothing"
             )

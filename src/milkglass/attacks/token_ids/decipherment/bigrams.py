@@ -57,8 +57,8 @@ def unseen_counts(counts: Floats) -> Floats:
     """Returns (n,) the expected count of each id in another text of the same length, if it does not occur in this one.
 
     Good and Turing: the tokens seen once have as much mass as all unseen ones. Vocabularies are ordered, by frequency
-    or by the time of a merge, or hold blocks (reserved ids, single letters). So both
-    are counted among WINDOW_IDS ids to either side and not over the whole vocabulary.
+    or by the time of a merge, or hold blocks (reserved ids, single letters). So both are counted among WINDOW_IDS ids
+    to either side and not over the whole vocabulary.
     """
     once_before = np.cumsum(np.concatenate([[0.0], counts == 1]))
     never_before = np.cumsum(np.concatenate([[0.0], counts == 0]))
