@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.client.codec.codec import Codec
-from milkglass.experiments.kinds.generation import MEASURES, InstructionFile, greedy_ids
+from milkglass.experiments.kinds.generation import ROUGE_MEASURES, InstructionFile, greedy_ids
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import Interval
 from milkglass.rows.sets.catalogue import dataset_named
@@ -70,7 +70,7 @@ def utility(folder: Path, codec: Codec, asked: Questions) -> dict[str, Interval]
     if asked.dialogues:
         written = answers(model, codec, asked.dialogues, SUMMARY_TOKENS)
         likeness = text.mean_similarity(written, asked.references, np.random.default_rng(0))
-        result |= {name: likeness[name] for name in MEASURES}
+        result |= {name: likeness[name] for name in ROUGE_MEASURES}
     if asked.prompts:
         written = answers(model, codec, [one.text for one in asked.prompts], IFEVAL_TOKENS)
         for name, found in ifeval.score(asked.prompts, written).measures.items():

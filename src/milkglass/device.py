@@ -1,8 +1,8 @@
 """Chooses the device on which models and tensors are computed, and in which dtype.
 
-`MILKGLASS_DEVICE` chooses: "cpu", "cuda", or "cuda:1" for one of several GPUs.
+The user chooses by the environment variable `MILKGLASS_DEVICE`: "cpu", "cuda", or "cuda:1" for one of several GPUs.
 
-Everything is computed in fp32 on both, except what a server loads (`serving_dtype`) and what a comparison trains
+Everything is computed in fp32 on both kinds, except what a server loads (`serving_dtype`) and what a comparison trains
 (`training_dtype`). Random numbers that decide a result are drawn on the CPU and moved, so that both devices give the
 same result up to rounding.
 """
@@ -29,10 +29,10 @@ Movable = TypeVar("Movable", bound="torch.Tensor | torch.nn.Module | None")
 
 
 def current() -> torch.device:
-    """Returns the device of all computation. On a GPU, it turns TF32 off.
+    """Returns the device of all computation, and turns TF32 off if it is a GPU.
 
     Raises:
-        UsageError: the device that is chosen is not there.
+        UsageError: the chosen device does not exist.
     """
     import torch
 
@@ -98,15 +98,15 @@ def serving_dtype() -> Any:
 def has_fast_bf16() -> bool:
     """Returns whether the CPU has instructions for bf16 that oneDNN may use.
 
-    The environment variable DNNL_MAX_CPU_ISA can forbid them. Older releases of torch do not know; then the result is
-    false.
+    The environment variable DNNL_MAX_CPU_ISA can forbid them. The result is False for older releases of torch, which do
+    not tell.
     """
     import torch
 
     capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
-    known = capabilities()
+    cpu_capabilities = capabilities()
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    has_instructions = bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+    has_instructions = bool(cpu_capabilities.get("amx_bf16") or cpu_capabilities.get("avx512_bf16"))
     return has_instructions and supported is not None and bool(supported())
 
 
@@ -124,7 +124,11 @@ def training_dtype() -> Literal["bfloat16", "float32"]:
 
 
 def memory_bytes(only_free: bool) -> int | None:
-    """Returns the bytes of the GPU's memory, or of what is free of it; None if there is no GPU."""
+    """Returns the bytes of the GPU's memory, or None if there is no GPU.
+
+    Args:
+        only_free: whether only free memory counts.
+    """
     import torch
 
     if not on_gpu():

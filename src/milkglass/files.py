@@ -1,9 +1,9 @@
 """Writes files and folders that appear whole or not at all, and that only their owner can read.
 
 All that Milkglass writes for its user has mode 0600 (folders 0700) from the first byte. The content is on the disk
-before the name is, and the name has its old content until then. A writer that is killed leaves a file
-whose name is `.NAME.`, eight hexadecimal digits and `.tmp`, which is never read. Scrambled folders, which are for
-others, have the modes of any new file.
+before the name is, and the name has its old content until then. A writer that is killed leaves a file named
+`.NAME.XXXXXXXX.tmp` (eight hexadecimal digits), which is never read. Scrambled folders, which are for others, have the
+modes of any new file.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def new_dir(target: Path, is_private: bool = True) -> Iterator[Path]:
     Raises:
         FileExistsError: the name is taken by a file or by a folder that is not empty.
     """
-    _require_free(target)
+    _require_free_name(target)
     partial = _temporary_path(target)
     if is_private:
         make_private_dir(partial)
@@ -153,13 +153,12 @@ def new_dir(target: Path, is_private: bool = True) -> Iterator[Path]:
 def rename_into_place(partial: Path, target: Path) -> None:
     """Renames a finished file or folder on the same disk, after all its content is on the disk.
 
-    It is for work that resumes after a kill under a temporary name; for all else there is `new_dir`. Modes do not
-    change.
+    It serves work that resumes after a kill under a temporary name; other work uses `new_dir`. Modes do not change.
 
     Raises:
         FileExistsError: the name is taken by a file or by a folder that is not empty.
     """
-    _require_free(target)
+    _require_free_name(target)
     for path in (partial, *partial.rglob("*")):
         if not path.is_symlink():
             sync(path)
@@ -168,12 +167,15 @@ def rename_into_place(partial: Path, target: Path) -> None:
 
 
 def remove_dir(folder: Path, trash: Path) -> None:
-    """Removes a folder, whose name is free at once. Raises FileNotFoundError if there is no such folder.
+    """Removes a folder, whose name is free at once.
 
     Args:
-        folder: what is removed.
+        folder: the folder.
         trash: the name that the folder gets while its content is deleted. The caller's next start must delete what a
             kill left there.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
     """
     folder.rename(trash)
     shutil.rmtree(trash)
@@ -198,20 +200,20 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- inside -----------------------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------------------
 def _temporary_path(target: Path) -> Path:
     """Returns a random hidden name in the folder of `target`."""
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
 
 
-def _require_free(target: Path) -> None:
+def _require_free_name(target: Path) -> None:
     """Raises FileExistsError if the name is taken by a file or by a folder that is not empty."""
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise FileExistsError(target)
 
 
 def _take_name(partial: Path, target: Path) -> None:
-    """Gives a file its name without replacing another. Raises FileExistsError if the name is taken by now."""
+    """Renames a file without replacing another. Raises FileExistsError if the name was taken meanwhile."""
     try:
         os.link(partial, target)
     except FileExistsError:

@@ -37,9 +37,9 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
     """Returns a figure and its axes, which stand side by side.
 
     Args:
-        count: how many axes.
-        width: of each, in pixels.
-        height: of each, in pixels.
+        count: the number of axes.
+        width: the width of each, in pixels.
+        height: the height of each, in pixels.
     """
     figure = Figure(figsize=(count * width / 72, height / 72), dpi=72, layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
@@ -53,8 +53,8 @@ def write_names(
     Args:
         axes: matplotlib's axes, whose limits no longer change.
         points: (x, y) in the axes' units.
-        names: one for each point.
-        colours: the colour of each name, by which a name is found that stands apart from its point. None: INK.
+        names: a name for each point.
+        colours: the colour of each name, which shows to which point it belongs. None: INK.
     """
     axes.figure.draw_without_rendering()  # sets where the axes lie
     pixels = [axes.transData.transform(point) for point in points]
@@ -76,14 +76,15 @@ def write_names(
         axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12)
 
 
-def _text_box(x: float, y: float, dx: float, dy: float, words: str) -> Box:
-    """Returns about where a text of 12 points lies that begins or ends (dx, dy) pixels from the point (x, y)."""
-    width = 7.2 * len(words)
+def _text_box(x: float, y: float, dx: float, dy: float, text: str) -> Box:
+    """Estimates the box of a text of 12 points, which begins (dx > 0) or ends (dx, dy) pixels from the point (x, y)."""
+    width = 7.2 * len(text)
     left = x + dx if dx > 0 else x + dx - width
     return left, left + width, y + dy - 3, y + dy + 11
 
 
 def _boxes_overlap(box: Box, other: Box) -> bool:
+    """Returns whether two boxes share a point."""
     return box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
 
 

@@ -1,4 +1,4 @@
-"""The machine: its cores, memory and addresses, and protection of this process's memory."""
+"""Asks the machine for its cores, memory and addresses, and protects this process's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 MAX_THREADS = 8  # the most threads of `in_threads`: more do not read faster
 PR_SET_DUMPABLE = 4  # an operation of Linux's prctl
-# Settings of the libraries below PyTorch, as environment variables. They read them when they are loaded.
+# Environment variables that the libraries below PyTorch read when they are loaded.
 LIBRARY_DEFAULTS = {
     # Threads that wait by spinning make a training up to five times as long where other programs use the cores, too
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -35,10 +35,10 @@ def core_count() -> int:
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yields what `work` returns for each item, in their order, computed by a thread for each core.
+    """Yields what `work` returns for each item, in the order of the items, computed by a thread for each core.
 
-    It is for work that waits or lets other threads run, such as reading and hashing. What has not begun is dropped when
-    an item fails or the caller stops.
+    It suits work that waits or lets other threads run, such as reading and hashing. When an item fails or the caller
+    stops, items that have not begun are dropped.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -52,7 +52,8 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 def memory_bytes(only_available: bool) -> int | None:
     """Returns how many bytes of main memory this process may use, within a container's limit. None: not known.
 
-    `only_available` counts only memory that is free or can be freed at once.
+    Args:
+        only_available: whether only memory counts that is free or can be freed at once.
     """
     try:
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE))
@@ -64,13 +65,13 @@ def memory_bytes(only_available: bool) -> int | None:
 
 def _container_memory_bytes(only_available: bool) -> int | None:
     """Returns the bytes that the control group (version 2) allows, or None if there is no limit."""
-    group = Path("/sys/fs/cgroup")
+    group_folder = Path("/sys/fs/cgroup")
     try:
-        limit_bytes = int((group / "memory.max").read_text("ascii"))
+        limit_bytes = int((group_folder / "memory.max").read_text("ascii"))
         if not only_available:
             return limit_bytes
-        used_bytes = int((group / "memory.current").read_text("ascii"))
-        cached_match = re.search(r"^file (\d+)$", (group / "memory.stat").read_text("ascii"), re.MULTILINE)
+        used_bytes = int((group_folder / "memory.current").read_text("ascii"))
+        cached_match = re.search(r"^file (\d+)$", (group_folder / "memory.stat").read_text("ascii"), re.MULTILINE)
         return max(0, limit_bytes - used_bytes + (int(cached_match[1]) if cached_match else 0))
     except (OSError, ValueError):  # no such group, or "max"
         return None
@@ -93,9 +94,9 @@ def close_memory_unless_debugged() -> None:
 
 
 def set_library_defaults() -> None:
-    """Sets LIBRARY_DEFAULTS in the environment, except what it sets already. Call it before PyTorch is imported.
+    """Sets the variables of LIBRARY_DEFAULTS that the environment does not have. Call it before PyTorch is imported.
 
-    Child processes inherit them.
+    Child processes inherit the variables.
     """
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -111,7 +112,7 @@ def release_memory() -> None:
 
 
 def trim_memory() -> None:
-    """Does what `release_memory` does, without a search for objects that only refer to each other."""
+    """Gives free memory back to the system like `release_memory`, without a search for unreachable objects."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -124,8 +125,11 @@ def trim_memory() -> None:
 def close_memory() -> bool:
     """Turns off core dumps, and on Linux keeps other processes of this user from reading or tracing this one.
 
-    A program that replaces this process, or that this process starts, is open again. Swap is not protected, and the
-    owner of the machine can read all memory. Returns whether both protections hold.
+    A program that replaces this process, or that this process starts, is not protected. Neither is swap, and the owner
+    of the machine can read all memory.
+
+    Returns:
+        Whether both protections hold.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
@@ -137,7 +141,7 @@ def close_memory() -> bool:
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM leave through every `with`, so that no child process outlives this one.
+    """Makes SIGTERM raise SystemExit inside the block, so that every `with` is left and no child process stays behind.
 
     Outside the main thread nothing changes.
     """

@@ -21,10 +21,10 @@ from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
 from milkglass.attacks.gradients.optimisation.lamp import (
     LAMP,
     MOVES,
-    Prior,
+    LanguagePrior,
     move_span,
     move_token,
-    proposals,
+    propose_orders,
     rotate,
     swap_two,
 )
@@ -208,9 +208,9 @@ def test_each_move_reaches_all_that_it_should() -> None:
 
 
 def test_proposals_are_different_and_no_more_than_wanted() -> None:
-    drawn = proposals(5, 40, np.random.default_rng(0))
+    drawn = propose_orders(5, 40, np.random.default_rng(0))
     assert len({one.tobytes() for one in drawn}) == len(drawn) <= 40
-    assert proposals(1, 40, np.random.default_rng(0)) == []
+    assert propose_orders(1, 40, np.random.default_rng(0)) == []
 
 
 def test_an_order_moves_what_adam_remembers_and_leaves_specials_and_padding() -> None:
@@ -245,7 +245,7 @@ def test_a_wrong_order_is_put_right() -> None:
 
 # --- the language model -----------------------------------------------------------------------------------------------
 def test_the_prior_is_witten_and_bell_by_hand() -> None:
-    prior = Prior(Sequences.of([[0, 1, 2], [0, 1, 3], [0, 1, 2]]), 5)
+    prior = LanguagePrior(Sequences.of([[0, 1, 2], [0, 1, 3], [0, 1, 2]]), 5)
     one = {i: (n + 4 / 5) / (9 + 4) for i, n in enumerate((3, 3, 2, 1, 0))}  # p(c): four kinds of nine
     after = {i: (n + 2 * one[i]) / (3 + 2) for i, n in enumerate((0, 0, 2, 1, 0))}  # p(c | 1): two kinds of three
     last = (2 + 2 * after[2]) / (3 + 2)  # p(2 | 0 1)
@@ -257,20 +257,20 @@ def test_the_prior_is_witten_and_bell_by_hand() -> None:
 
 def test_the_prior_is_a_distribution_and_prefers_a_seen_order() -> None:
     rng = np.random.default_rng(0)
-    prior = Prior(Sequences.of([rng.integers(0, 8, 6) for _ in range(30)]), 9)
+    prior = LanguagePrior(Sequences.of([rng.integers(0, 8, 6) for _ in range(30)]), 9)
     for before in ([3, 4], [8, 8], [0]):
         costs = [prior.cost(np.array([*before, c])) * (len(before) + 1) for c in range(9)]
         base = prior.cost(np.array(before)) * len(before)
         assert np.exp(base - np.array(costs)).sum() == pytest.approx(1)
-    english = Prior(Sequences.of([[5, 6, 7, 8], [1, 5, 6, 7]]), 10)
+    english = LanguagePrior(Sequences.of([[5, 6, 7, 8], [1, 5, 6, 7]]), 10)
     assert english.cost(np.array([5, 6, 7])) < english.cost(np.array([7, 6, 5]))
 
 
 def test_the_prior_does_not_read_over_the_end_of_a_text() -> None:
-    prior = Prior(Sequences.of([[1, 2], [3, 4]]), 5)
+    prior = LanguagePrior(Sequences.of([[1, 2], [3, 4]]), 5)
     assert len(prior.counts_by_length[1].ngrams) == 2
     assert len(prior.counts_by_length[2].ngrams) == 0
-    assert Prior(Sequences.of([]), 5).cost(np.array([1, 2])) == pytest.approx(np.log(5))
+    assert LanguagePrior(Sequences.of([]), 5).cost(np.array([1, 2])) == pytest.approx(np.log(5))
 
 
 # --- special tokens ---------------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def test_a_policy_names_the_least_number_of_intels_levels_and_without_one_the_ve
     assert set(high.refusals) == {"eval-data-number"} and "17" in high.refusals["eval-data-number"]
     gate = QuoteVerifier(policy("eval_data_number = 18\n"), forger.intel().root_der, lambda: NOW)
     with pytest.raises(EnclaveError, match="eval-data-number"):
-        gate.require(Quote().bytes(), forger.DATA, OLD.content())
+        gate.verify(Quote().bytes(), forger.DATA, OLD.content())
 
 
 def test_a_time_before_1970_is_refused_and_nothing_else() -> None:

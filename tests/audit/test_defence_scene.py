@@ -16,7 +16,7 @@ from milkglass.audit.report.findings import all_findings
 from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
-from milkglass.defences.obfuscated_tables import key_from, public_codec
+from milkglass.defences.obfuscated_tables import key_from_secret, public_codec
 from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizedTextClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
@@ -37,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def codec(base: Checkpoint) -> Codec:
-    return Codec.open(key_from(base, None, bytes(32)), base.folder)
+    return Codec.open(key_from_secret(base, None, bytes(32)), base.folder)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.key.file import read_key
-from milkglass.client.obfuscate.symbols import coarse_key, count_texts
+from milkglass.client.obfuscate.symbols import count_texts, new_coarse_key
 from milkglass.client.training_request import held_out_mask
 from milkglass.experiments.reproduce import reproduce
 from milkglass.models.checkpoint import Checkpoint
@@ -298,7 +298,7 @@ def test_rows_that_are_held_out_choose_no_symbol(made: Path, tmp_path: Path) -> 
         ]
         data = written(tmp_path / "rows.jsonl", changed)
         scheme = Coarse(symbols=12, least_bits=0.5, most_share=0.95)
-        return coarse_key(base, "x", scheme, digest, count_texts(base, data, None), root).info.document["scheme"][
+        return new_coarse_key(base, "x", scheme, digest, count_texts(base, data, None), root).info.document["scheme"][
             "map"
         ]["tokens"]
 

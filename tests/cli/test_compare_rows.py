@@ -14,7 +14,7 @@ from milkglass.errors import CodecError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Example, summarise
-from milkglass.rows.repeats import Repeats, answer_digest, distinct_indices, other_indices, question_digest
+from milkglass.rows.repeats import Repeats, answer_digest, distinct_indices, question_digest, unrelated_indices
 from tests import tiny
 from tests.cli.kit import call, refused
 from tests.cli.test_coarse import written
@@ -99,7 +99,7 @@ def test_what_makes_rows_equal() -> None:
     assert question_digest(row("a", "b c")) != question_digest(row("a b", "c")) != question_digest(row("a b c"))
     assert answer_digest(row("x", label="A")) == answer_digest(row("y", label="A")) != answer_digest(row("x"))
     rows = [row("x"), row("X"), row("x", label="b"), row("y")]
-    assert distinct_indices(rows) == [0, 2, 3] and other_indices(rows, rows[3:]) == [0, 1, 2]
+    assert distinct_indices(rows) == [0, 2, 3] and unrelated_indices(rows, rows[3:]) == [0, 1, 2]
     assert Repeats.of(rows) == Repeats(4, 1, 1, ((1, 1),), "text")
     system = {"role": "system", "content": "be brief"}
     question, answer = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}
@@ -134,6 +134,6 @@ def test_a_conversation_and_its_continuation_are_on_one_side() -> None:
     more = ({"role": "user", "content": "my arm hurts"}, {"role": "assistant", "content": "since when?"})
     other = ({"role": "user", "content": "I need a bill"}, {"role": "assistant", "content": "which one?"})
     short, long, sibling = (Example(1, "chat", messages=messages) for messages in (hello, hello + more, hello + other))
-    assert other_indices([short, sibling], [long]) == [1], "the answer to hello is in the long one"
-    assert other_indices([long, sibling], [short]) == [], "both answer hello"
-    assert other_indices([sibling], [long]) == [0]
+    assert unrelated_indices([short, sibling], [long]) == [1], "the answer to hello is in the long one"
+    assert unrelated_indices([long, sibling], [short]) == [], "both answer hello"
+    assert unrelated_indices([sibling], [long]) == [0]

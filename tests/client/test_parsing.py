@@ -88,7 +88,7 @@ READERS = (
     transfer.read_offered_file,
     transfer.read_offered_files,
     responses.response_id,
-    lambda answer: responses.response_number(answer, "received"),
+    lambda answer: responses.response_count(answer, "received"),
 )
 
 

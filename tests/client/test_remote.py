@@ -37,7 +37,7 @@ DATA = bytes(range(256)) * 20  # 5,120 bytes: 6 chunks
 
 def upload(remote: Remote, path: Path, stage: Stage = no_stage) -> str:
     """Any bytes, as `Remote.upload` sends them once it has looked at them."""
-    return remote._send(path, "fine-tune", "data.safetensors", path.name, stage)
+    return remote._send_file(path, "fine-tune", "data.safetensors", path.name, stage)
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ def test_an_interrupted_computation_goes_on(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     whole = token_vectors(base, "encoder")
     assert not (tmp_path / "cache").exists(), "a small vocabulary is not kept"
-    monkeypatch.setattr(module, "FILE_TOKENS", 64)
-    monkeypatch.setattr(module, "BATCH_TOKENS", 64)
+    monkeypatch.setattr(module, "TOKENS_PER_FILE", 64)
+    monkeypatch.setattr(module, "TOKENS_PER_BATCH", 64)
     done: list[int] = []
 
     def stopping(name: str, size: int) -> Progress:

@@ -163,6 +163,6 @@ def test_the_command_fetch_writes_what_intel_signs_beside_the_enclaves_own_quote
     assert (
         of(folder)
         .for_measurement(MEASUREMENT.hex())
-        .require(asked[0], DATA, (folder / COLLATERAL_FILE).read_bytes())
+        .verify(asked[0], DATA, (folder / COLLATERAL_FILE).read_bytes())
         .holds
     )

@@ -19,7 +19,7 @@ from milkglass.enclave.budget import ROWS_AHEAD, RowBudget, RowPolicy, RowsNotCh
 from milkglass.enclave.package import TablePackage
 from milkglass.enclave.verification import QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
-from milkglass.split.decoder.gate import Gate, ReleaseRequest, measurements_of
+from milkglass.split.decoder.gate import ReleaseRequest, TableGate, measurements_of
 from tests.attest.intel_forger import MEASUREMENT, NOW, Collateral, Quote, intel, platform, report
 
 NONCE = bytes(range(32))
@@ -215,7 +215,7 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
     calls = list[int]()
     encode = TablePackage.to_bytes
     monkeypatch.setattr(TablePackage, "to_bytes", lambda one: calls.append(1) or encode(one))
-    gate = Gate(package(), allow_unattested=True)
+    gate = TableGate(package(), allow_unattested=True)
     for _ in range(3):
         own, nonce = X25519PrivateKey.generate(), gate.challenge()
         public = own.public_key().public_bytes_raw()
@@ -244,7 +244,7 @@ def test_a_measurement_is_64_hex_digits() -> None:
 def test_the_gate_releases_to_a_quote_that_counts_and_to_no_other() -> None:
     """Over the whole way of a request: the quote's report data, the collateral of the client, the encrypted package."""
     found = QuoteVerifier.of_measurements([MEASUREMENT.hex()])
-    gate = Gate(package(), replace(found, root=intel().root_der, now=lambda: NOW))
+    gate = TableGate(package(), replace(found, root=intel().root_der, now=lambda: NOW))
     own = X25519PrivateKey.generate()
     public = own.public_key().public_bytes_raw()
 
@@ -276,14 +276,14 @@ def asked(nonce: str, quote: bytes) -> ReleaseRequest:
 
 
 def test_a_quote_of_nested_json_is_refused() -> None:
-    gate = Gate(package())
+    gate = TableGate(package())
     with pytest.raises(EnclaveError):
         gate.release(asked(gate.challenge(), b"[" * 90_000))
 
 
 @pytest.mark.parametrize("quote", ["é", "a", "====", "\ud800"])
 def test_a_quote_that_is_no_base64_is_refused(quote: str) -> None:
-    gate = Gate(package())
+    gate = TableGate(package())
     request = ReleaseRequest.model_construct(nonce=gate.challenge(), public="00" * 32, quote=quote, collateral="")
     with pytest.raises(EnclaveError, match="not base64"):
         gate.release(request)
@@ -303,7 +303,7 @@ class SlowNonces(dict[str, float]):
 
 
 def test_a_release_during_a_challenge_neither_fails_nor_is_undone() -> None:
-    gate = Gate(package())
+    gate = TableGate(package())
     nonce, _ = gate.challenge(), gate.challenge()
     nonces = SlowNonces(gate._deadlines)
 

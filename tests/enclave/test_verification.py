@@ -40,7 +40,7 @@ def check(
     data: bytes = DATA,
 ) -> Verdict:  # fmt: skip
     raw = quote if isinstance(quote, bytes) else quote.bytes()
-    return (who or verifier()).require(raw, data, collateral.content())
+    return (who or verifier()).verify(raw, data, collateral.content())
 
 
 def test_a_good_quote_counts_and_its_verdict_says_what_was_accepted() -> None:
@@ -149,11 +149,11 @@ def test_a_bad_quote_is_refused_with_its_reason(what: str) -> None:
 
 def test_without_collateral_nothing_counts_and_the_next_step_is_named() -> None:
     with pytest.raises(EnclaveError, match=r"\(collateral\)") as refused:
-        verifier().require(Quote().bytes(), DATA, b"")
+        verifier().verify(Quote().bytes(), DATA, b"")
     assert "split enclave fetch" in refused.value.hint
     for bad in (b"x", b"{}", b"[]", b"\xff", b"{" * 100_000, b" " * (2 << 20)):
         with pytest.raises(EnclaveError):
-            verifier().require(Quote().bytes(), DATA, bad)
+            verifier().verify(Quote().bytes(), DATA, bad)
 
 
 def test_cut_quotes_are_refused() -> None:
@@ -174,7 +174,7 @@ def test_no_changed_byte_passes() -> None:
         bad = bytearray(raw)
         bad[place] ^= 1
         try:
-            found = verifier().require(bytes(bad), DATA, content)
+            found = verifier().verify(bytes(bad), DATA, content)
         except EnclaveError:
             continue
         assert found == good and place not in signed, f"byte {place} was changed and the quote accepted"
@@ -195,7 +195,7 @@ def test_no_changed_bit_of_a_certificate_ends_in_another_error() -> None:
             others = [other.public_bytes(Encoding.PEM) for other in chain]
             others[place] = pem(bytes(bad))
             try:
-                found = verifier().require(Quote(chain=b"".join(others)).bytes(), DATA, content)
+                found = verifier().verify(Quote(chain=b"".join(others)).bytes(), DATA, content)
             except EnclaveError:
                 continue
             accepted[place] += 1
@@ -225,7 +225,7 @@ def test_a_recorded_quote_ends_at_intels_root_and_its_microcode_needs_a_policy()
     machine = intel.verify(quote, samples.SGX.collateral, when)
     found = replace(QuoteVerifier.of_measurements([machine.measurements["mrenclave"]]), now=lambda: when)
     with pytest.raises(EnclaveError, match="status ConfigurationAndSWHardeningNeeded.*INTEL-SA-00289"):
-        found.require(quote, machine.report_data, answers)
+        found.verify(quote, machine.report_data, answers)
     with pytest.raises(AttestationError) as refused:
         intel.verify(quote, samples.SGX.collateral, when, forger.intel().root_der)
     assert refused.value.reason == "quote"

@@ -34,7 +34,7 @@ def test_a_defence_is_on_the_frontier_where_no_other_is_better_in_both() -> None
     every = frontier.points_of_results([FIRST, SECOND], "sst2")
     assert [one.defence for one in every] == ["plain", "good", "worse", "careful"]
     assert every[1] == DefencePoint("sst2", "good", "accuracy", 80.0, 50.0, 10.0, 2.5, 1.5)  # as it is read more
-    assert {one.defence for one in every if not one.is_beaten(every)} == {"plain", "good", "careful"}
+    assert {one.defence for one in every if not one.is_dominated(every)} == {"plain", "good", "careful"}
     assert frontier.frontier_mask(every, None) == [False, True, False, True], "of plain all content is read"
     assert frontier.frontier_mask(every, 80.0) == [False] * 4, "a client alone is as good"
 
@@ -46,8 +46,8 @@ def test_results_of_other_trainings_are_refused() -> None:
 
 def test_the_best_that_a_client_does_alone_is_a_line() -> None:
     own = [accuracy("client alone", 78.0, "logistic"), accuracy("client alone", 80.0, "bayes")]
-    assert frontier.best_alone([FIRST + own], "sst2") == 80.0
-    assert frontier.best_alone([FIRST], "sst2") is None
+    assert frontier.best_alone_utility([FIRST + own], "sst2") == 80.0
+    assert frontier.best_alone_utility([FIRST], "sst2") is None
     svg = frontier.frontier_svg(frontier.points_of_results([FIRST], "sst2"), 80.0, "about <this>")
     assert "nothing sent, 80.0" in svg and "same model at home, nothing sent, 85.0" in svg
     assert "about &lt;this&gt;" in svg and "<this>" not in svg
@@ -55,7 +55,7 @@ def test_the_best_that_a_client_does_alone_is_a_line() -> None:
 
 def test_a_defence_that_sends_one_vector_a_text_is_named_below() -> None:
     pooled = [accuracy("cape", 86.0), accuracy("commonest class", 50.0), accuracy("client alone", 70.0, "x")]
-    assert frontier.without_point([FIRST + pooled], "sst2") == ["cape"]
+    assert frontier.defences_without_point([FIRST + pooled], "sst2") == ["cape"]
     result = {"figures": [one.to_json() for one in FIRST + pooled]}
     assert "one vector" in (svg := frontier.svg_of_results([result], "sst2", "")) and ": cape." in svg
 

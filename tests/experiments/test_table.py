@@ -171,7 +171,7 @@ def test_names_are_explained_to_who_has_not_read_the_code() -> None:
     assert meanings["hidden"] == "attack: Words in a text, from states"
     assert {"bag f1", "model only", "accuracy", "+-", "no figure"} < meanings.keys()
     assert not {"mine", "cape"} & meanings.keys()
-    about = dict(found.about)
+    about = dict(found.settings)
     assert (about["seeds"], about["attacked"]) == ("1, 2", "rows = 24")
     assert about["data"] == "mine = (train = a.tsv, rows = 9)"
     assert "- bag f1: of the words of a private text" in table.markdown(found)

@@ -32,8 +32,8 @@ def test_two_halves_are_the_whole(name: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = whole(input_ids=batch.ids, attention_mask=batch.mask.long()).logits
         for layer in range(3):
-            hidden = halves.Lower(whole, layer).eval()(batch)
-            found = halves.Upper(whole, layer).eval()(hidden, batch.mask)
+            hidden = halves.LowerHalf(whole, layer).eval()(batch)
+            found = halves.UpperHalf(whole, layer).eval()(hidden, batch.mask)
             assert torch.allclose(found, expected, atol=1e-5), layer
 
 
@@ -42,7 +42,7 @@ def test_the_lower_half_is_the_models_own_layers(name: str, tmp_path: Path) -> N
     from transformers import AutoModel
 
     model = base(tmp_path, name)
-    lower, public = halves.Lower(classifier(model, 2), 1).eval(), AutoModel.from_pretrained(model.folder).eval()
+    lower, public = halves.LowerHalf(classifier(model, 2), 1).eval(), AutoModel.from_pretrained(model.folder).eval()
     batch = padded_batch(PublicTokenizer(model.folder, 64).encode(TEXTS[:1]), np.arange(1), 0)
     with torch.inference_mode():
         expected = public(input_ids=batch.ids, output_hidden_states=True).hidden_states[1]
@@ -52,7 +52,7 @@ def test_the_lower_half_is_the_models_own_layers(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", FAMILIES)
 def test_second_texts_are_told_apart_where_the_model_can(name: str, tmp_path: Path) -> None:
     model = base(tmp_path, name)
-    lower = halves.Lower(classifier(model, 2), 1).eval()
+    lower = halves.LowerHalf(classifier(model, 2), 1).eval()
     ids = PublicTokenizer(model.folder, 64).encode(TEXTS[:1]).ids
     types = (np.arange(len(ids.ids)) > 9).astype(np.int64)
     found = [lower(padded_batch(TokenizedTexts(ids, one), np.arange(1), 0)) for one in (None, types)]
@@ -110,9 +110,9 @@ def test_a_checkpoint_without_its_layers_is_not_filled_with_random_ones(bert: Ch
 
 def test_a_half_with_other_weights_is_refused(bert: Checkpoint, tmp_path: Path) -> None:
     whole = classifier(bert, 2)
-    halves.write(tmp_path, halves.Upper(whole, 1).state_dict(), {})
+    halves.write(tmp_path, halves.UpperHalf(whole, 1).state_dict(), {})
     with pytest.raises(CorruptCheckpoint, match="this half's"):
-        halves.load_tensors(tmp_path, halves.Upper(whole, 0))
+        halves.load_tensors(tmp_path, halves.UpperHalf(whole, 0))
 
 
 def test_texts_that_cannot_be_sent_are_named(bert: Checkpoint) -> None:

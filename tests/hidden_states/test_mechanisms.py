@@ -148,10 +148,12 @@ def test_both_losses_of_textobfuscator_are_the_literal_ones(count: int) -> None:
     clusters = torch.arange(12) % count
     auxiliary = textobfuscator.Centres(torch.zeros(3, dtype=torch.long), count, 16)
     means, present = auxiliary.batch_means(x, clusters)
-    assert float(textobfuscator.repulsion(means)) == pytest.approx(literal.away(as64(x), clusters.tolist()), rel=1e-4)
+    assert float(textobfuscator.repulsion_loss(means)) == pytest.approx(
+        literal.away(as64(x), clusters.tolist()), rel=1e-4
+    )
     auxiliary.update(means, present)
     expected = literal.close(as64(x), clusters.tolist(), as64(means))
-    assert float(textobfuscator.attraction(x, auxiliary.centres[clusters])) == pytest.approx(expected, rel=1e-5)
+    assert float(textobfuscator.attraction_loss(x, auxiliary.centres[clusters])) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_centre_follows_its_tokens_and_leaves_others_alone() -> None:

@@ -18,7 +18,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.textmixer import TextMixer
-from milkglass.hidden_states.textobfuscator import TextObfuscator, repulsion
+from milkglass.hidden_states.textobfuscator import TextObfuscator, repulsion_loss
 from milkglass.hidden_states.tokens import PaddedBatch, PublicTokenizer, TokenizedTexts, padded_batch
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
@@ -76,7 +76,7 @@ def lower_of(defence: HiddenStateDefence, bert: Checkpoint, folder: Path) -> dic
 
 def test_below_gaussian_noise_nothing_is_trained(bert: Checkpoint, tmp_path: Path) -> None:
     few = HalvesTraining(learning_rate=1e-3, batch_size=8, epochs=1, max_length=32)
-    public = halves.Lower(classifier(bert, 2), 1).state_dict()
+    public = halves.LowerHalf(classifier(bert, 2), 1).state_dict()
     frozen = lower_of(DPForward(layer=1, training=few), bert, tmp_path / "frozen")
     moved = lower_of(TextObfuscator(layer=1, training=few), bert, tmp_path / "moved")
     assert all(torch.equal(frozen[name], public[name]) for name in public)
@@ -229,7 +229,7 @@ def test_textobfuscators_losses_pull_tokens_to_their_centres_and_keep_these_apar
         clusters = centres.cluster[torch.from_numpy(encoded.ids.ids)]
         means, present = centres.batch_means(states, clusters)
         centres.update(means, present)
-        return float((states - centres.centres[clusters]).square().mean() / -repulsion(means))
+        return float((states - centres.centres[clusters]).square().mean() / -repulsion_loss(means))
 
     assert within(3.0) < 0.5 * within(0.0)
 
@@ -252,7 +252,7 @@ def test_capes_bag_is_of_the_text_and_not_of_its_padding() -> None:
 def test_the_adversary_pulls_the_encoder_the_other_way(bert: Checkpoint) -> None:
     """The gradient that reaches the client's half is -w_adv times the adversary's own."""
     defence = CAPE(epsilon=50.0, w_adv=0.7)
-    lower = halves.Lower(classifier(bert, 2), 2).eval()
+    lower = halves.LowerHalf(classifier(bert, 2), 2).eval()
     encoded = PublicTokenizer(bert.folder, 32).encode(task(8).texts)
     adversary = defence.make_auxiliary(bert, lower, encoded, defence.root(SECRET))
     assert isinstance(adversary, cape.WordAdversary)

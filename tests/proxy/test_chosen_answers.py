@@ -322,11 +322,11 @@ def test_memory_is_bounded() -> None:
     held = [
         number
         for number in range(30)
-        if memory.with_ids("m", [{"role": "assistant", "content": f"answer {number}"}])[0].get("answer_ids")
+        if memory.with_answer_ids("m", [{"role": "assistant", "content": f"answer {number}"}])[0].get("answer_ids")
     ]
     assert 5 <= len(held) <= 10 and held[-1] == 29
-    assert "answer_ids" not in memory.with_ids("other", [{"role": "assistant", "content": "answer 29"}])[0]
-    assert "answer_ids" not in memory.with_ids("m", [{"role": "user", "content": "answer 29"}])[0]
+    assert "answer_ids" not in memory.with_answer_ids("other", [{"role": "assistant", "content": "answer 29"}])[0]
+    assert "answer_ids" not in memory.with_answer_ids("m", [{"role": "user", "content": "answer 29"}])[0]
 
 
 @pytest.mark.slow

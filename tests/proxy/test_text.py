@@ -59,8 +59,8 @@ def test_names_of_tokens_join_to_the_text(names: TokenNames) -> None:
         entries = [IdLogprob(int(codec.sigma[one]), -1.0) for one in original]
         named = [names.drawn_and_best([entry, entry])[0] for entry in entries]
         if "ByteLevel" in repr(codec.tokenizer.backend_tokenizer.decoder):
-            assert b"".join(one.raw for one in named).decode() == text
-        assert all(one.raw.decode("utf-8", "replace") == one.token and one.logprob == -1.0 for one in named)
+            assert b"".join(one.text_bytes for one in named).decode() == text
+        assert all(one.text_bytes.decode("utf-8", "replace") == one.token and one.logprob == -1.0 for one in named)
 
 
 def test_biases_are_for_scrambled_ids(names: TokenNames) -> None:

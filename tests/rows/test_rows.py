@@ -10,7 +10,7 @@ import pytest
 
 from milkglass.errors import CodecError, UsageError
 from milkglass.rows.encoding import numbered_lines
-from milkglass.rows.place import Place, columns_there, places_text
+from milkglass.rows.place import Place, columns_hint, places_text
 from milkglass.rows.tables import delimiter_of, parse_delimiter
 
 KNOWN = ("text", "label")
@@ -98,9 +98,9 @@ def test_places_are_listed() -> None:
 
 
 def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:
-    assert columns_there(["instruction"]).endswith(": instruction")
-    assert "--delimiter" in columns_there(["ticket;customer said;mood"])
-    assert "2 cells" in columns_there(["the wound", "is open again"])
+    assert columns_hint(["instruction"]).endswith(": instruction")
+    assert "--delimiter" in columns_hint(["ticket;customer said;mood"])
+    assert "2 cells" in columns_hint(["the wound", "is open again"])
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:
 def test_a_header_is_shown_whole_once_a_cell_is_a_column_that_is_looked_for(
     header: list[str], known: tuple[str, ...]
 ) -> None:
-    assert columns_there(header, known).endswith(f": {', '.join(header)}")
+    assert columns_hint(header, known).endswith(f": {', '.join(header)}")
 
 
 def test_a_first_line_that_may_be_a_row_of_text_shows_single_words_alone() -> None:
-    hint = columns_there(["4711", "my arm hurts", "urgent"], ("body", "_"))
+    hint = columns_hint(["4711", "my arm hurts", "urgent"], ("body", "_"))
     assert ": urgent and 2 more, not shown" in hint and "arm" not in hint
 
 
 def test_a_name_in_a_message_is_printable_and_bounded() -> None:
-    assert columns_there(["label", "a\x1b[2J b", "c " * 99]).split(", ")[1:] == ["a\ufffd[2J b", "c " * 32 + "..."]
+    assert columns_hint(["label", "a\x1b[2J b", "c " * 99]).split(", ")[1:] == ["a\ufffd[2J b", "c " * 32 + "..."]

@@ -232,8 +232,10 @@ def test_unchanged_places_are_not_visited_again(monkeypatch: pytest.MonkeyPatch)
     originals = sentences((9,))
     starts = starts_of(originals, of)
     visits: list[int] = []
-    visit = selection._Group._visit
-    monkeypatch.setattr(selection._Group, "_visit", lambda self, at, *rest: (visits.append(at), visit(self, at, *rest)))
+    visit = selection._SentenceGroup._visit
+    monkeypatch.setattr(
+        selection._SentenceGroup, "_visit", lambda self, at, *rest: (visits.append(at), visit(self, at, *rest))
+    )
     found = select(net, of, originals, starts, SelectionSettings(threshold=1e-9))[0]
     sweeps = len(found.loss_history) - 1
     assert sweeps >= 2 and visits[:7] == [1, 2, 3, 4, 5, 6, 7] and len(visits) < 7 * sweeps

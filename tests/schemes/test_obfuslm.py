@@ -19,7 +19,7 @@ from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.nearest.products import SMALL_BYTES
-from milkglass.schemes.clustering import LARGE_TABLE_ROWS, embed_cluster, merge_small, weight_synth, zero_rows
+from milkglass.schemes.clustering import LARGE_TABLE_ROWS, embed_cluster, merge_small_clusters, weight_synth, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM
 
@@ -91,7 +91,7 @@ def test_merged_clusters_keep_every_token_once_and_reach_k() -> None:
     table = table_of(9, 600, 16)
     order = np.random.default_rng(0).permutation(600)
     left = embed_cluster(table, order, 10, 0.95)
-    merged = merge_small(table, left, 10)
+    merged = merge_small_clusters(table, left, 10)
     assert min(map(len, left)) < 10 <= min(map(len, merged))
     assert sorted(np.concatenate(merged).tolist()) == list(range(600))
 
@@ -231,4 +231,4 @@ def test_small_clusters_are_merged_one_after_the_other(rows: int, monkeypatch: p
             means[j] = (sizes[0] * means[i] + sizes[1] * means[j]) / sum(sizes)
             merged[j], merged[i] = np.concatenate([merged[j], merged[i]]), merged[i][:0]
     assert sum(len(c) < k for c in clusters) > 20
-    assert [c.tolist() for c in merge_small(table, clusters, k)] == [c.tolist() for c in merged if len(c)]
+    assert [c.tolist() for c in merge_small_clusters(table, clusters, k)] == [c.tolist() for c in merged if len(c)]

@@ -312,10 +312,10 @@ def test_an_accept_that_fails_is_logged_once_and_tried_again(
 
 
 def test_limits_fit_the_files_that_may_be_open() -> None:
-    assert Limits().within(65_536) == Limits()
-    small = Limits().within(1024)
+    assert Limits().within_open_files(65_536) == Limits()
+    small = Limits().within_open_files(1024)
     assert small.total + small.reserved == (1024 - 128) // 2 and small.per_address == small.total // 2
-    assert Limits().within(10).total == 1
+    assert Limits().within_open_files(10).total == 1
     with pytest.raises(UsageError, match="do not fit"):
         Limits(total=4, per_address=5)
 

@@ -32,7 +32,7 @@ from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.storage import training_rows
 from milkglass.server.storage.recording import Recording
 from milkglass.server.storage.store import ModelRecord, Store
-from milkglass.server.storage.training_rows import MAX_HEADER_BYTES, MAX_ROW_IDS, TrainingRows, check
+from milkglass.server.storage.training_rows import MAX_HEADER_BYTES, MAX_ROW_IDS, TrainingRows, check_training_file
 from tests import tiny
 from tests.server.kit import announce, error, flat_tensors, put, rows_file, running
 
@@ -140,10 +140,10 @@ def test_limits_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: 
     path = tmp_path / "t"
     path.write_bytes(rows_file([[1]] * 300 + [[1] * 40] + [[1]] * 300, [0] * 601))
     monkeypatch.setattr(training_rows, "NUMBERS_PER_PART", 50)
-    assert check(path).tokens == 640 and check(path).longest == 40
+    assert check_training_file(path).tokens == 640 and check_training_file(path).longest == 40
     monkeypatch.setattr(training_rows, limit, value)
     with pytest.raises(BadUpload, match=f"{value}"):
-        check(path)
+        check_training_file(path)
 
 
 def test_a_large_file_is_not_read_into_memory(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_large_file_is_not_read_into_memory(tmp_path: Path) -> None:
         file.write(struct.pack("<Q", len(text)) + text + np.full(count // 5000, 5000, np.int32).tobytes())
         file.truncate(8 + len(text) + at)
     before = psutil.Process().memory_info().rss
-    assert check(path).tokens == count
+    assert check_training_file(path).tokens == count
     rows = TrainingDataset(path, "causal-lm", 64)
     assert len(rows) == count // 5000 and len(rows[7]["input_ids"]) == 64
     assert psutil.Process().memory_info().rss - before < 60 << 20
@@ -191,7 +191,7 @@ def test_damaged_files_are_refused_or_safe_to_train_with(tmp_path: Path) -> None
     for _ in range(3000):
         path.write_bytes(mutated(rng, rng.choice(sources)))
         try:
-            about = check(path)
+            about = check_training_file(path)
         except BadUpload:
             ends["refused"] += 1
             continue
@@ -258,7 +258,7 @@ def test_a_worker_trains_with_the_rows_that_were_encoded(
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     write_parquet(codec, folder / "a.jsonl", folder / "a.parquet", numbers, length)
     write_tensors(folder / "a.safetensors", parquet_tensors(folder / "a.parquet"))
-    about = check(folder / "a.safetensors")
+    about = check_training_file(folder / "a.safetensors")
     dataset = TrainingDataset(folder / "a.safetensors", task, spec.MAX_ROW_TOKENS)
     assert len(dataset) == about.rows == len(texts)
     if task == "causal-lm":

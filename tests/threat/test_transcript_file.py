@@ -48,7 +48,7 @@ def opened(folder: Path, index: bytes, held: dict[str, bytes]) -> str:
     for file in folder.iterdir():
         if file.is_file():
             file.unlink()
-    (folder / transcript_file.INDEX).write_bytes(index)
+    (folder / transcript_file.INDEX_FILE).write_bytes(index)
     for name, data in held.items():
         (folder / name).write_bytes(data)
     try:
@@ -124,7 +124,7 @@ def test_what_is_not_a_file(make: str, tmp_path: Path) -> None:
     folder = tmp_path / "t"
     folder.mkdir()
     (tmp_path / "elsewhere").write_bytes(files()[TOKENS["file"]])
-    (folder / transcript_file.INDEX).write_bytes(lines(HEADER, TOKENS))
+    (folder / transcript_file.INDEX_FILE).write_bytes(lines(HEADER, TOKENS))
     place = folder / TOKENS["file"]
     if make == "link":
         place.symlink_to(tmp_path / "elsewhere")

@@ -1,7 +1,7 @@
 """Estimates the work of steps of attacks, in seconds of one core of the machine on which they were timed.
 
-A budget of work (`Budget.of_work`) counts these in place of a clock. They were fitted to a CPU with AVX-512 and need
-not be exact: they decide how many steps are made, which is the same number on any machine.
+A budget of work (`Budget.of_work`) counts these estimates in place of a clock, so that an attack makes the same number
+of steps on any machine. They were fitted to a CPU with AVX-512 and need not be exact.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ CALL_SECONDS = 1e-4  # some ten small operations on arrays
 
 
 def products(multiplications: float) -> float:
-    """Returns the work, in seconds, of so many multiplications in products of matrices."""
+    """Returns the work, in seconds, of this many multiplications in products of matrices."""
     return multiplications / PRODUCTS_PER_SECOND
 
 
 def elements(count: float) -> float:
-    """Returns the work of one pass over so many numbers."""
+    """Returns the work of one pass over `count` numbers."""
     return count / ELEMENTS_PER_SECOND
 
 
 def forward(model: torch.nn.Module, token_count: int) -> float:
-    """Returns the work of so many tokens through a model."""
+    """Returns the work of a forward pass of `token_count` tokens."""
     # each token is multiplied by all weights but those of tables that are looked up
     modules = (module for module in model.modules() if not isinstance(module, torch.nn.Embedding))
     weight_count = sum(weights.numel() for module in modules for weights in module.parameters(recurse=False))
@@ -33,12 +33,12 @@ def forward(model: torch.nn.Module, token_count: int) -> float:
 
 
 def gradients(model: torch.nn.Module, token_count: int) -> float:
-    """Returns the work of so many tokens through a model and back."""
+    """Returns the work of a forward and a backward pass of `token_count` tokens."""
     return 3 * forward(model, token_count)
 
 
 def layers(count: int, states: torch.Tensor) -> float:
-    """Returns about the work of so many Transformer layers, of 12 d^2 weights each, for states (..., d)."""
+    """Estimates the work of `count` Transformer layers, of 12 d^2 weights each, for states (..., d)."""
     return products(12.0 * count * states.shape[-1] * states.numel())
 
 
@@ -48,6 +48,6 @@ def comparisons(rows: torch.Tensor, table: torch.Tensor) -> float:
 
 
 def training_step(model: torch.nn.Module, token_count: int) -> float:
-    """Returns the work of one step of a training on so many tokens."""
+    """Returns the work of one training step on `token_count` tokens."""
     parameter_count = sum(parameter.numel() for parameter in model.parameters())
     return gradients(model, token_count) + parameter_count / PARAMETERS_PER_SECOND

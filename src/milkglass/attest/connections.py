@@ -1,9 +1,9 @@
-"""Sends requests on connections that are kept apart, and not in one pool.
+"""Sends requests on separate connections, each with a pool of its own.
 
 httpcore's pool looks at every idle connection whenever a request comes and whenever one ends. Beside many streams that
-is a third of what a hop costs. So each connection has a pool of its own here, and the one that was used last is used
-first. Cookies are dropped: requests of several clients share a cookie jar, and the cookies of one would be sent with
-the requests of another.
+is a third of what a hop costs. So each connection has a pool of its own here, and the connection that was used last is
+used first. Cookies are dropped: requests of several clients share a cookie jar, and the cookies of one would be sent
+with the requests of another.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
                 f"all {self._max_connections} connections to {request.url.host} were in use for {self._silence:g} s",
                 "try again later, with fewer requests at a time",
             ) from None
-        connection = self._idle.pop() if self._idle else self._new()
+        connection = self._idle.pop() if self._idle else self._new_connection()
         try:
             answer = await connection.handle_async_request(request)
         except BaseException:
@@ -77,7 +77,8 @@ class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
             answer.status_code, headers=answer.headers, stream=body, extensions=answer.extensions, request=request
         )
 
-    def _new(self) -> httpx2.AsyncHTTPTransport:
+    def _new_connection(self) -> httpx2.AsyncHTTPTransport:
+        """Returns a transport for one connection, which opens at the first request."""
         limits = httpx2.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS)
         return httpx2.AsyncHTTPTransport(verify=self._context, trust_env=False, limits=limits)
 
@@ -97,15 +98,21 @@ class SeparateConnectionsTransport(httpx2.AsyncBaseTransport):
 
 @dataclass
 class _ReleasingStream(httpx2.AsyncByteStream):
-    """Yields the body of an answer, and frees its connection when it is closed."""
+    """Yields the body of an answer, and frees its connection when it is closed.
+
+    Attributes:
+        stream: the body.
+        release: frees the connection.
+        is_closed: whether the stream was closed.
+    """
 
     stream: httpx2.AsyncByteStream
     release: Callable[[], Awaitable[None]]
     is_closed: bool = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self.stream:
-            yield part
+        async for chunk in self.stream:
+            yield chunk
 
     async def aclose(self) -> None:
         if self.is_closed:

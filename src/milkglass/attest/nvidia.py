@@ -7,11 +7,11 @@
     block         index, kind 1, u16 size, type, u16 size, value
     opaque data   u16 type, u16 size, value, as NVIDIA's verifier reads them
 
-The chain of certificates must end at NVIDIA's root. Below the root and one more authority of NVIDIA's stands the one
-that certified this chip. Its name tells a GPU from a switch and one architecture from another: the labels that NVIDIA's
-tools write beside evidence are not read. The leaf names the firmware that holds its key, as the answer does. rim.py
-reads the reference values. NVIDIA publishes the revocation status of the authorities above the leaf and of the signers
-of reference values, but not of the leaf, which the GPU's firmware makes for itself.
+The chain of certificates must end at NVIDIA's root. Below the root and one more authority of NVIDIA's stands the
+authority that certified this chip. Its name tells a GPU from a switch and one architecture from another: the labels
+that NVIDIA's tools write beside evidence are not read. The leaf names the firmware that holds its key, as the answer
+does. rim.py reads the reference values. NVIDIA publishes the revocation status of the authorities above the leaf and of
+the signers of reference values, but not of the leaf, which the GPU's firmware makes for itself.
 """
 
 from __future__ import annotations
@@ -73,12 +73,14 @@ class Measurements:
     opaque_fields: Mapping[int, bytes]
 
     @classmethod
-    def parse(cls, raw: bytes) -> Self:
+    def parse(cls, exchange: bytes) -> Self:
         """Parses a request and its answer. Raises AttestationError for anything else, also for trailing bytes."""
-        if not REQUEST_BYTES + SIGNATURE_BYTES < len(raw) <= MAX_EVIDENCE_BYTES:
-            raise AttestationError("size", f"a GPU's evidence has {len(raw):,} bytes of at most {MAX_EVIDENCE_BYTES:,}")
-        answer = raw[REQUEST_BYTES:]
-        codes = (raw[0], raw[1], answer[0], answer[1])
+        if not REQUEST_BYTES + SIGNATURE_BYTES < len(exchange) <= MAX_EVIDENCE_BYTES:
+            raise AttestationError(
+                "size", f"a GPU's evidence has {len(exchange):,} bytes of at most {MAX_EVIDENCE_BYTES:,}"
+            )
+        answer = exchange[REQUEST_BYTES:]
+        codes = (exchange[0], exchange[1], answer[0], answer[1])
         if codes != (SPDM_VERSION, GET_MEASUREMENTS, SPDM_VERSION, MEASUREMENTS):
             raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
         try:
@@ -96,7 +98,13 @@ class Measurements:
             raise AttestationError("trailing", f"a GPU's evidence has {excess} bytes that do not belong to it")
         if len(blocks) != count:
             raise AttestationError("evidence", f"a GPU states {count} measurements and gives {len(blocks)}")
-        return cls(raw[4 : 4 + NONCE_BYTES], raw[:-SIGNATURE_BYTES], raw[-SIGNATURE_BYTES:], blocks, opaque_fields)
+        return cls(
+            exchange[4 : 4 + NONCE_BYTES],
+            exchange[:-SIGNATURE_BYTES],
+            exchange[-SIGNATURE_BYTES:],
+            blocks,
+            opaque_fields,
+        )
 
     def text(self, field_type: int) -> str:
         """Returns the text of an opaque field, or "" if there is none or it is not printable."""
@@ -106,19 +114,19 @@ class Measurements:
     @property
     def vbios(self) -> str:
         """Returns the VBIOS's version as NVIDIA writes it, such as "96.00.5E.00.01", or "" if there is none."""
-        raw = self.opaque_fields.get(VBIOS_FIELD, b"")
-        if len(raw) < 5:
+        version_bytes = self.opaque_fields.get(VBIOS_FIELD, b"")
+        if len(version_bytes) < 5:
             return ""
-        low, high = raw[3::-1].hex().upper(), raw[4:5].hex().upper()
+        low, high = version_bytes[3::-1].hex().upper(), version_bytes[4:5].hex().upper()
         return ".".join([low[start : start + 2] for start in range(0, 8, 2)] + [high])
 
 
-def _parse_blocks(raw: bytes) -> dict[int, bytes]:
+def _parse_blocks(block_bytes: bytes) -> dict[int, bytes]:
     """Returns the measurements by index. Raises AttestationError, and struct.error where a block is cut off."""
     blocks, offset = dict[int, bytes](), 0
-    while offset < len(raw):
-        index, specification, size, _, length = struct.unpack_from("<BBHBH", raw, offset)
-        measurement = raw[offset + 7 : offset + 7 + length]
+    while offset < len(block_bytes):
+        index, specification, size, _, length = struct.unpack_from("<BBHBH", block_bytes, offset)
+        measurement = block_bytes[offset + 7 : offset + 7 + length]
         if specification != 1 or size != length + 3 or len(measurement) != length or index in blocks:
             raise AttestationError("evidence", f"measurement {index} of a GPU is malformed")
         blocks[index] = measurement
@@ -126,12 +134,12 @@ def _parse_blocks(raw: bytes) -> dict[int, bytes]:
     return blocks
 
 
-def _parse_opaque_fields(raw: bytes) -> dict[int, bytes]:
+def _parse_opaque_fields(field_bytes: bytes) -> dict[int, bytes]:
     """Returns the opaque fields by type. Raises AttestationError, and struct.error where a field is cut off."""
     fields, offset = dict[int, bytes](), 0
-    while offset < len(raw):
-        field_type, size = struct.unpack_from("<HH", raw, offset)
-        content = raw[offset + 4 : offset + 4 + size]
+    while offset < len(field_bytes):
+        field_type, size = struct.unpack_from("<HH", field_bytes, offset)
+        content = field_bytes[offset + 4 : offset + 4 + size]
         if len(content) != size or field_type in fields:
             raise AttestationError("evidence", f"field {field_type} of a GPU's evidence is malformed")
         fields[field_type] = content
@@ -149,21 +157,27 @@ def decode_entry(entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
         AttestationError: an entry is missing, or is no base64.
     """
     try:
-        raw, pem = (base64.b64decode(str(entry[name]), validate=True) for name in ("evidence", "certificate"))
+        evidence, chain_pem = (
+            base64.b64decode(str(entry[name]), validate=True) for name in ("evidence", "certificate")
+        )
     except (KeyError, ValueError) as error:
         raise AttestationError("evidence", f"a GPU's evidence is not as expected ({type(error).__name__})") from None
-    return raw, pem
+    return evidence, chain_pem
 
 
 def verify(
-    raw: bytes, pem: bytes, nonce: bytes | None, references: Sequence[bytes], revocation_files: Sequence[bytes],
+    evidence: bytes,
+    chain_pem: bytes,
+    nonce: bytes | None,
+    references: Sequence[bytes],
+    revocation_files: Sequence[bytes],
     now: datetime,
-) -> VerifiedGpu:  # fmt: skip
+) -> VerifiedGpu:
     """Verifies a GPU's evidence.
 
     Args:
-        raw: a request for measurements, and the GPU's answer.
-        pem: the GPU's certificates, leaf first.
+        evidence: the bytes of a request for measurements, and of the GPU's answer.
+        chain_pem: the GPU's certificates in PEM, leaf first.
         nonce: the nonce to which the GPU must have answered. None: any; the caller must say that it is not fresh.
         references: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.
         revocation_files: revocation lists and OCSP responses.
@@ -172,8 +186,8 @@ def verify(
     Raises:
         AttestationError: the evidence does not verify. The error names the first fault.
     """
-    measurements = Measurements.parse(raw)
-    chain = parse_certificates(pem, "a GPU's chain")
+    measurements = Measurements.parse(evidence)
+    chain = parse_certificates(chain_pem, "a GPU's chain")
     require_chain(chain, ROOT_SPKI_DIGEST, now, "a GPU")
     chip = chip_of(chain)
     if chip not in ARCHITECTURES:
@@ -238,9 +252,9 @@ def _mode(measurements: Measurements) -> str:
 
 
 def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> None:
-    """Checks that the firmware that answered is the one that holds the leaf's key, where both are named.
+    """Raises AttestationError if the firmware that answered is not the one that the leaf's certificate names.
 
-    Raises AttestationError.
+    Nothing is compared where one of them is not named.
     """
     firmware_id = measurements.opaque_fields.get(FWID_FIELD, b"")
     extensions = [
@@ -267,21 +281,21 @@ def _reference_claims(
         AttestationError: a measurement differs, or a manifest does not verify.
     """
     versions = {"driver": measurements.text(DRIVER_FIELD), "VBIOS": measurements.vbios}
-    claim_of_part, expired = dict[str, Claim](), dict[str, AttestationError]()
+    claim_of_component, expired = dict[str, Claim](), dict[str, AttestationError]()
     are_signers_checked = True
-    for raw in references:
-        stated_chip, stated_version = rim.read_chip_and_version(raw)
-        part = next((name for name, version in versions.items() if version and version == stated_version), None)
-        if part is None or stated_chip != chip:
+    for manifest in references:
+        stated_chip, stated_version = rim.read_chip_and_version(manifest)
+        component = next((name for name, version in versions.items() if version and version == stated_version), None)
+        if component is None or stated_chip != chip:
             continue
         try:
-            reference = rim.read_manifest(raw, now, revocation_files)
+            reference = rim.read_manifest(manifest, now, revocation_files)
         except AttestationError as error:
             if error.reason != "expired":
                 raise
-            expired[part] = error
+            expired[component] = error
             continue
-        if (reference.product, reference.version) != (chip, versions[part]):
+        if (reference.product, reference.version) != (chip, versions[component]):
             raise AttestationError("rim", "what is signed of a reference manifest is for another chip or version")
         # Manifests count from 0, and SPDM's measurements from 1
         differing_indices = [
@@ -290,27 +304,34 @@ def _reference_claims(
         if differing_indices:
             raise AttestationError(
                 "measurement",
-                f"{len(differing_indices)} of {len(reference.values)} measurements of a GPU's {part} differ from "
+                f"{len(differing_indices)} of {len(reference.values)} measurements of a GPU's {component} differ from "
                 f"NVIDIA's reference (index {differing_indices[0]})",
             )
         are_signers_checked &= reference.is_revocation_checked
-        text = f"all {len(reference.values)} measurements of its {part} are NVIDIA's reference values"
-        claim_of_part[part] = Claim(f"rim-{part}", "affirming", "vendor states", text)
-    if faults := [fault for part, fault in expired.items() if part not in claim_of_part]:
+        text = f"all {len(reference.values)} measurements of its {component} are NVIDIA's reference values"
+        claim_of_component[component] = Claim(f"rim-{component}", "affirming", "vendor states", text)
+    if faults := [fault for component, fault in expired.items() if component not in claim_of_component]:
         raise faults[0]
-    claims = [*claim_of_part.values()]
+    claims = [*claim_of_component.values()]
     if not are_signers_checked:
         text = "no current word of NVIDIA on the keys that signed these reference values was given"
         claims.append(weak_claim("rim-revocation", text, "no-gpu-revocation", "not checked"))
     claims += [
-        weak_claim(f"rim-{part}", f"its {part} was compared with no reference values", "no-rim", "not checked")
-        for part in versions if part not in claim_of_part
-    ]  # fmt: skip
+        weak_claim(
+            f"rim-{component}", f"its {component} was compared with no reference values", "no-rim", "not checked"
+        )
+        for component in versions
+        if component not in claim_of_component
+    ]
     return claims
 
 
 def _revocation_claims(is_current: bool) -> list[Claim]:
-    """Returns claims on the revocation of a GPU's key. `is_current`: whether its authorities have a current status."""
+    """Returns claims on the revocation of a GPU's key.
+
+    Args:
+        is_current: whether the authorities of the key have a current revocation status.
+    """
     text = "whether this one GPU's own key was revoked: NVIDIA publishes nothing about that"
     own_key_claim = unchecked_claim("gpu-key-revocation", text)
     if is_current:
@@ -331,7 +352,7 @@ def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:
 def gpu_evidence_digest(evidence: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Returns SHA-256 over all evidence and certificates of GPUs, which our server puts into the report data."""
     hasher = hashlib.sha256(b"milkglass gpus 1")
-    for raw, pem in evidence:
-        for part in (raw, pem):
-            hasher.update(struct.pack("<Q", len(part)) + part)
+    for gpu_evidence, chain_pem in evidence:
+        for content in (gpu_evidence, chain_pem):
+            hasher.update(struct.pack("<Q", len(content)) + content)
     return hasher.digest()

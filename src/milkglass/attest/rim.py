@@ -21,7 +21,7 @@ from milkglass.errors import AttestationError
 
 # SHA-256 of the SPKI of NVIDIA's root for manifests
 ROOT_SPKI_DIGEST = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"
-MAX_XML_BYTES, MAX_DEPTH, MAX_ELEMENTS = 1 << 20, 16, 20_000
+MAX_XML_BYTES, MAX_XML_DEPTH, MAX_XML_ELEMENTS = 1 << 20, 16, 20_000
 SWID_NAMESPACE = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
 DSIG_NAMESPACE = "{http://www.w3.org/2000/09/xmldsig#}"
 HASH_ATTRIBUTE = "{http://www.w3.org/2001/04/xmlenc#sha384}Hash"
@@ -44,18 +44,25 @@ class ReferenceManifest:
     is_revocation_checked: bool = False
 
 
-def read_chip_and_version(raw: bytes) -> tuple[str, str]:
-    """Reads the chip and the version that a manifest states, without verification. Raises AttestationError."""
-    meta = _parse_xml(raw).find(f"{SWID_NAMESPACE}Meta")
+def read_chip_and_version(manifest_xml: bytes) -> tuple[str, str]:
+    """Reads the chip and the version that a manifest states, without verification.
+
+    Returns:
+        The chip, such as "GH100", and the version; "" for what the manifest does not state.
+
+    Raises:
+        AttestationError: the document is malformed, or too large.
+    """
+    meta = _parse_xml(manifest_xml).find(f"{SWID_NAMESPACE}Meta")
     return ("", "") if meta is None else (str(meta.get("product", "")), str(meta.get("colloquialVersion", "")))
 
 
-def read_manifest(raw: bytes, now: datetime, revocation_files: Sequence[bytes] = ()) -> ReferenceManifest:
+def read_manifest(manifest_xml: bytes, now: datetime, revocation_files: Sequence[bytes] = ()) -> ReferenceManifest:
     """Verifies and reads a manifest.
 
     Args:
-        raw: the manifest in XML.
-        now: the time at which the signer's certificates must be valid.
+        manifest_xml: the manifest.
+        now: the time at which the signer's certificates must be valid, with its time zone.
         revocation_files: revocation lists and OCSP responses.
 
     Raises:
@@ -65,7 +72,7 @@ def read_manifest(raw: bytes, now: datetime, revocation_files: Sequence[bytes] =
     from signxml.exceptions import SignXMLException
     from signxml.verifier import SignatureConfiguration, XMLVerifier
 
-    root = _parse_xml(raw)
+    root = _parse_xml(manifest_xml)
     chain = _signer_chain(root)
     require_chain(chain, ROOT_SPKI_DIGEST, now, "a reference manifest")
     is_revocation_checked = require_not_revoked(chain, revocation_files, now, "a reference manifest")
@@ -84,12 +91,12 @@ def read_manifest(raw: bytes, now: datetime, revocation_files: Sequence[bytes] =
     return _parse_reference_values(signed_xml, is_revocation_checked)
 
 
-def read_signers(raw: bytes) -> list[x509.Certificate]:
+def read_signers(manifest_xml: bytes) -> list[x509.Certificate]:
     """Returns the signer's certificates, leaf first, without verification. Raises AttestationError."""
-    return _signer_chain(_parse_xml(raw))
+    return _signer_chain(_parse_xml(manifest_xml))
 
 
-def _parse_xml(raw: bytes) -> Any:
+def _parse_xml(manifest_xml: bytes) -> Any:
     """Parses a document and returns its root.
 
     Raises:
@@ -97,21 +104,21 @@ def _parse_xml(raw: bytes) -> Any:
     """
     from lxml import etree
 
-    if len(raw) > MAX_XML_BYTES:
+    if len(manifest_xml) > MAX_XML_BYTES:
         raise AttestationError(
-            "size", f"a reference manifest has {len(raw):,} bytes, at most {MAX_XML_BYTES:,} are read"
+            "size", f"a reference manifest has {len(manifest_xml):,} bytes, at most {MAX_XML_BYTES:,} are read"
         )
-    if b"<!DOCTYPE" in raw or b"<!ENTITY" in raw:
+    if b"<!DOCTYPE" in manifest_xml or b"<!ENTITY" in manifest_xml:
         raise AttestationError("rim", "a reference manifest has a document type")
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
     try:
-        root = etree.fromstring(raw, parser)
+        root = etree.fromstring(manifest_xml, parser)
     except (etree.XMLSyntaxError, ValueError) as error:
         raise AttestationError("rim", f"a reference manifest is no XML ({type(error).__name__})") from None
     if root.getroottree().docinfo.doctype:
         raise AttestationError("rim", "a reference manifest has a document type")
-    for number, element in enumerate(root.iter()):
-        if number > MAX_ELEMENTS or sum(1 for _ in element.iterancestors()) > MAX_DEPTH:
+    for element_index, element in enumerate(root.iter()):
+        if element_index > MAX_XML_ELEMENTS or sum(1 for _ in element.iterancestors()) > MAX_XML_DEPTH:
             raise AttestationError("size", "a reference manifest has too many elements, or is too deep")
     return root
 
@@ -151,7 +158,7 @@ def _parse_reference_values(root: Any, is_revocation_checked: bool) -> Reference
         try:
             index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
             allowed = frozenset(
-                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{number}", "")) for number in range(min(count, 64))
+                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{hash_index}", "")) for hash_index in range(min(count, 64))
             )
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.metrics.text import WORD
+from milkglass.metrics.text import WORD_PATTERN
 from milkglass.sequences import Ids, Sequences
 
 MIN_WORDS = 3  # a text with fewer words is not searched for inside other texts
@@ -72,7 +72,7 @@ def letters_and_digits(text: str) -> str:
 
 
 def _is_long(text: str) -> bool:
-    return len(WORD.findall(text)) >= MIN_WORDS
+    return len(WORD_PATTERN.findall(text)) >= MIN_WORDS
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:

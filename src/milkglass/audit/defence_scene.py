@@ -18,7 +18,7 @@ from milkglass.audit.key_scene import AttackerText, assemble, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import PrivateTexts, encode_examples, name_and_number_masks
-from milkglass.defences.obfuscated_tables import TableClient, key_from, public_codec
+from milkglass.defences.obfuscated_tables import TableClient, key_from_secret, public_codec
 from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizingClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
@@ -66,7 +66,7 @@ def _table_scene(
 ) -> Scene:
     """Returns the scene of obfuscated tables, which is that of a key."""
     parameters = dict(client.document)
-    key = key_from(base, scheme_named(parameters.pop("name"), parameters), client.secret)
+    key = key_from_secret(base, scheme_named(parameters.pop("name"), parameters), client.secret)
     ids = {who: encode_examples(client.codec, _examples(texts)).original for who, texts in public.items()}
     attackers = {who: AttackerText(corpus) for who, corpus in ids.items()}
     return assemble(key, client.codec, base, encode_examples(client.codec, _examples(private)), attackers)

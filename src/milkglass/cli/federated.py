@@ -232,7 +232,7 @@ def run(
     from milkglass.federated.rows import report_of
     from milkglass.federated.run import InProcessSites, job_digest, settings_of, train
     from milkglass.federated.site import FederatedTraining, Site, weights_of
-    from milkglass.federated.state import FederatedRun, require_run_or_new
+    from milkglass.federated.state import FederatedRun, require_run_or_new_folder
     from milkglass.files import require_writable
     from milkglass.gradient_defences.catalogue import name_and_parameters, parse_gradient_defence
     from milkglass.models.checkpoint import Checkpoint
@@ -245,7 +245,7 @@ def run(
         Limit(1).require(value, option, "leave it out for the default")
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
     defence = parse_gradient_defence(shield)
-    require_run_or_new(out)
+    require_run_or_new_folder(out)
     require_writable(out)
     paths = site_files(sites)
     _require_site_files(paths, out)

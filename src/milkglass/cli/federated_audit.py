@@ -77,9 +77,9 @@ def audit(
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
     _require_site(run, site, rows)
-    from milkglass.federated.state import require_begun
+    from milkglass.federated.state import require_begun_run
 
-    require_begun(run)
+    require_begun_run(run)
     with report_activity(as_json):
         file, public_file = columns.read_texts(text), columns.read_optional(public)
         update_audit, texts_read = _attack_updates(

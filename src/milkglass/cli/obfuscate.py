@@ -329,11 +329,11 @@ def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: Co
         stage: starts a stage whose progress is shown.
     """
     from milkglass.client.key.generate import new_key
-    from milkglass.client.obfuscate.symbols import coarse_key
+    from milkglass.client.obfuscate.symbols import new_coarse_key
 
     if texts is None:
         return new_key(base, ref, scheme, digest, stage=stage)
-    return coarse_key(base, ref, scheme, digest, texts, stage=stage)
+    return new_coarse_key(base, ref, scheme, digest, texts, stage=stage)
 
 
 def _require_places(out: Path, key: Path, new_key: bool) -> None:

@@ -415,7 +415,7 @@ def _serve_decoder(
     from milkglass.server.process import prepare
     from milkglass.server.settings import HomeFolder, ServerSettings
     from milkglass.split.decoder.app import serve as run
-    from milkglass.split.decoder.gate import Gate
+    from milkglass.split.decoder.gate import TableGate
     from milkglass.split.decoder.server import open_decoder, require_decoder
 
     folder = resolve(model)
@@ -435,7 +435,7 @@ def _serve_decoder(
         note("warning: --allow-unattested: any client with the token can have the table")
     elif verifier is None:
         note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
-    gate = Gate(package, verifier, allows_unattested)
+    gate = TableGate(package, verifier, allows_unattested)
     run(sessions, gate, home.resolve(), port, token)
 
 

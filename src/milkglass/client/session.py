@@ -22,7 +22,7 @@ from milkglass.client.codec.codec import Codec, codec_of
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.remote import Remote, Sampling
-from milkglass.client.remote.responses import require_key
+from milkglass.client.remote.responses import check_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import EmptyText, RemoteError, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
@@ -100,7 +100,7 @@ class Session(AbstractContextManager["Session"]):
     def describe(self, model: str) -> dict[str, Any]:
         """Returns the server's description of a model. Raises KeyForOtherModel if it was not made with this key."""
         description = self.remote.model(model)
-        if warning := require_key(description, self.unlocked.key, model):
+        if warning := check_key(description, self.unlocked.key, model):
             self._notice(warning)
         return description
 

@@ -30,7 +30,7 @@ from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
-from milkglass.rows.repeats import Repeats, distinct_indices, other_indices
+from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 
@@ -134,7 +134,7 @@ class ChatRows(ComparisonRows):
                 name, len(held_out_examples), MIN_HELD_OUT, equal_count, "or a larger --max-length", max_length
             )
         candidates = [rows.examples[index] for index in answered_indices]
-        train_indices = [answered_indices[i] for i in other_indices(candidates, held_out_examples)]
+        train_indices = [answered_indices[i] for i in unrelated_indices(candidates, held_out_examples)]
         asked_count = len(answered_indices) - len(train_indices)
         require_trainable(data.name, len(train_indices), asked_count)
         notes = repeat_notes(rows.examples, asked_count)

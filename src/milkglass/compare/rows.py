@@ -14,7 +14,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, checked_summary, read_examples
-from milkglass.rows.repeats import Repeats, distinct_indices, other_indices
+from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.threat.defence import LabelledTexts
 
 HELD_OUT_SHARE = 0.2  # of the rows that are asked about; MIN_HELD_OUT at least
@@ -57,7 +57,7 @@ class SplitRows:
             held_out = [validation_rows[index] for index in distinct_indices(validation_rows)]
             require_rows(validation.name, len(held_out), MIN_HELD_OUT, len(validation_rows) - len(held_out))
         candidates = [rows[i] for i in order]
-        train = [candidates[index] for index in other_indices(candidates, held_out)]
+        train = [candidates[index] for index in unrelated_indices(candidates, held_out)]
         require_trainable(data.name, len(train), len(candidates) - len(train))
         notes = repeat_notes(all_rows, len(candidates) - len(train))
         if validation is not None:

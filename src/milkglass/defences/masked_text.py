@@ -1,6 +1,6 @@
-"""Masks names, places, numbers and the like before text leaves (sanitizers/masking.py); the model is public.
+"""Masks names, places, numbers and similar entities before a text is sent (sanitizers/masking.py).
 
-What is not recognised crosses as it is. The attack `mask-filling` guesses what stands behind a mask.
+The model is the public one. What is not recognised crosses as it is. The attack `mask-filling` guesses what was masked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MaskingClient(ReplacedTextClient):
     least: float = field(repr=False)
     _cached_parts: dict[str, tuple[list[str], list[str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
-    )  # of texts that were masked before: a comparison trains with, asks about and attacks the same rows
+    )  # the parts of each masked text: a comparison trains with, asks about and attacks the same rows
 
     def rehearsal(self, seed: int) -> MaskingClient:
         """Returns this half itself: masking draws nothing at random, so that an attacker's masks are the same."""

@@ -1,4 +1,4 @@
-"""Defines defences that rewrite the tables of token ids: a scrambled checkpoint and its codec. `Plain` does nothing."""
+"""Defines defences that rewrite the tables of token ids, and `Plain`, which changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.covariant import require_layers
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.client.obfuscate.symbols import count_corpus, find_map
+from milkglass.client.obfuscate.symbols import count_corpus, fit_map
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -53,24 +53,26 @@ class TableClient(TokenClient):
             self._seeded_codec(text, pair).encode([text], None if pair is None else [pair], truncate=True)
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
         ]
-        types = [type_id for part in encoded_texts for type_id in part.token_type_ids or ()]
-        truncated = tuple(index for index, part in enumerate(encoded_texts) if part.cut_indices)
-        return Encoded([ids for part in encoded_texts for ids in part.ids], types or None, truncated)
+        types = [type_id for encoded_text in encoded_texts for type_id in encoded_text.token_type_ids or ()]
+        truncated_indices = tuple(index for index, encoded_text in enumerate(encoded_texts) if encoded_text.cut_indices)
+        return Encoded(
+            [ids for encoded_text in encoded_texts for ids in encoded_text.ids], types or None, truncated_indices
+        )
 
     def _seeded_codec(self, text: str, pair: str | None) -> Codec:
-        """Returns the codec whose draws follow from the secret and the text."""
-        digest = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
-        return replace(self.codec, new_stream=repeated_stream(Stream(digest.digest())))
+        """Returns the codec whose draws follow from the secret and a text, with its second text if it is a pair."""
+        hasher = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
+        return replace(self.codec, new_stream=repeated_stream(Stream(hasher.digest())))
 
 
-def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
-    """Returns the key that a secret makes; without a scheme, one whose permutation is the identity.
+def key_from_secret(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
+    """Returns the key of a secret. Without a scheme its permutation is the identity.
 
     Args:
         base: the model.
-        scheme: how tables are rewritten. None: they are not.
+        scheme: how tables are rewritten. None: they stay as they are.
         secret: 32 bytes.
-        ref: what the key calls the model. "": its folder's name.
+        ref: the name of the model in the key. "": its folder's name.
         digest: the model's digest. "": it is computed.
     """
     key = new_key(base, ref or base.folder.name, scheme, digest or base.digest(), secret)
@@ -79,7 +81,7 @@ def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = 
 
 def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET_BYTES)) -> Codec:
     """Returns a codec of the model's own ids."""
-    return Codec.open(key_from(base, None, secret), base.folder)
+    return Codec.open(key_from_secret(base, None, secret), base.folder)
 
 
 @dataclass(frozen=True)
@@ -156,17 +158,26 @@ class TableDefence(Defence):
     ) -> tuple[TableClient, TokenServer]:
         if reason := self.refusal(base):
             raise UnsupportedModel(reason, "choose another model or another defence")
-        key = key_from(base, self.fit_scheme(base, corpus, secret), secret)
+        key = key_from_secret(base, self.fit_scheme(base, corpus, secret), secret)
         scramble(base, key, folder)
         return self._client(base, key, secret), TokenServer(folder)
 
     def fit_scheme(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
-        """Returns the scheme with what it finds in a corpus, if it needs one. Raises UsageError if there is none."""
+        """Returns the scheme after fitting it to a corpus, if it needs one.
+
+        Args:
+            base: the model.
+            corpus: the texts, with labels where the scheme uses them.
+            secret: 32 bytes, from which the draws follow.
+
+        Raises:
+            UsageError: the scheme needs a corpus, and there is none.
+        """
         if self.scheme.needs_texts:
             if corpus is None:
                 raise UsageError("symbols are found in a corpus", "give one, or a scheme with its map")
-            counted, digest = count_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
-            return find_map(base, self.scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
+            counted_texts, digest = count_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
+            return fit_map(base, self.scheme, counted_texts, lambda label: Stream(subkey(secret, digest, label)))
         if self.bands is None:
             return self.scheme
         if corpus is None:
@@ -178,7 +189,7 @@ class TableDefence(Defence):
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[TableClient, TokenServer]:
         secret, document = read_saved(client_folder)
         scheme = scheme_named(document["name"], {name: value for name, value in document.items() if name != "name"})
-        return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server_folder)
+        return self._client(base, key_from_secret(base, scheme, secret), secret), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
         return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).document())
@@ -190,7 +201,7 @@ def copy_base(base: Checkpoint, folder: Path) -> None:
 
 
 def why_unsupported(base: Checkpoint) -> str | None:
-    """Returns why a base model cannot be used, in words; None if it can."""
+    """Returns why a base model cannot be used, or None if it can."""
     try:
         architecture_of(base)
     except UnsupportedModel as error:

@@ -1,9 +1,9 @@
 """Splits a model and disturbs nothing: the control of the methods that disturb hidden states.
 
-It sends what the client's half computes. With `send = "tokens"` the two halves are the whole model, trained by the same
+The client sends what its half computes. With `send = "tokens"` the two halves are the whole model, trained by the same
 loop as those methods; with "mean" or "first" the server has CAPE's head over one vector a text. A method differs from
 its control in the noise, its own loss, CAPE's scaling to 0 ... 1, and in the learning rate or batch size if a recipe
-sets its own. Commands do not offer it, because it protects nothing.
+sets its own. Commands do not offer this control, because it protects nothing.
 """
 
 from __future__ import annotations

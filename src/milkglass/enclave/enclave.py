@@ -111,7 +111,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         nonce = secrets.token_bytes(release.NONCE_BYTES)
         public_key, quote = self.challenge(nonce)
         narrow_verifier = (verifier or QuoteVerifier.of_folder(self.folder)).for_measurement(measurement)
-        self.verdict = narrow_verifier.require(quote, release.report_data(public_key, nonce), self.collateral)
+        self.verdict = narrow_verifier.verify(quote, release.report_data(public_key, nonce), self.collateral)
 
     @property
     def is_attested(self) -> bool:

@@ -1,8 +1,8 @@
 """Decides which quotes of enclaves count: those that `milkglass.attest` verifies and a policy allows.
 
-The provider's gate and the enclave's host use it. Intel's collateral for a quote (TCB levels, revocation lists) comes
-from the enclave's side, in `intel.json`. It expires after 30 days. Until then an enclave's host can hand over
-collateral that Intel has replaced, unless the policy's `eval_data_number` names the least that counts.
+The provider and the enclave's host use this verifier. Intel's collateral for a quote (TCB levels, revocation lists)
+comes from the enclave's side, in `intel.json`. It expires after 30 days. Until then an enclave's host can hand over
+collateral that Intel has replaced, unless the policy's `eval_data_number` demands a newer one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class QuoteVerifier:
     def of_folder(cls, folder: Path) -> Self:
         """Returns a verifier for the host of the enclave in a folder, by the folder's policy if it has one.
 
-        It accepts the host's own machine without a pin. Raises UsageError for an invalid policy.
+        The verifier accepts the host's own machine without a pin.
+
+        Raises:
+            UsageError: the policy is not valid.
         """
         path = folder / POLICY_FILE
         policy = read_policy(path, EnclavePolicy) if path.is_file() else EnclavePolicy(version=1)
@@ -61,13 +64,16 @@ class QuoteVerifier:
         sgx = self.policy.sgx.model_copy(update={"image": images})
         return replace(self, policy=self.policy.model_copy(update={"sgx": sgx}))
 
-    def require(self, quote: bytes, report_data: bytes, collateral: bytes) -> Verdict:
-        """Returns the verdict on a quote. Raises EnclaveError, with the reasons, if it does not verify or is refused.
+    def verify(self, quote: bytes, report_data: bytes, collateral: bytes) -> Verdict:
+        """Verifies a quote, and returns the policy's verdict on it.
 
         Args:
             quote: the quote of an enclave.
             report_data: the 64 bytes that the enclave must have put into the quote.
             collateral: Intel's collateral as JSON; empty if there is none.
+
+        Raises:
+            EnclaveError: the quote does not verify, or the policy refuses it. The error names the reasons.
         """
         try:
             machine = intel.verify(quote, {"intel": collateral} if collateral else {}, self.now(), self.root)

@@ -170,7 +170,7 @@ class IdsEngine(abc.ABC):
         return [ServedModel(name_of(record), *(record.get(name) for name in names)) for record in records]
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
-        """Returns the call that embeds rows of ids (events.py, `EmbedsIds`). Raises UnsupportedModel if it has none."""
+        """Returns the call that embeds rows of ids (events.py). Raises UnsupportedModel if the engine has none."""
         raise self._embeds_nothing()
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:

@@ -1,6 +1,6 @@
 """Reads what engines' events have in common: errors, ids, ends, log-probabilities.
 
-It is strict: whatever has another form raises RemoteError. vLLM's `/inference/v1/generate` and Milkglass's own
+Reading is strict: whatever has another form raises RemoteError. vLLM's `/inference/v1/generate` and Milkglass's own
 `/v1/completions` write events of one format:
 
     {"choices": [{"token_ids": [..], "finish_reason": null, "stop_reason": null,
@@ -35,7 +35,8 @@ STATUS_HINTS = {
 def _parse_logprobs(choice: Mapping[str, Any], count: int, max_count: int) -> list[list[IdLogprob]]:
     """Returns the log-probabilities of `count` tokens of a choice, each with the `max_count` likeliest.
 
-    Raises RemoteError if they are missing or not so many.
+    Raises:
+        RemoteError: they are missing, or there is not an entry for each token.
     """
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
@@ -58,9 +59,11 @@ def require_no_error(event: Mapping[str, Any]) -> None:
 
 
 def refusal(status: int, error_name: Any) -> RemoteError:
-    """Returns the error for an HTTP status, which the error has as `status`.
+    """Returns the error for an HTTP status of an engine. The engine's message is not used, because it may repeat ids.
 
-    The engine's own message is not used, because it may repeat ids.
+    Args:
+        status: the HTTP status, which becomes the error's `status`.
+        error_name: the engine's name of the error, used if it is a plain word.
     """
     name = f" ({error_name})" if isinstance(error_name, str) and ERROR_NAME.fullmatch(error_name) else ""
     hint = STATUS_HINTS.get(status, "the engine's log says more")
@@ -92,14 +95,19 @@ def parse_finish(reason: Any) -> Finish | None:
     raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
 
 
-def drawn_and_best_logprobs(content: Sequence[Mapping[str, Any]], name: str, max_count: int) -> list[list[IdLogprob]]:
+def drawn_and_best_logprobs(
+    content: Sequence[Mapping[str, Any]], id_field: str, max_count: int
+) -> list[list[IdLogprob]]:
     """Returns for each entry the token that was drawn, then the `max_count` likeliest.
 
-    `content` has an id under `name`, its "logprob", and the likeliest ones as "top_logprobs".
+    Args:
+        content: entries with an id, its "logprob", and the likeliest ones as "top_logprobs".
+        id_field: the field of the id.
+        max_count: how many of the likeliest tokens are returned.
     """
 
     def entry_logprob(entry: Mapping[str, Any]) -> IdLogprob:
-        return parse_logprob(entry.get(name), entry.get("logprob"))
+        return parse_logprob(entry.get(id_field), entry.get("logprob"))
 
     return [
         best_first(
@@ -119,25 +127,29 @@ def parse_logprob(token: Any, number: Any) -> IdLogprob:
 
 
 def best_first(drawn_logprob: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
-    """Returns the token that was drawn, then the `count` likeliest."""
+    """Returns the token that was drawn, then the `count` likeliest of `best`, the likeliest first."""
     return [drawn_logprob, *sorted(best, key=lambda token: -token.logprob)[:count]]
 
 
-class EmbedsIds(IdsEngine):
+class EmbeddingEngine(IdsEngine):
     """Embeds rows of ids by OpenAI's `/v1/embeddings`."""
 
     def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
         return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
 
     def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
-        vectors = [row.get("embedding") for row in sorted(records_of(answer), key=_index_of)]
+        vectors = [row.get("embedding") for row in sorted(records_of(answer), key=_index_in_answer)]
         if not all(isinstance(vector, list) and vector and all(map(is_number, vector)) for vector in vectors):
             raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
         return [[float(number) for number in vector] for vector in vectors if vector is not None]
 
 
-class ChoiceEngine(EmbedsIds):
-    """Reads events of the format that vLLM and Milkglass share (see the module), and honours these options."""
+class ChoiceEngine(EmbeddingEngine):
+    """Reads events of the format that vLLM and Milkglass share (see the module).
+
+    Attributes:
+        options: the sampling options that these engines honour.
+    """
 
     # By name: a new option is refused until `completion` sends it
     options: ClassVar[frozenset[str]] = frozenset({
@@ -164,7 +176,8 @@ class ChoiceEngine(EmbedsIds):
         return read
 
 
-def _index_of(row: Mapping[str, Any]) -> int:
+def _index_in_answer(row: Mapping[str, Any]) -> int:
+    """Returns the `index` of an entry of an answer, or -1 if it has none."""
     index = row.get("index")
     return index if is_whole(index) else -1
 

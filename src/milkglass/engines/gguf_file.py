@@ -35,7 +35,7 @@ BUFFER_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  #
 
 @dataclass(frozen=True)
 class GGUFLayout:
-    """Says how one architecture of llama.cpp names hyperparameters, and how its tensors differ from a checkpoint's.
+    """Describes an architecture of llama.cpp: the names of its hyperparameters, and the form of its tensors.
 
     Llama and Mistral are one architecture there. Its rotary positions turn neighbouring dimensions, while transformers
     turns a head's first half against its second. The rows of queries and keys are therefore reordered within each head,
@@ -91,20 +91,23 @@ def rope_factors(config: Config) -> torch.Tensor | None:
         raise UnsupportedModel(
             f"rotary positions of the kind {rotary['rope_type']!r} are not written", OTHER_ENGINE_HINT
         )
-    size, factor = head_size(config), float(rotary["factor"])
+    dimensions, factor = head_size(config), float(rotary["factor"])
     low, high = float(rotary["low_freq_factor"]), float(rotary["high_freq_factor"])
-    wavelengths = 2 * torch.pi * float(rotary["rope_theta"]) ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    smooth = ((float(rotary["original_max_position_embeddings"]) / wavelengths - low) / (high - low)).clamp(0, 1)
-    return (1 / ((1 - smooth) / factor + smooth)).float()
+    wavelengths = (
+        2 * torch.pi * float(rotary["rope_theta"]) ** (torch.arange(0, dimensions, 2, dtype=torch.float64) / dimensions)
+    )
+    smoothing = ((float(rotary["original_max_position_embeddings"]) / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 / ((1 - smoothing) / factor + smoothing)).float()
 
 
 def _llama_values(config: Config) -> Values:
+    """Returns the hyperparameters of the architectures Llama and Qwen. Raises UnsupportedModel, see `GGUFLayout`."""
     window, positions = config.get("sliding_window"), int(config["max_position_embeddings"])
     if window is not None and config.get("use_sliding_window", True) and int(window) < positions:
         raise UnsupportedModel(f"llama.cpp would ignore the sliding window of {window} tokens", OTHER_ENGINE_HINT)
     if config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModel(f"llama.cpp has silu here, the model {config['hidden_act']!r}", OTHER_ENGINE_HINT)
-    heads, size = int(config["num_attention_heads"]), head_size(config)
+    heads, dimensions = int(config["num_attention_heads"]), head_size(config)
     return {
         "context_length": positions,
         "embedding_length": int(config["hidden_size"]),
@@ -112,18 +115,19 @@ def _llama_values(config: Config) -> Values:
         "feed_forward_length": int(config["intermediate_size"]),
         "attention.head_count": heads,
         "attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
-        "attention.key_length": size,
-        "attention.value_length": size,
+        "attention.key_length": dimensions,
+        "attention.value_length": dimensions,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.dimension_count": size,
+        "rope.dimension_count": dimensions,
         "rope.freq_base": float(rope_settings(config)["rope_theta"]),
     }
 
 
 def _convert_llama(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of Llama or Mistral, with the rows of queries and keys in the order of `GGUFLayout`."""
     heads = int(config["num_attention_heads"])
     head_counts = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
-    head_count = next((head_count for part, head_count in head_counts.items() if f".{part}." in name), None)
+    head_count = next((head_count for projection, head_count in head_counts.items() if f".{projection}." in name), None)
     if head_count is None:
         return tensor
     halves = tensor.reshape(head_count, 2, -1, *tensor.shape[1:])
@@ -131,6 +135,7 @@ def _convert_llama(config: Config, name: str, tensor: torch.Tensor) -> torch.Ten
 
 
 def _gpt2_values(config: Config) -> Values:
+    """Returns the hyperparameters of GPT-2. Raises UnsupportedModel, see `GGUFLayout`."""
     activation = config.get("activation_function", "gelu_new")
     if activation != "gelu_new" or config.get("scale_attn_by_inverse_layer_idx"):
         raise UnsupportedModel(
@@ -148,11 +153,13 @@ def _gpt2_values(config: Config) -> Values:
 
 
 def _convert_gpt2(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of GPT-2, transposed if it is a linear layer's."""
     is_linear = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
     return tensor.T.contiguous() if is_linear else tensor
 
 
-def _convert_nothing(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _keep_tensor(config: Config, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor unchanged."""
     return tensor
 
 
@@ -160,8 +167,8 @@ _LLAMA = GGUFLayout("llama", _llama_values, _convert_llama)
 LAYOUTS = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": GGUFLayout("qwen2", _llama_values, _convert_nothing),
-    "qwen3": GGUFLayout("qwen3", _llama_values, _convert_nothing),
+    "qwen2": GGUFLayout("qwen2", _llama_values, _keep_tensor),
+    "qwen3": GGUFLayout("qwen3", _llama_values, _keep_tensor),
     "gpt2": GGUFLayout("gpt2", _gpt2_values, _convert_gpt2),
 }
 
@@ -183,21 +190,21 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
 
     require_scrambled(folder)
     model = Checkpoint.open(folder)
-    layout, end_tokens, size = layout_of(model.config), end_ids(model.folder), architecture_of(model).vocab_size
-    values, names = layout.values(model.config), _names(model, layout)
+    layout, end_tokens, vocab_size = layout_of(model.config), end_ids(model.folder), architecture_of(model).vocab_size
+    values, names = layout.values(model.config), _gguf_names_of(model, layout)
     factors = None if layout.arch == "gpt2" else rope_factors(model.config)
-    _require_vocabulary(model, end_tokens, size)
+    _require_vocabulary(model, end_tokens, vocab_size)
     progress = stage("write", sum(model.tensors[name].bytes for name in names))
     with atomic_path(target, replace=False, is_private=False) as partial:
         writer = GGUFWriter(partial, layout.arch)
         for name, value in values.items():
             (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{layout.arch}.{name}", value)
-        writer.add_uint32(f"{layout.arch}.vocab_size", size)
+        writer.add_uint32(f"{layout.arch}.vocab_size", vocab_size)
         writer.add_tokenizer_model("llama")
-        writer.add_token_list([opaque_name(token) for token in range(size)])
-        writer.add_token_scores([0.0] * size)
+        writer.add_token_list([opaque_name(token) for token in range(vocab_size)])
+        writer.add_token_scores([0.0] * vocab_size)
         writer.add_token_types(
-            [TokenType.CONTROL if token_id in end_tokens else TokenType.NORMAL for token_id in range(size)]
+            [TokenType.CONTROL if token_id in end_tokens else TokenType.NORMAL for token_id in range(vocab_size)]
         )
         writer.add_add_bos_token(False)
         writer.add_add_eos_token(False)
@@ -205,13 +212,13 @@ def write_gguf(folder: Path, target: Path, stage: Stage = no_stage) -> None:
         for role, token in zip(END_ROLES, sorted(end_tokens), strict=False):
             writer.add_uint32(f"tokenizer.ggml.{role}_token_id", token)
         # Where a file names none, llama.cpp takes ids 0, 1 and 2 for unknown, first and last
-        ordinary_id = next(token for token in range(size) if token not in end_tokens)  # one that ends nothing
+        ordinary_id = next(token for token in range(vocab_size) if token not in end_tokens)
         for role in ("unknown", "bos"):
             writer.add_uint32(f"tokenizer.ggml.{role}_token_id", ordinary_id)
         _write_tensors(writer, model, layout, names, factors, progress)
 
 
-def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
+def _gguf_names_of(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
     """Returns llama.cpp's name of each tensor. Raises UnsupportedModel for a tensor that has none."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
@@ -231,9 +238,12 @@ def _names(model: Checkpoint, layout: GGUFLayout) -> dict[str, str]:
     return gguf_names
 
 
-def _require_vocabulary(model: Checkpoint, end_tokens: frozenset[int], size: int) -> None:
-    if size > MAX_NAMES:
-        raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MAX_NAMES}", "serve it with vLLM")
+def _require_vocabulary(model: Checkpoint, end_tokens: frozenset[int], vocab_size: int) -> None:
+    """Raises UnsupportedModel for a vocabulary or end ids that a GGUF file with opaque names cannot have."""
+    if vocab_size > MAX_NAMES:
+        raise UnsupportedModel(
+            f"the model has {vocab_size} tokens; opaque names are for {MAX_NAMES}", "serve it with vLLM"
+        )
     if not 1 <= len(end_tokens) <= len(END_ROLES):
         raise UnsupportedModel(
             f"the model has {len(end_tokens)} end ids; a GGUF file has 1 to {len(END_ROLES)}",
@@ -245,14 +255,26 @@ def _write_tensors(
     writer: Any, model: Checkpoint, layout: GGUFLayout, names: Mapping[str, str], factors: torch.Tensor | None,
     progress: Progress,
 ) -> None:  # fmt: skip
+    """Writes the header, the metadata and the tensors, and closes the writer.
+
+    Args:
+        writer: the GGUFWriter, which has all metadata.
+        model: the scrambled model.
+        layout: converts the tensors.
+        names: llama.cpp's name of each tensor that is written.
+        factors: the divisors of `rope_factors`. None: there are none.
+        progress: receives the bytes of each tensor.
+    """
     from gguf import GGMLQuantizationType
 
     for name, gguf_name in names.items():
-        ref = model.tensors[name]
-        shape = layout.convert(model.config, name, torch.empty(ref.shape, device="meta")).shape
-        ggml_type = _ggml_type(ref.dtype, len(shape))
-        size = int(np.prod(shape)) * (4 if ggml_type == "F32" else 2)
-        writer.add_tensor_info(gguf_name, list(shape), np.dtype(np.float32), size, GGMLQuantizationType[ggml_type])
+        stored_tensor = model.tensors[name]
+        shape = layout.convert(model.config, name, torch.empty(stored_tensor.shape, device="meta")).shape
+        ggml_type = _ggml_type(stored_tensor.dtype, len(shape))
+        byte_count = int(np.prod(shape)) * (4 if ggml_type == "F32" else 2)
+        writer.add_tensor_info(
+            gguf_name, list(shape), np.dtype(np.float32), byte_count, GGMLQuantizationType[ggml_type]
+        )
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", [len(factors)], np.dtype(np.float32), 4 * len(factors))
     writer.write_header_to_file()
@@ -268,13 +290,14 @@ def _write_tensors(
 
 
 def _ggml_type(dtype: str, dimensions: int) -> str:
-    """Returns GGML's name of a type. Raises UnsupportedModel for a type that it does not have."""
+    """Returns GGML's name of the type in which a tensor is written. Raises UnsupportedModel for a type without one."""
     if dtype not in READABLE_DTYPES:
         raise UnsupportedModel(f"weights stored as {dtype} are not written", "scramble a model in fp32, fp16 or bf16")
     return "F32" if dimensions < 2 else dtype
 
 
 def _array_of(tensor: torch.Tensor, ggml_type: str) -> NDArray[Any]:
+    """Returns a tensor as the array that is written: fp32, or the bits of a type of 16 bits."""
     if ggml_type == "F32":
         return tensor.float().contiguous().numpy()
     return tensor.contiguous().view(torch.uint16).numpy()

@@ -16,7 +16,7 @@ from milkglass.client.remote.responses import is_count
 from milkglass.engines.engine import Call, IdLogprob, IdsChunk, IdsRequest, Reader
 from milkglass.engines.events import (
     ENGINE_HINT,
-    EmbedsIds,
+    EmbeddingEngine,
     best_first,
     parse_finish,
     parse_ids,
@@ -27,7 +27,7 @@ from milkglass.errors import RemoteError
 
 
 @dataclass(frozen=True)
-class SGLang(EmbedsIds):
+class SGLang(EmbeddingEngine):
     """Generates; with an embedding model (`--is-embedding`) embeds."""
 
     name: ClassVar[str] = "sglang"

@@ -1,7 +1,7 @@
-"""Configurations for other trainers (TRL, Axolotl, LLaMA-Factory) that train all weights on scrambled rows.
+"""Writes configurations for other trainers (TRL, Axolotl, LLaMA-Factory), which train all weights on scrambled rows.
 
-They use what `milkglass export --for transformers` and `milkglass encode --layout` wrote: a model with an opaque
-tokenizer, and rows that need none. The rates are from ObfusLM's appendix C.3. Adapters are not used, because the
+The trainers use what `milkglass export --for transformers` and `milkglass encode --layout` wrote: a model with an
+opaque tokenizer, and rows that need none. The rates are from ObfusLM's appendix C.3. Adapters are not used, because the
 tables must be trained too, for which each trainer has its own option.
 """
 
@@ -26,16 +26,16 @@ RUN_COMMANDS = {
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Says what another trainer trains, and how.
+    """Holds what another trainer trains, and how.
 
     Attributes:
         model: the folder that `milkglass export --for transformers` wrote.
         rows: the rows that `milkglass encode` wrote: Parquet, JSON Lines, or a folder.
         out: the folder that gets the trained model.
         epochs: how often each row is seen.
-        batch_size: rows of a step on each device.
-        learning_rate: the largest one.
-        max_length: the most tokens of a row; longer ones are cut.
+        batch_size: the rows of a step on each device.
+        learning_rate: the largest rate of the schedule.
+        max_length: the most tokens of a row; longer rows are cut.
         uses_cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.
     """
 
@@ -66,7 +66,7 @@ def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
     """Returns the fields of a trainer's YAML. Raises UsageError if `trainer` is not a key of RUN_COMMANDS."""
     if trainer not in RUN_COMMANDS:
         raise UsageError(f"there is no trainer {trainer!r}", f"there are: {', '.join(RUN_COMMANDS)}")
-    return {"trl": _trl, "axolotl": _axolotl, "llamafactory": _llamafactory}[trainer](settings)
+    return {"trl": _trl_fields, "axolotl": _axolotl_fields, "llamafactory": _llamafactory_fields}[trainer](settings)
 
 
 def yaml_text(document: Mapping[str, Any]) -> str:
@@ -75,10 +75,11 @@ def yaml_text(document: Mapping[str, Any]) -> str:
 
 
 def _file_format(rows: Path) -> str:
+    """Returns the name of a rows file's format in the library datasets."""
     return "parquet" if rows.suffix == ".parquet" else "json"
 
 
-def _trl(settings: TrainerSettings) -> dict[str, Any]:
+def _trl_fields(settings: TrainerSettings) -> dict[str, Any]:
     """Returns settings of `trl sft` (trl.SFTConfig), which takes rows with input_ids and labels unchanged."""
     return {
         "model_name_or_path": str(settings.model),
@@ -99,7 +100,7 @@ def _trl(settings: TrainerSettings) -> dict[str, Any]:
     }
 
 
-def _axolotl(settings: TrainerSettings) -> dict[str, Any]:
+def _axolotl_fields(settings: TrainerSettings) -> dict[str, Any]:
     """Returns settings of Axolotl, which takes rows with input_ids, attention_mask and labels unchanged."""
     return {
         "base_model": str(settings.model),
@@ -119,7 +120,7 @@ def _axolotl(settings: TrainerSettings) -> dict[str, Any]:
     }
 
 
-def _llamafactory(settings: TrainerSettings) -> dict[str, Any]:
+def _llamafactory_fields(settings: TrainerSettings) -> dict[str, Any]:
     """Returns settings of LLaMA-Factory, with rows of `save_to_disk` as `tokenized_path`, without a template."""
     return {
         "model_name_or_path": str(settings.model),

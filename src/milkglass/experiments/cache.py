@@ -1,4 +1,4 @@
-"""Keeps files that several recipes share since they take long to make.
+"""Keeps files that take long to make, and that several recipes share.
 
 A file's name is the digest of all its inputs except code. The commits that made a file are noted beside it, and a run's
 folder notes the commits of the files that it used.
@@ -21,8 +21,7 @@ class ArtifactCache:
     """Shares files among several runs, and records the commits that made them.
 
     Attributes:
-        folder: the folder of all runs that share, readable by its owner alone. A run that shares with none uses its own
-            folder.
+        folder: the folder of the shared files, readable by its owner alone. A run that shares nothing uses its own.
         out: the run folder.
     """
 
@@ -45,6 +44,7 @@ class ArtifactCache:
         self._record_used(commits)
 
     def _record_used(self, commits: Iterable[str]) -> None:
+        """Adds commits to the record of those whose files this run used."""
         files.write(self.out / USED_COMMITS_FILE, json.dumps(sorted({*used_commits(self.out), *commits})) + "\n")
 
 
@@ -62,7 +62,11 @@ def _record_path(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class PartialResults:
-    """Keeps the measurements so far on disk, so that a stopped run resumes after its last whole part."""
+    """Keeps the measurements so far on disk, so that a stopped run resumes after its last whole part.
+
+    Attributes:
+        path: the JSON file of the results.
+    """
 
     path: Path
 

@@ -1,4 +1,4 @@
-"""Where a recipe's data comes from: a file in the data folder, or a split of a named data set, such as "cola:train".
+"""Finds a recipe's data: a file in the data folder, or a split of a named data set, such as "cola:train".
 
 A named data set is read in its original layout (milkglass/rows/sets), from the data folder or a folder in it.
 """
@@ -25,7 +25,8 @@ DATA_HINT = (
 def parse_ref(ref: str) -> tuple[PublicDataset, str] | None:
     """Returns the data set and split of a name such as "cola:train"; None for a path.
 
-    Raises UsageError if there is no such data set.
+    Raises:
+        UsageError: there is no such data set.
     """
     name, colon, split = ref.partition(":")
     return (sets.dataset_named(name), split) if colon and "/" not in name and "." not in name else None
@@ -64,7 +65,8 @@ def load_examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]
 def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once.
 
-    Raises UsageError if there are no such files, or nothing is trained on such data.
+    Raises:
+        UsageError: there are no such files, or nothing is trained on such data.
     """
     named_split = parse_ref(ref)
     if named_split is None:

@@ -1,4 +1,4 @@
-"""A run of a recipe: its folder, which resumes after a stop, the code that made it, and its jobs.
+"""Runs recipes in folders that resume after a stop: the record of a run, its code, and its training jobs.
 
 A run folder contains `run.json` (what it is a run of), `begun.json` (the commit that began it) and the files of its
 kind of recipe. A run of another recipe, model or data in the same folder is refused.
@@ -27,7 +27,7 @@ from milkglass import __version__, device, files
 from milkglass.client.codec.aliases import repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key
-from milkglass.defences.obfuscated_tables import key_from
+from milkglass.defences.obfuscated_tables import key_from_secret
 from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, duration_text, no_log
@@ -43,7 +43,7 @@ USED_COMMITS_FILE = "taken.json"  # see `used_commits`
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Sets where a recipe runs, and how.
+    """Holds where a recipe runs, and how.
 
     Attributes:
         data: the folder in which the recipe's data paths start.
@@ -51,7 +51,7 @@ class RunFolder:
         parallel_trainings: how many trainings run side by side and share the cores.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
-        commits: filled by the run: the commits that made what it used of other runs.
+        commits: filled by the run: the commits that made the files that it used of other runs.
         predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`pack_answers`).
     """
 
@@ -69,7 +69,7 @@ class RunFolder:
         return max(1, core_count() // self.parallel_trainings)
 
     def provenance(self) -> dict[str, Any]:
-        """Returns the code that made this run (`provenance`)."""
+        """Returns the code that made this run, see the function `provenance`."""
         return provenance(self.out, [*used_commits(self.out), *self.commits])
 
 
@@ -78,8 +78,8 @@ class Variant:
     """Describes one column of a table: a model, the key that scrambles it, and the folder of its training.
 
     Attributes:
-        model_folder: the folder of the model that is trained.
         name: the column's name.
+        model_folder: the folder of the model that is trained.
         key: encodes the data.
         job_folder: the folder of the training.
         is_plain: whether nothing is scrambled.
@@ -93,29 +93,31 @@ class Variant:
 
 
 def secret_of(seed: int) -> bytes:
-    """Returns 32 bytes in place of a secret. Anyone can derive them from the seed: a recipe has no secrets."""
+    """Returns 32 bytes in place of a secret, which anyone can derive from the seed: a recipe has no secrets."""
     return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
 
 
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
     """Returns a key that anyone can derive from the recipe's seed. Without a scheme it is the identity."""
-    return key_from(base, scheme, secret_of(seed), ref, digest)
+    return key_from_secret(base, scheme, secret_of(seed), ref, digest)
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
-    """Returns a codec that draws among a token's several ids by the key, so that a run gives the same data again.
+    """Returns a codec that draws among a token's aliases by the key, so that a run gives the same data again.
 
     Args:
+        key: the key.
         folder: the folder of the original model.
-        purpose: a name. Each purpose has its own draws, which do not depend on where a run was stopped.
+        purpose: the name of a stream. Each has its own draws, which do not depend on where a run was stopped.
     """
     return Codec.open(key, folder, repeated_stream(key.stream(f"choices/{purpose}")))
 
 
 def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: str | None = None) -> None:
-    """Checks that the folder belongs to this run, or records the run in it. Makes it readable by its owner only.
+    """Checks that a folder belongs to this run, or records the run in it. Only its owner can read it afterwards.
 
     Args:
+        out: the folder.
         run_identity: what the run is of; the folder's record must be the same.
         version_field: the field that holds the version of the folder's files, if there is one.
 
@@ -140,7 +142,7 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: 
         return
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder with --out")
-    files.make_private_dir(out, restrict_existing=True)  # an empty one that was there had a mode of its own
+    files.make_private_dir(out, restrict_existing=True)  # an existing empty folder may be open to others
     files.write(record, json.dumps(run_identity, indent=1) + "\n")
     record_start(out)
 
@@ -148,7 +150,15 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: 
 def write_spec(
     job: Path, model_folder: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
 ) -> None:
-    """Writes the worker's instruction to train this model on the job's own files."""
+    """Writes the worker's instruction (`JobSpec`) to train a model on the files in a job's folder.
+
+    Args:
+        job: the job's folder.
+        model_folder: the model that is trained.
+        training: the hyperparameters.
+        threads: how many threads the worker uses. None: it decides.
+        splits: the names of the files of rows.
+    """
     data: dict[str, Any] = {split: str(job / f"{split}.safetensors") for split in splits}
     spec = JobSpec(model=str(model_folder), **data, hyperparameters=training, threads=threads)
     files.write(job / "spec.json", spec.model_dump_json())
@@ -160,7 +170,9 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     The checkpoints of a job that succeeded are removed.
 
     Args:
-        deadline: a time of `time.monotonic`, at which the worker keeps its steps and ends.
+        job: the job's folder.
+        progress: receives lines for the user.
+        deadline: the time of `time.monotonic` at which the worker saves its steps and ends.
 
     Raises:
         JobFailed: the training failed, or the deadline passed.
@@ -171,7 +183,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     if not status.is_file():
         with exit_on_sigterm(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
             try:
-                follow(worker, job, progress, deadline)
+                report_progress(worker, job, progress, deadline)
             except BaseException:  # an interruption, too: the next run goes on from the steps that are saved now
                 progress("stopping: the training saves its steps")
                 worker.terminate()
@@ -206,25 +218,26 @@ POLL_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the f
 GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
-def follow(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: float = math.inf) -> None:
+def report_progress(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: float = math.inf) -> None:
     """Reports progress until the worker ends. Events of an earlier start are not reported again.
 
-    Raises JobFailed once the deadline (of `time.monotonic`) has passed.
+    Raises:
+        JobFailed: the deadline (of `time.monotonic`) has passed.
     """
     start = (job / EVENTS_FILE).stat().st_size if (job / EVENTS_FILE).is_file() else 0
-    due, last_line = time.monotonic(), ""
+    next_line_time, last_line = time.monotonic(), ""
     while True:
         try:
             worker.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if time.monotonic() > deadline:
                 raise JobFailed("the time is over", "the same command with more time goes on") from None
-            if time.monotonic() < due:
+            if time.monotonic() < next_line_time:
                 continue
         line = newest_metrics_text(job, start)
         if line and line != last_line:
             progress(line)
-            last_line, due = line, time.monotonic() + SECONDS_BETWEEN_LINES
+            last_line, next_line_time = line, time.monotonic() + SECONDS_BETWEEN_LINES
         if worker.returncode is not None:
             return
 
@@ -240,7 +253,7 @@ def newest_metrics_text(job: Path, start: int = 0) -> str:
 
 
 def used_commits(out: Path) -> list[str]:
-    """Returns the commits that made what a run used of a cache."""
+    """Returns the commits that made the files of a cache that a run used."""
     path = out / USED_COMMITS_FILE
     return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []
 
@@ -278,18 +291,21 @@ def commits_of(code: Mapping[str, Any]) -> list[str]:
 def current_code() -> dict[str, str]:
     """Returns the version and the commit of the code that runs, and today's date in UTC."""
     commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = (
+    change_mark = (
         "+"
         if commit and _git("status", "--porcelain", "--", *SOURCE_PATHSPECS, ":(exclude,top)recipes/results")
         else ""
     )
-    return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    return {"milkglass": __version__, "commit": commit + change_mark, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
 def _git(*arguments: str) -> str:
-    package = Path(__file__).parents[1]
+    """Returns what git prints in the package's checkout, or "" if it fails."""
+    package_folder = Path(__file__).parents[1]
     try:
-        completed = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, check=False)
+        completed = subprocess.run(
+            ["git", "-C", str(package_folder), *arguments], capture_output=True, text=True, check=False
+        )
     except OSError:  # there is no git
         return ""
     return completed.stdout.strip() if completed.returncode == 0 else ""
@@ -298,13 +314,13 @@ def _git(*arguments: str) -> str:
 # --- answers in a result ----------------------------------------------------------------------------------------------
 # Results keep the answers, so that one can see whether two cells of equal accuracy answered alike.
 def pack_answers(answers: NDArray[Any]) -> str:
-    """Packs numbers into text, flat: type, colon, base64 of zlib of the bytes. The caller keeps the shape."""
+    """Packs numbers into text: NumPy's type, a colon, base64 of zlib of the bytes. The shape is not kept."""
     integer_type = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
     number_type = "<f4" if answers.dtype.kind == "f" else integer_type
     return f"{number_type}:{base64.b64encode(zlib.compress(answers.astype(number_type).tobytes(), 9)).decode()}"
 
 
 def unpack_answers(text: str) -> NDArray[Any]:
-    """Returns the numbers that `pack_answers` packed."""
+    """Returns (total,) the numbers that `pack_answers` packed."""
     number_type, _, packed = text.partition(":")
     return np.frombuffer(zlib.decompress(base64.b64decode(packed)), number_type)

@@ -1,4 +1,4 @@
-"""A run's folder: what is done so far, so that an interrupted run goes on after its last finished round.
+"""Keeps in a folder what a federated run has done, so that it goes on after its last finished round.
 
     run.json                 the job and its settings, how many rounds are done, who was missing in each
     weights-N.safetensors    the weights after N rounds, by Hugging Face's names
@@ -31,7 +31,7 @@ from milkglass.federated.rounds import Tensors, Update
 from milkglass.models.checkpoint import json_text, read_json
 from milkglass.threat.observations import Gradients
 
-RUN_FILE, FORMAT_VERSION = "run.json", 2  # 1 drew other batches and noise
+RUN_FILE, FORMAT_VERSION = "run.json", 2
 LOST_HINT = "bring it back from a copy, or do the run again in a new folder: what was sent cannot be worked out"
 SAME_HINT = "give the same options to go on with it, or a new folder"
 
@@ -53,11 +53,11 @@ class FinishedRound:
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """Records a run in its folder, as far as it is done.
+    """Holds what the folder of a federated run records of it.
 
     Attributes:
         folder: the run's folder.
-        job: a digest of all that decides the weights.
+        job: the digest of all that decides the weights.
         finished_rounds: the rounds that are finished, in order.
         settings: what the server knows of the job (`run.settings_of`), from which an audit repeats the rounds. {}: a
             run of an earlier version.
@@ -70,25 +70,38 @@ class FederatedRun:
 
     @classmethod
     def open(cls, folder: Path, job: str, weights: Tensors, settings: Mapping[str, Any] | None = None) -> FederatedRun:
-        """Returns the run of a folder, or begins one there with these weights.
+        """Opens the run of a folder, or begins one there.
 
-        Raises UsageError if the folder holds something else, or another job, and CorruptCheckpoint.
+        Args:
+            folder: the run's folder, or a new one.
+            job: the digest of all that decides the weights.
+            weights: the weights before the first round.
+            settings: what the server knows of the job.
+
+        Raises:
+            UsageError: the folder holds something else, or a run of another job.
+            CorruptCheckpoint: the run is damaged.
         """
         if (folder / RUN_FILE).is_file():
             run = cls.read(folder)
             if run.job != job:
-                raise UsageError(f"{folder} is a run with {_differences(run.settings, settings or {})}", SAME_HINT)
+                raise UsageError(f"{folder} is a run with {_differences_text(run.settings, settings or {})}", SAME_HINT)
             return run
-        require_run_or_new(folder)
-        files.make_private_dir(folder, restrict_existing=True)  # an empty one that was there had a mode of its own
+        require_run_or_new_folder(folder)
+        files.make_private_dir(folder, restrict_existing=True)  # an existing empty folder may be open to others
         run = cls(folder, job, settings=settings or {})
         run._write(weights)
         return run
 
     @classmethod
     def read(cls, folder: Path) -> FederatedRun:
-        """Returns a run that was begun. Raises UsageError if there is none, and CorruptCheckpoint if it is damaged."""
-        require_begun(folder)
+        """Reads a run that was begun.
+
+        Raises:
+            UsageError: the folder holds no run.
+            CorruptCheckpoint: the run is damaged.
+        """
+        require_begun_run(folder)
         job, settings, finished_rounds = _read_run(folder)
         return cls(folder, job, finished_rounds, settings)
 
@@ -100,13 +113,13 @@ class FederatedRun:
             raise CorruptCheckpoint(f"{self.weights_file.name} is damaged or gone", "begin a new run") from None
 
     def begin_round(self) -> None:
-        """Removes what an interruption left of the next round."""
+        """Removes what an interrupted run left of the next round."""
         shutil.rmtree(self.folder / "updates" / f"round-{len(self.finished_rounds)}", ignore_errors=True)
         for partial in self.folder.glob(".*.tmp"):
             partial.unlink()
 
     def finish_round(self, weights: Tensors, finished_round: FinishedRound) -> FederatedRun:
-        """Writes and returns the run with one more round."""
+        """Writes a further finished round, with the weights after it, and returns the run that includes it."""
         run = replace(self, finished_rounds=(*self.finished_rounds, finished_round))
         run._write(weights)
         self.weights_file.unlink(missing_ok=True)
@@ -118,6 +131,7 @@ class FederatedRun:
         return self.folder / f"weights-{len(self.finished_rounds)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
+        """Writes the weights, then run.json."""
         with files.atomic_path(self.weights_file) as path:
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path)
         rounds = [
@@ -130,7 +144,7 @@ class FederatedRun:
         files.write(self.folder / RUN_FILE, json_text(document))
 
 
-def require_begun(folder: Path) -> None:
+def require_begun_run(folder: Path) -> None:
     """Raises UsageError if the folder holds no run that came to its first round. For use before long work."""
     if (folder / RUN_FILE).is_file():
         return
@@ -142,8 +156,8 @@ def require_begun(folder: Path) -> None:
     raise UsageError(f"{folder} is not a run: it has no {RUN_FILE}", "give a folder that `federated run` wrote")
 
 
-def require_run_or_new(folder: Path) -> None:
-    """Raises UsageError if the folder holds something else than a run. For use before long work."""
+def require_run_or_new_folder(folder: Path) -> None:
+    """Raises UsageError if the folder holds anything but a run. For use before long work."""
     if (folder / RUN_FILE).is_file():
         return
     if folder.is_file():
@@ -154,7 +168,7 @@ def require_run_or_new(folder: Path) -> None:
         raise UsageError(f"{folder} is not a run and is not empty", "give a new folder")
 
 
-def _differences(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+def _differences_text(recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
     """Returns, in words, how a run's settings differ from those requested now."""
     names = [name for name in sorted({*recorded, *requested}) if recorded.get(name) != requested.get(name)]
     if not names:
@@ -168,13 +182,13 @@ def _read_run(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound
     match document:
         case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
             settings = document.get("settings", {})
-            finished_rounds = tuple(_finished_round(document) for document in rounds)
+            finished_rounds = tuple(_finished_round(entry) for entry in rounds)
             return job, settings if isinstance(settings, dict) else {}, finished_rounds
     raise CorruptCheckpoint(f"{RUN_FILE} of {folder} is not of version {FORMAT_VERSION}, or damaged", "begin a new run")
 
 
 def _finished_round(entry: Mapping[str, Any] | Any) -> FinishedRound:
-    """Parses a finished round. Raises CorruptCheckpoint."""
+    """Parses a finished round of run.json. Raises CorruptCheckpoint."""
     match entry:
         case {"missing": list(missing), "length": float(update_norm), "loss": float() | None as loss}:
             return FinishedRound(tuple(map(str, missing)), update_norm, loss)
@@ -188,18 +202,29 @@ def record_update(folder: Path, update: Update, round: int, method: str) -> None
     files.make_private_dir(updates_folder)
     with files.atomic_path(updates_folder / f"{update.site}.safetensors") as path:
         save_file({name: tensor.contiguous() for name, tensor in update.tensors.items()}, path)
-    facts = {
+    update_document = {
+        "milkglass_update": 1,
         "site": update.site,
         "round": round,
         "method": method,
         "texts": update.text_count,
         "steps": update.step_count,
     }
-    files.write(updates_folder / f"{update.site}.json", json_text({"milkglass_update": 1, **facts}))
+    files.write(updates_folder / f"{update.site}.json", json_text(update_document))
 
 
 def read_update(path: Path) -> tuple[Gradients, int]:
-    """Returns an update by its JSON, and how many steps are in it. Raises CorruptCheckpoint."""
+    """Reads an update.
+
+    Args:
+        path: the update's JSON file; its tensors lie beside it.
+
+    Returns:
+        The update, and the number of local steps that it sums.
+
+    Raises:
+        CorruptCheckpoint: one of the files is damaged or gone.
+    """
     match read_json(path):
         case {"milkglass_update": 1, "round": int(round), "texts": int(texts), "steps": int(steps)} if texts > 0:
             pass

@@ -32,7 +32,7 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Head, Lower, Pooling, pool
+from milkglass.hidden_states.halves import Head, LowerHalf, Pooling, pool
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
@@ -162,7 +162,7 @@ class CAPE(HiddenStateDefence):
         return Head(int(model.config.hidden_size), classes, centre=0.5)  # z lies around one half
 
     def make_auxiliary(
-        self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
+        self, base: Checkpoint, lower: LowerHalf, encoded: TokenizedTexts, root: NoiseRoot
     ) -> torch.nn.Module:
         size = int(base.config["vocab_size"])
         return WordAdversary(lower.width, words_present(encoded, size, self.words), size)

@@ -20,7 +20,7 @@ from milkglass import device
 from milkglass.errors import UsageError
 from milkglass.files import new_dir
 from milkglass.hidden_states import frames, halves
-from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, padded_batches
 from milkglass.models.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ class EncoderClient(Client):
     _pending: Any = None  # what `receive` needs of the texts last sent, where a method keeps something
 
     def __init__(
-        self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: Lower, secret: bytes, sent: int,
+        self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: LowerHalf, secret: bytes, sent: int,
         extra_tensors: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         """Makes the half of a `secret` under which `sent` texts were sent so far."""

@@ -1,7 +1,7 @@
-"""A method with its two halves: a model cut after some layer, and a mechanism on what crosses (mechanism.py).
+"""Cuts a model into two halves, trains, saves and loads them; what crosses passes a mechanism (mechanism.py).
 
-Here are cutting, training, saving and loading, the same for all methods. Halves are trained by AdamW in fp32, at a rate
-that rises and decays linearly as in transformers' Trainer:
+All of this is the same for all methods. Halves are trained by AdamW in fp32, at a rate that rises and decays linearly
+as in transformers' Trainer:
 
     loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
 
@@ -26,7 +26,7 @@ from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedMod
 from milkglass.files import new_dir
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import KEPT, LOWER, EncoderClient
-from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, length_groups, padded_batch
@@ -58,7 +58,7 @@ class HiddenStateDefence(Mechanism):
     def refusal(self, base: Checkpoint) -> str | None:
         return halves.refusal(base, self.layer or 0)
 
-    def require(self, base: Checkpoint) -> None:
+    def require_splittable(self, base: Checkpoint) -> None:
         """Raises UnsupportedModel if this model cannot be split."""
         if reason := self.refusal(base):
             raise UnsupportedModel(f"{self.name} cannot split this model: {reason}", "choose another model or layer")
@@ -66,29 +66,34 @@ class HiddenStateDefence(Mechanism):
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[Client, Server]:
-        labels, classes = self._require(base, corpus, secret, folder)
+        labels, classes = self._checked_labels(base, corpus, secret, folder)
         assert corpus is not None
-        root, reader = self.root(secret), PublicTokenizer(base.folder, self.training.max_length)
-        encoded = reader.encode(corpus.texts, corpus.pairs, cut=True)
+        root, tokenizer = self.root(secret), PublicTokenizer(base.folder, self.training.max_length)
+        encoded = tokenizer.encode(corpus.texts, corpus.pairs, cut=True)
         with SPLIT_LOCK:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(root.draws("weights").seed())
                 model = classifier(base, classes)
-                lower, upper = Lower(model, self.cut(base)).eval(), self.upper(model, base, classes)
+                lower, upper = LowerHalf(model, self.cut(base)).eval(), self.upper(model, base, classes)
                 del model
                 auxiliary = self.make_auxiliary(base, lower, encoded, root)
             train(self, lower, upper, auxiliary, encoded, labels, root)
         description = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, is_private=False) as partial:
-            served = self.server_module(upper)
-            halves.write(partial, served.state_dict(), {**description, "model": halves.plain_config(base.config)})
-        client = self.client(self, base, reader, lower, secret, 0, self.extra_tensors(encoded, root, upper))
-        return client, self.server(folder, served, description)
+            server_module = self.server_module(upper)
+            halves.write(
+                partial, server_module.state_dict(), {**description, "model": halves.plain_config(base.config)}
+            )
+        client = self.client(self, base, tokenizer, lower, secret, 0, self.extra_tensors(encoded, root, upper))
+        return client, self.server(folder, server_module, description)
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Client, Server]:
-        """Returns the halves in these folders.
+        """Loads the halves in these folders.
 
-        Raises UsageError if a half is of another method or other parameters, and what `load_client` raises.
+        Raises:
+            UsageError: a half is of another method or has other parameters.
+            KeyForOtherModel: the client half belongs to another model.
+            CorruptCheckpoint: a half is damaged.
         """
         description = halves.read_description(server_folder)
         if description.get("defence") != self.name or description.get("layer") != self.cut(base):
@@ -100,12 +105,12 @@ class HiddenStateDefence(Mechanism):
             classifier = halves.empty_classifier(
                 description["model"], halves.layer_count(description["model"]), classes
             )
-            served = self.server_module(self.upper(classifier, base, classes))
-            halves.load_tensors(server_folder, served)
-            return self.load_client(base, client_folder), self.server(server_folder, served, description)
+            server_module = self.server_module(self.upper(classifier, base, classes))
+            halves.load_tensors(server_folder, server_module)
+            return self.load_client(base, client_folder), self.server(server_folder, server_module, description)
 
     def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
-        """Returns what the server holds of the upper half, by default all of it."""
+        """Returns the part of the upper half that the server holds, by default all of it."""
         return upper
 
     def extra_tensors(
@@ -114,9 +119,16 @@ class HiddenStateDefence(Mechanism):
         """Returns tensors that the client needs besides its half. Their shapes must not depend on a text."""
         return {}
 
-    def _require(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
-        """Returns the label of each text and the number of classes. Raises UsageError if `split` cannot be done."""
-        self.require(base)
+    def _checked_labels(
+        self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
+    ) -> tuple[Ids, int]:
+        """Returns (texts,) the label of each text, and the number of classes.
+
+        Raises:
+            UsageError: the secret, the folder, the texts or the labels do not allow a split.
+            UnsupportedModel: this model cannot be split.
+        """
+        self.require_splittable(base)
         if len(secret) != SECRET_BYTES:
             raise UsageError(
                 f"a secret of {len(secret)} bytes, {SECRET_BYTES} are needed", "draw one with secrets.token_bytes"
@@ -133,36 +145,42 @@ class HiddenStateDefence(Mechanism):
         return labels.astype(np.int64), max(2, int(labels.max()) + 1)
 
     def load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
-        """Loads a saved client half. Raises UsageError, KeyForOtherModel, CorruptCheckpoint."""
+        """Loads a saved client half.
+
+        Raises:
+            UsageError: the half was made with other parameters.
+            KeyForOtherModel: the half belongs to another model.
+            CorruptCheckpoint: the half is damaged.
+        """
         description = halves.read_description(folder)
         if description.get("salt") != self.salt:
             raise UsageError(
                 f"{folder.name} was made with other parameters than these", "give those of its config.json"
             )
         require_base(description, folder, base)
-        lower = Lower(classifier(base, 2), self.cut(base)).eval()
+        lower = LowerHalf(classifier(base, 2), self.cut(base)).eval()
         tensors = halves.load_tensors(folder, lower if self.trains_lower else None, LOWER)
         kept_tensors = {name.removeprefix(KEPT): tensor for name, tensor in tensors.items() if name.startswith(KEPT)}
         try:
             secret, sent = bytes.fromhex(description["secret"]), int(description["sent"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(f"{folder.name} has no secret", "restore it from a copy") from error
-        reader = PublicTokenizer(base.folder, self.training.max_length)
-        return self.client(self, base, reader, lower, secret, sent, kept_tensors)
+        tokenizer = PublicTokenizer(base.folder, self.training.max_length)
+        return self.client(self, base, tokenizer, lower, secret, sent, kept_tensors)
 
 
-def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
-    """Raises KeyForOtherModel if `about`, the description in the client half's folder, names another model."""
-    if about.get("model") != base.digest():
+def require_base(description: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
+    """Raises KeyForOtherModel if the description in a client half's folder names another model."""
+    if description.get("model") != base.digest():
         raise KeyForOtherModel(f"{folder.name} belongs to another model", "give the model that was split")
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 def step_parts(defence: Mechanism, text_indices: Ids, lengths: Ids) -> list[Ids]:
-    """Returns the texts of a step in parts of at most MAX_STEP_TOKENS, padding included, or of one text.
+    """Divides the texts of a step into parts of at most MAX_STEP_TOKENS, padding included, or of one text.
 
-    Their gradients are added, which takes less memory. There is one part, the whole step, on a GPU, and if the method
-    compares the texts of a step with each other.
+    The gradients of the parts are added, which takes less memory. On a GPU, and if the method compares the texts of a
+    step with each other, the whole step is one part.
 
     Args:
         text_indices: (b,) texts of the training data.
@@ -175,42 +193,54 @@ def step_parts(defence: Mechanism, text_indices: Ids, lengths: Ids) -> list[Ids]
 
 
 def train(
-    defence: Mechanism, lower: Lower, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
+    defence: Mechanism, lower: LowerHalf, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
     labels: Ids, root: NoiseRoot,
 ) -> None:  # fmt: skip
-    """Trains the halves in place. `auxiliary` is trained with them and discarded."""
+    """Trains the halves in place.
+
+    Args:
+        defence: the method, whose loss and settings are used.
+        lower, upper: the halves.
+        auxiliary: is trained with the halves and discarded by the caller.
+        encoded: the training texts.
+        labels: (texts,) the class of each text.
+        root: gives the streams of the order, dropout and noise.
+    """
     from transformers import get_linear_schedule_with_warmup
 
-    settings, order = defence.training, root.draws("order")
+    settings, order_stream = defence.training, root.draws("order")
     for module in (lower, upper, auxiliary):
         device.move(module)
     trained = [*upper.parameters(), *auxiliary.parameters(), *(lower.parameters() if defence.trains_lower else ())]
     optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     for parameter in lower.parameters():
         parameter.requires_grad_(defence.trains_lower)
-    steps = settings.epochs * -(-len(encoded) // settings.batch_size)
-    steps_done, limit = 0, min(steps, settings.max_steps or steps)
-    rate = get_linear_schedule_with_warmup(optimiser, math.ceil(settings.warmup_ratio * limit), limit)
+    all_steps = settings.epochs * -(-len(encoded) // settings.batch_size)
+    steps_done, step_limit = 0, min(all_steps, settings.max_steps or all_steps)
+    warmup_steps = math.ceil(settings.warmup_ratio * step_limit)
+    schedule = get_linear_schedule_with_warmup(optimiser, warmup_steps, step_limit)
     with drawing_from(root.draws("dropout").stream):
         lower.train(defence.trains_lower)
         upper.train()
         for epoch in range(settings.epochs):
-            shuffled = order.order(len(encoded))
+            shuffled = order_stream.order(len(encoded))
             for start in range(0, len(shuffled), settings.batch_size):
-                if steps_done == limit:
+                if steps_done == step_limit:
                     break
                 text_indices = np.asarray(shuffled[start : start + settings.batch_size])
                 optimiser.zero_grad(set_to_none=True)
-                for part in step_parts(defence, text_indices, encoded.ids.lengths):
-                    batch = padded_batch(encoded, part, lower.pad).move_to(device.current())
+                for part_indices in step_parts(defence, text_indices, encoded.ids.lengths):
+                    batch = padded_batch(encoded, part_indices, lower.pad).move_to(device.current())
                     with torch.set_grad_enabled(defence.trains_lower):
                         hidden = lower(batch)
-                    step = TrainingStep(batch.ids, batch.mask, hidden, device.tensor(labels[part]), part, epoch)
+                    step = TrainingStep(
+                        batch.ids, batch.mask, hidden, device.tensor(labels[part_indices]), part_indices, epoch
+                    )
                     loss = defence.loss(step, upper, auxiliary, root)
-                    (loss * (len(part) / len(text_indices))).backward()
+                    (loss * (len(part_indices) / len(text_indices))).backward()
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
                 optimiser.step()
-                rate.step()
+                schedule.step()
                 steps_done += 1
     lower.eval()
     upper.eval()

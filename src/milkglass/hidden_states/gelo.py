@@ -32,7 +32,7 @@ from milkglass import device, papers
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Upper
+from milkglass.hidden_states.halves import UpperHalf
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import TokenizedTexts, length_groups, pad_states
 from milkglass.models.checkpoint import Checkpoint
@@ -53,14 +53,15 @@ class Projections(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.cat(weights).clone(), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns (rows, m) the products of rows (rows, d)."""
         return rows @ self.weight.T
 
 
 class ReceivedProduct(torch.nn.Module):
-    """Replaces a matrix, whose tensors keep their names, and returns the received product plus the bias.
+    """Replaces a matrix: returns the product that the server computed, plus the matrix's bias.
 
     Attributes:
-        product: (b, t, m) for the next call.
+        product: (b, t, m) the product that the next call returns.
     """
 
     product: torch.Tensor
@@ -70,12 +71,13 @@ class ReceivedProduct(torch.nn.Module):
         self.matrix = matrix  # so that its tensors keep their names
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns (b, t, m) the received product plus the bias; `rows` are ignored."""
         bias = getattr(self.matrix, "bias", None)
         return self.product if bias is None else self.product + bias
 
 
-def _readers(upper: Upper) -> list[torch.nn.Module]:
-    """Returns the matrices that read what crosses."""
+def _input_projections(upper: UpperHalf) -> list[torch.nn.Module]:
+    """Returns the matrices that multiply the states that cross: queries, keys and values of the first upper layer."""
     model_device = upper.model.device
     hidden = torch.zeros(1, 2, int(upper.model.config.hidden_size), device=model_device)
     mask = torch.ones(1, 2, dtype=torch.bool, device=model_device)
@@ -97,7 +99,7 @@ class OffloadingClient(EncoderClient):
 
     defence: GELO
     _pending: tuple[tuple[torch.Tensor, MixingMatrix], ...] = ()
-    _upper: Upper | None = None
+    _upper: UpperHalf | None = None
 
     def rows(self, lengths: Ids) -> Ids:
         return np.array([length + self.defence.shield_count(length) for length in lengths.tolist()], np.int64)
@@ -105,34 +107,34 @@ class OffloadingClient(EncoderClient):
     @torch.inference_mode()
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns (texts, classes) from the products (rows, m) of the texts last sent."""
-        sizes = [len(matrix.matrix) for _, matrix in self._pending]
-        self._require_answers(answer, sum(sizes), "rows")
-        upper, received = self._upper_layers()
+        row_counts = [len(matrix.matrix) for _, matrix in self._pending]
+        self._require_answers(answer, sum(row_counts), "rows")
+        upper, received_products = self._upper_layers()
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
         logits = torch.empty(len(lengths), int(self.extra_tensors["classes"]))
-        products_sent = torch.from_numpy(answer).split(sizes)
+        mixed_products = torch.from_numpy(answer).split(row_counts)
         for text_indices in length_groups(lengths):
-            chosen = [self._pending[i] for i in text_indices.tolist()]
-            products = [chosen[at][1].unmix(products_sent[i]) for at, i in enumerate(text_indices.tolist())]
-            hidden, mask = pad_states([states for states, _ in chosen])
+            indices = text_indices.tolist()
+            products = [self._pending[i][1].unmix(mixed_products[i]) for i in indices]
+            hidden, mask = pad_states([self._pending[i][0] for i in indices])
             padded_products = torch.nn.utils.rnn.pad_sequence(products, batch_first=True)
-            widths = [len(matrix.matrix.get_parameter("weight")) for matrix in received]
-            for matrix, product in zip(received, padded_products.split(widths, dim=2), strict=True):
+            widths = [len(matrix.matrix.get_parameter("weight")) for matrix in received_products]
+            for matrix, product in zip(received_products, padded_products.split(widths, dim=2), strict=True):
                 matrix.product = device.move(product)
             logits[torch.from_numpy(text_indices)] = upper(device.move(hidden), device.move(mask)).cpu()
         return logits.numpy()
 
-    def _upper_layers(self) -> tuple[Upper, list[ReceivedProduct]]:
-        """Returns the layers above the cut, and their first matrices, which take what is received."""
+    def _upper_layers(self) -> tuple[UpperHalf, list[ReceivedProduct]]:
+        """Returns the layers above the cut, and the modules in them that take the received products."""
         if self._upper is None:
             config, classes = halves.plain_config(self.base.config), int(self.extra_tensors["classes"])
-            upper = Upper(
+            upper = UpperHalf(
                 halves.empty_classifier(config, halves.layer_count(config), classes), self.defence.cut(self.base)
             )
             upper.load_state_dict({name: tensor for name, tensor in self.extra_tensors.items() if name != "classes"})
             layer = halves.first_layer(upper.eval())
             names = {id(module): name for name, module in layer.named_modules()}
-            for reader in _readers(upper):
+            for reader in _input_projections(upper):
                 parent, _, attribute = names[id(reader)].rpartition(".")
                 setattr(layer.get_submodule(parent), attribute, ReceivedProduct(reader))
             self._upper = device.move(upper)
@@ -140,15 +142,15 @@ class OffloadingClient(EncoderClient):
 
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        # Matrices are made in fp64 on the CPU, where their draws are
-        states, texts = {number: rows.cpu() for number, rows in self._states(encoded)}, list(encoded.ids)
+        # Matrices are made in fp64 on the CPU, where the streams draw
+        states, texts = {text_index: rows.cpu() for text_index, rows in self._states(encoded)}, list(encoded.ids)
         pending = []
-        for number, ids in enumerate(texts):
-            draws = root.of_text(ids, "send", first + number).bound_to(states[number])
-            pending.append((states[number], self.defence.matrix(states[number], draws)))
+        for text_index, ids in enumerate(texts):
+            draws = root.of_text(ids, "send", first + text_index).bound_to(states[text_index])
+            pending.append((states[text_index], self.defence.matrix(states[text_index], draws)))
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
-        mixed_rows = self._join([matrix.mix(own) for own, matrix in pending])
+        mixed_rows = self._join([matrix.mix(text_states) for text_states, matrix in pending])
         return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
 
 
@@ -201,17 +203,17 @@ class GELO(HiddenStateDefence):
         return max(1, round(self.shields * token_count)) if self.mixing == "orthogonal" and self.shields else 0
 
     def matrix(self, rows: torch.Tensor, draws: NoiseStream) -> MixingMatrix:
-        """Returns a fresh matrix for rows (t, d)."""
+        """Draws a fresh mixing matrix for the rows (t, d) of one text."""
         condition = self.condition if self.mixing == "invertible" else 1.0
         return MixingMatrix(draws, rows, condition, self.shield_count(len(rows)), self.energy)
 
     def server_module(self, upper: torch.nn.Module) -> torch.nn.Module:
-        assert isinstance(upper, Upper)
-        return Projections(_readers(upper))
+        assert isinstance(upper, UpperHalf)
+        return Projections(_input_projections(upper))
 
     def extra_tensors(
         self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module
     ) -> dict[str, torch.Tensor]:
         """Returns the layers above the cut, which the client runs."""
-        assert isinstance(upper, Upper)
+        assert isinstance(upper, UpperHalf)
         return {**upper.state_dict(), "classes": torch.tensor(int(upper.model.config.num_labels))}

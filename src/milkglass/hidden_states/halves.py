@@ -47,7 +47,7 @@ def layer_count(config: Mapping[str, Any]) -> int:
 
 
 class PassThrough(torch.nn.Module):
-    """Replaces the embeddings and returns `inputs_embeds` unchanged."""
+    """Replaces the embeddings of a model, and returns hidden states (b, t, d) unchanged."""
 
     def forward(
         self, input_ids: Any = None, inputs_embeds: torch.Tensor | None = None, position_ids: Any = None, **rest: Any
@@ -56,29 +56,29 @@ class PassThrough(torch.nn.Module):
         return inputs_embeds
 
 
-def _stack(body: Any) -> Any:
-    """Returns the module that holds the list of layers."""
+def _layer_stack(body: Any) -> Any:
+    """Returns the module of a model's body that holds the list of layers."""
     return body.encoder if hasattr(body, "encoder") else body.transformer
 
 
-def first_layer(upper: Upper) -> torch.nn.Module:
+def first_layer(upper: UpperHalf) -> torch.nn.Module:
     """Returns the first layer above the cut."""
-    return _stack(upper.model.base_model).layer[0]
+    return _layer_stack(upper.model.base_model).layer[0]
 
 
-class Lower(torch.nn.Module):
+class LowerHalf(torch.nn.Module):
     """Runs the embeddings and the layers below the cut, at the client."""
 
     def __init__(self, model: Any, layer: int) -> None:
         super().__init__()
         self.body = copy.deepcopy(model.base_model)
-        stack = _stack(self.body)
+        stack = _layer_stack(self.body)
         stack.layer = stack.layer[:layer]
         if getattr(self.body, "pooler", None) is not None:
             self.body.pooler = None
 
     def forward(self, batch: PaddedBatch) -> torch.Tensor:
-        """Returns (b, t, d) on the device of this half; rows of padding are meaningless."""
+        """Returns (b, t, d) the states after this half, on its device; at padding they are meaningless."""
         batch = batch.move_to(self.body.device)
         has_types = batch.types is not None and getattr(self.body.config, "type_vocab_size", 0) > 1
         types = {"token_type_ids": batch.types} if has_types else {}
@@ -95,32 +95,32 @@ class Lower(torch.nn.Module):
         return int(self.body.config.hidden_size)
 
 
-class Upper(torch.nn.Module):
+class UpperHalf(torch.nn.Module):
     """Runs the layers above the cut and the head: at the server, or at the client in GELO."""
 
     def __init__(self, model: Any, layer: int) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)
-        stack = _stack(self.model.base_model)
+        stack = _layer_stack(self.model.base_model)
         stack.layer = stack.layer[layer:]
         self.model.base_model.embeddings = PassThrough()
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns (b, classes) for states (b, t, d) and their mask (b, t)."""
+        """Returns (b, classes) the logits for states (b, t, d) with the mask (b, t)."""
         return self.model(inputs_embeds=hidden, attention_mask=mask.long()).logits
 
 
-# --- where the client sends one vector a text ---
+# --- halves of which the client sends one vector a text ---
 Pooling = Literal["mean", "first"]
 
 
-def pool(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
+def pool(hidden: torch.Tensor, pooling: Pooling) -> torch.Tensor:
     """Returns (d,) the mean of one text's states (t, d), or the state of the first token, such as [CLS]."""
-    return hidden.mean(0) if how == "mean" else hidden[0]
+    return hidden.mean(0) if pooling == "mean" else hidden[0]
 
 
 class Head(torch.nn.Module):
-    """Maps (b, 1, d) to (b, classes).
+    """Maps one vector for each text (b, 1, d) to logits (b, classes), by a hidden layer.
 
     Attributes:
         centre: the number that is subtracted from every entry of a vector.
@@ -134,11 +134,18 @@ class Head(torch.nn.Module):
         self.out = torch.nn.Linear(width, classes)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Returns (b, classes) the logits of vectors (b, 1, d)."""
         return self.out(self.drop(torch.tanh(self.dense(hidden[:, 0] - self.centre))))
 
 
 def empty_classifier(config: Mapping[str, Any], layers: int, classes: int) -> Any:
-    """Returns a classifier with this many layers and a table of few rows, uninitialised: overwrite its weights."""
+    """Makes a classifier without initialised weights, whose table has only few rows.
+
+    Args:
+        config: the config of the model.
+        layers: the number of layers.
+        classes: the number of classes.
+    """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     entries = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
@@ -156,7 +163,16 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], description: Mappin
 
 
 def load_tensors(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Returns the tensors in the folder; loads those with the prefix into the module. Raises CorruptCheckpoint."""
+    """Returns the tensors in a half's folder, after loading some of them into a module.
+
+    Args:
+        folder: the half's folder.
+        module: receives the tensors. None: nothing is loaded.
+        prefix: the beginning of the names of the module's tensors, which is removed.
+
+    Raises:
+        CorruptCheckpoint: the file is damaged, or its tensors do not fit the module.
+    """
     try:
         tensors = load_file(folder / WEIGHTS)
         if module is not None:
@@ -168,13 +184,15 @@ def load_tensors(folder: Path, module: torch.nn.Module | None, prefix: str = "")
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Reads what a half says of itself. Raises CorruptCheckpoint if the folder has no half."""
+    """Reads the description of a half, its config.json. Raises CorruptCheckpoint if the folder has no half."""
     if not (folder / CONFIG).is_file():
         raise CorruptCheckpoint(f"{folder.name} has no {CONFIG}", "give the folder that the split wrote")
     return read_json(folder / CONFIG)
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's config as values of JSON, without the folder's name and the names of labels."""
-    kept = {name: value for name, value in config.items() if name not in ("_name_or_path", "id2label", "label2id")}
-    return json.loads(json.dumps(kept))
+    """Returns a model's config as JSON values, without the folder's name and the names of labels."""
+    kept_entries = {
+        name: value for name, value in config.items() if name not in ("_name_or_path", "id2label", "label2id")
+    }
+    return json.loads(json.dumps(kept_entries))

@@ -13,7 +13,7 @@ import torch
 
 from milkglass import device
 from milkglass.hidden_states import halves
-from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.tokens import TokenizedTexts, pad_states
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.grid import AddedNoise
@@ -127,10 +127,10 @@ class Mechanism(Defence):
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         """Returns the server's half of a whole classifier."""
-        return halves.Upper(model, self.cut(base))
+        return halves.UpperHalf(model, self.cut(base))
 
     def make_auxiliary(
-        self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
+        self, base: Checkpoint, lower: LowerHalf, encoded: TokenizedTexts, root: NoiseRoot
     ) -> torch.nn.Module:
         """Returns a module that is trained besides the halves and then discarded.
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Upper
+from milkglass.hidden_states.halves import UpperHalf
 from milkglass.hidden_states.mechanism import TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ from milkglass.threat.observations import Activations
 KEPT_TEXTS = 512  # texts that a client keeps to mix with
 
 
-class MixedUpper(Upper):
+class MixedUpper(UpperHalf):
     """Answers for several texts at once, one a place: maps (b, t, d) to (b, places x classes)."""
 
     def __init__(self, model: Any, layer: int, places: int, classes: int) -> None:

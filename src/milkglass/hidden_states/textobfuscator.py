@@ -12,8 +12,8 @@ cluster, which the task needs. Clusters are k-means of the public table's rows o
 running mean of its tokens' states. All tokens are treated equally.
 
 The public code does not bound h, and its epsilon is a scale, not a budget. With `clip`, two states are at most 2 clip d
-apart in L1, so replacing a whole text of t tokens costs 2 clip d t / scale. That is true, and far too much to be relied
-on at usual settings. Any protection comes from the clusters, about which nothing is proved; see the attacks.
+apart in L1, so replacing a whole text of t tokens costs 2 clip d t / scale. At usual settings this budget is
+too large to protect anything. Any protection comes from the clusters, about which nothing is proved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
@@ -63,24 +63,24 @@ class Centres(torch.nn.Module):
         Args:
             clusters: (r,) the cluster of each state.
         """
-        present, inverse, counts = clusters.unique(return_inverse=True, return_counts=True)
-        sums = states.new_zeros(len(present), states.shape[1]).index_add(0, inverse, states)
-        return sums / counts[:, None], present
+        present_clusters, cluster_indices, counts = clusters.unique(return_inverse=True, return_counts=True)
+        sums = states.new_zeros(len(present_clusters), states.shape[1]).index_add(0, cluster_indices, states)
+        return sums / counts[:, None], present_clusters
 
     @torch.no_grad()
-    def update(self, means: torch.Tensor, present: torch.Tensor) -> None:
-        """Moves the centres of the clusters `present` (c,) toward a batch's means (c, d)."""
-        moved = CENTRE_MOMENTUM * self.centres[present] + (1 - CENTRE_MOMENTUM) * means
-        self.centres[present] = torch.where(self.seen[present, None], moved, means)
-        self.seen[present] = True
+    def update(self, means: torch.Tensor, present_clusters: torch.Tensor) -> None:
+        """Moves the centres of some clusters (c,) toward a batch's means (c, d)."""
+        moved = CENTRE_MOMENTUM * self.centres[present_clusters] + (1 - CENTRE_MOMENTUM) * means
+        self.centres[present_clusters] = torch.where(self.seen[present_clusters, None], moved, means)
+        self.seen[present_clusters] = True
 
 
-def attraction(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+def attraction_loss(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
     """Returns the mean squared distance per dimension of states (r, d) from their tokens' centres (r, d)."""
     return (states - centres).square().mean()
 
 
-def repulsion(means: torch.Tensor) -> torch.Tensor:
+def repulsion_loss(means: torch.Tensor) -> torch.Tensor:
     """Returns minus the mean squared distance per dimension of all pairs of means (c, d); 0 for a single mean."""
     if len(means) < 2:
         return means.sum() * 0.0
@@ -90,7 +90,16 @@ def repulsion(means: torch.Tensor) -> torch.Tensor:
 
 
 def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
-    """Returns (r,) the cluster of each row, by Lloyd's rounds from random rows. An empty cluster keeps its centre."""
+    """Clusters rows (r, d) by Lloyd's algorithm, from random rows as centres. An empty cluster keeps its centre.
+
+    Args:
+        rows: (r, d) the vectors.
+        count: the number of clusters.
+        draws: draws the rows to begin with.
+
+    Returns:
+        (r,) the cluster of each row.
+    """
     centres = rows[torch.from_numpy(draws.order(len(rows))[:count])]
     nearest = torch.zeros(len(rows), dtype=torch.long)
     for _ in range(KMEANS_ROUNDS):
@@ -106,10 +115,12 @@ class TextObfuscator(HiddenStateDefence):
     """Pulls states to the centres of clusters of tokens in training, and adds Laplace noise.
 
     Attributes:
+        layer: how many layers the client runs.
         gamma_close, gamma_away: the weights of the two losses that form clusters.
         clusters: the most clusters.
         clip: the bound on a state's mean absolute coordinate. None if there is no bound.
         scale: the scale of the Laplace noise on each coordinate. 0: no noise.
+        training: how the halves are trained.
     """
 
     layer: int | None = limited(3)
@@ -150,7 +161,7 @@ class TextObfuscator(HiddenStateDefence):
         return grid.substitute(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
 
     def make_auxiliary(
-        self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot
+        self, base: Checkpoint, lower: LowerHalf, encoded: TokenizedTexts, root: NoiseRoot
     ) -> torch.nn.Module:
         table = base.read(architecture_of(base).table).float()
         occurring = torch.from_numpy(np.unique(encoded.ids.ids))
@@ -162,6 +173,7 @@ class TextObfuscator(HiddenStateDefence):
     def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
         assert isinstance(auxiliary, Centres)
         states, clusters = step.hidden[step.mask], auxiliary.cluster[step.ids[step.mask]]
-        means, present = auxiliary.batch_means(states, clusters)
-        auxiliary.update(means.detach(), present)
-        return self.gamma_close * attraction(states, auxiliary.centres[clusters]) + self.gamma_away * repulsion(means)
+        means, present_clusters = auxiliary.batch_means(states, clusters)
+        auxiliary.update(means.detach(), present_clusters)
+        close = attraction_loss(states, auxiliary.centres[clusters])
+        return self.gamma_close * close + self.gamma_away * repulsion_loss(means)

@@ -59,11 +59,11 @@ class PaddedBatch:
 
 
 def padded_batch(encoded: TokenizedTexts, text_indices: Ids, pad: int) -> PaddedBatch:
-    """Returns some texts, padded to the longest.
+    """Returns a batch of some texts, padded to the longest.
 
     Args:
         encoded: all texts.
-        text_indices: (b,) which of them.
+        text_indices: (b,) the indices of the texts of the batch.
         pad: the id of the padding.
     """
     lengths = encoded.ids.lengths[text_indices]
@@ -84,7 +84,13 @@ def pad_states(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tens
 
 
 def padded_batches(encoded: TokenizedTexts, pad: int, max_tokens: int = BATCH_TOKENS) -> Iterator[PaddedBatch]:
-    """Yields all texts, those of similar length together."""
+    """Yields all texts in batches of similar lengths.
+
+    Args:
+        encoded: the texts.
+        pad: the id of the padding.
+        max_tokens: the most tokens of a batch of several texts, padding included.
+    """
     for text_indices in length_groups(encoded.ids.lengths, max_tokens):
         yield padded_batch(encoded, text_indices, pad)
 
@@ -92,7 +98,7 @@ def padded_batches(encoded: TokenizedTexts, pad: int, max_tokens: int = BATCH_TO
 def length_groups(lengths: Ids, max_tokens: int = BATCH_TOKENS) -> Iterator[Ids]:
     """Yields the indices of texts of similar length, the shortest first.
 
-    A group has at least one text, and else as many as fit in `max_tokens`, padding included.
+    A group has as many texts as fit in `max_tokens`, padding included, and at least one.
     """
     order = np.argsort(lengths, kind="stable")
     start = 0
@@ -144,14 +150,19 @@ class PublicTokenizer:
             ids, None if types is None else np.concatenate([np.asarray(row, np.int64) for row in types])
         )
 
-    def _require_readable(self, ids: Sequences, special: int) -> None:
-        """Raises EmptyText, TooLong or ModelError if a text cannot be read."""
-        if (ids.lengths <= special).any():
-            raise EmptyText.of(int((ids.lengths <= special).argmax()), "has no token", "leave empty texts out")
+    def _require_readable(self, ids: Sequences, special_count: int) -> None:
+        """Raises EmptyText, TooLong or ModelError if a text cannot be read.
+
+        Args:
+            ids: the ids of the texts.
+            special_count: how many special tokens each text has.
+        """
+        if (ids.lengths <= special_count).any():
+            raise EmptyText.of(int((ids.lengths <= special_count).argmax()), "has no token", "leave empty texts out")
         if (ids.lengths > self.max_tokens).any():
-            first = int((ids.lengths > self.max_tokens).argmax())
-            fault = f"is {ids.lengths[first]} tokens long, at most {self.max_tokens} fit"
-            raise TooLong.of(first, fault, "shorten it, or raise max_length if the model takes more")
+            text_index = int((ids.lengths > self.max_tokens).argmax())
+            fault = f"is {ids.lengths[text_index]} tokens long, at most {self.max_tokens} fit"
+            raise TooLong.of(text_index, fault, "shorten it, or raise max_length if the model takes more")
         if ids.ids.size and int(ids.ids.max()) >= self.vocab_size:
             raise ModelError(
                 f"the tokenizer gives id {int(ids.ids.max())}, the model's table ends at {self.vocab_size - 1}",

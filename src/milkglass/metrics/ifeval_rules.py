@@ -1,4 +1,4 @@
-"""Checks the instructions of IFEval: a function for each rule id returns whether an answer keeps the rule.
+"""Checks the instructions of IFEval: a function for each rule returns whether an answer keeps the rule.
 
 Zhou et al. 2023, "Instruction-Following Evaluation for Large Language Models", Table 1. Written from the rule ids,
 their arguments and the words of the prompts. Definitions follow Google's program, with these differences:
@@ -46,7 +46,7 @@ def keeps_relation(count: int, relation: Any, bound: int) -> bool:
 
 
 def sentence_count(text: str) -> int:
-    """Returns the number of sentences. A last part without a mark at its end is one too."""
+    """Returns the number of sentences of a text. An unfinished sentence at the end counts too."""
     count, start = 0, 0
     for mark in _SENTENCE_END.finditer(text):
         if not mark[1].strip(".") and not _ends_sentence(text, start, mark):
@@ -57,7 +57,13 @@ def sentence_count(text: str) -> int:
 
 
 def _ends_sentence(text: str, start: int, punctuation: re.Match[str]) -> bool:
-    """Returns whether a mark that is only full stops ends a sentence."""
+    """Returns whether full stops end a sentence.
+
+    Args:
+        text: the whole text.
+        start: where the sentence begins.
+        punctuation: the match of the full stops.
+    """
     following = text[punctuation.end() :].lstrip()
     if not following:
         return True
@@ -138,9 +144,9 @@ def nth_paragraph_first_word(text: str, arguments: Arguments) -> bool:
 # --- formats ----------------------------------------------------------------------------------------------------------
 def json_format(text: str, arguments: Arguments) -> bool:
     """Returns whether the whole answer is JSON, in a code fence or not."""
-    inner = re.sub(r"^```(?:json)?", "", text.strip(), flags=re.IGNORECASE).strip().removesuffix("```").strip()
+    json_text = re.sub(r"^```(?:json)?", "", text.strip(), flags=re.IGNORECASE).strip().removesuffix("```").strip()
     try:
-        json.loads(inner)
+        json.loads(json_text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -159,9 +165,9 @@ def number_bullet_lists(text: str, arguments: Arguments) -> bool:
 
 def number_highlighted_sections(text: str, arguments: Arguments) -> bool:
     """Returns whether there are at least `num_highlights` *highlights* or **highlights** that hold something."""
-    single = [part for part in _matches(r"\*[^\n*]*\*", text) if part.strip("*").strip()]
-    double = [part for part in _matches(r"\*\*[^\n*]*\*\*", text) if part.strip("*").strip()]
-    return len(single) + len(double) >= arguments["num_highlights"]
+    single_stars = [match for match in _matches(r"\*[^\n*]*\*", text) if match.strip("*").strip()]
+    double_stars = [match for match in _matches(r"\*\*[^\n*]*\*\*", text) if match.strip("*").strip()]
+    return len(single_stars) + len(double_stars) >= arguments["num_highlights"]
 
 
 def title(text: str, arguments: Arguments) -> bool:

@@ -23,8 +23,8 @@ from milkglass.errors import UsageError
 from milkglass.metrics.interval import Interval, quotients, ratio, resample
 
 MEASURES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
-# A word; of kana and Chinese characters, one character.
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
+# A word; each kana or Chinese character is a word of its own
+WORD_PATTERN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
 
 class _EmptyWordNet:
@@ -35,7 +35,8 @@ class _EmptyWordNet:
 
 
 @cache
-def _scorer() -> Any:
+def _rouge_scorer() -> Any:
+    """Returns rouge-score's scorer, with our own tokenizer."""
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=_WordTokenizer())
@@ -45,13 +46,13 @@ class _WordTokenizer:
     """Splits texts into words for rouge-score, whose own tokenizer drops every letter outside a to z."""
 
     def tokenize(self, text: str) -> list[str]:
-        return WORD.findall(text.lower())
+        return WORD_PATTERN.findall(text.lower())
 
 
 def similarity_scores(original: str, guess: str) -> tuple[float, float, float, float]:
-    """Returns the four measures in the order of MEASURES, from 0 to 1.
+    """Returns the four measures of a guess against the original text, in the order of MEASURES, from 0 to 1.
 
-    Two empty texts score 1, an empty and another text 0.
+    Two empty texts score 1; an empty text and another one score 0.
     """
     from nltk.stem.porter import PorterStemmer
     from nltk.tokenize import wordpunct_tokenize
@@ -61,7 +62,7 @@ def similarity_scores(original: str, guess: str) -> tuple[float, float, float, f
     if not original_words or not guess_words:
         score = float(original_words == guess_words)
         return score, score, score, score
-    scores = _scorer().score(original, guess)
+    scores = _rouge_scorer().score(original, guess)
     meteor = single_meteor_score(original_words, guess_words, stemmer=PorterStemmer(), wordnet=_EmptyWordNet())
     return scores["rouge1"].fmeasure, scores["rouge2"].fmeasure, scores["rougeL"].fmeasure, float(meteor)
 
@@ -92,14 +93,14 @@ def _per_token(
     losses: NDArray[np.float64],
     token_counts: NDArray[np.float64],
     rng: np.random.Generator,
-    function: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    transform: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> Interval:
-    """Returns `function` of the mean loss of a token, with its interval. Raises UsageError for unlike shapes."""
+    """Returns `transform` of the mean loss of a token, with its interval. See `mean_loss` for the arguments."""
     if losses.shape != token_counts.shape or losses.ndim != 1:
         raise UsageError(f"losses of shape {losses.shape} for tokens of shape {token_counts.shape}", "give one a text")
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        return function(quotients(counts @ losses, counts @ token_counts))
+        return transform(quotients(counts @ losses, counts @ token_counts))
 
     return resample(statistic, len(losses), rng)
 
@@ -116,7 +117,12 @@ def scores_by_text(texts: Sequence[str], references: Sequence[str]) -> dict[str,
 
 
 def mean_scores(scores: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> dict[str, Interval]:
-    """Returns the mean over texts of each measure in `scores`, which has (texts,) by measure."""
+    """Returns the mean over texts of each measure, with its interval.
+
+    Args:
+        scores: for each measure (texts,) the score of each text.
+        rng: draws the bootstrap samples of texts.
+    """
     return {name: ratio(values, np.ones(len(values)), rng) for name, values in scores.items()}
 
 

@@ -46,19 +46,20 @@ PUBLISHED_REPLACEMENTS = frozenset(
 PROVIDER_NORMALIZERS = frozenset(
     {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "BertNormalizer", "ByteLevel", "Nmt"}
 )
-# In a folder of the user's choice. Precompiled is SentencePiece's table of letters, as it was compiled
+# Normalizers in a folder of the user's choice. Precompiled is SentencePiece's compiled table of letters
 USER_NORMALIZERS = PROVIDER_NORMALIZERS | {"Precompiled"}
 KNOWN_PRE_TOKENIZERS = frozenset(
     {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Digits", "Metaspace", "UnicodeScripts"}
 )
 KNOWN_DECODERS = frozenset({"ByteLevel", "Metaspace", "WordPiece", "ByteFallback", "Fuse", "BPEDecoder"})
-REPEATABLE_KINDS = frozenset(
-    {"Replace", "Split", "Punctuation", "Digits", "Strip"}
-)  # others stand once: each may lengthen
+# Kinds of parts that may occur several times. Others may occur once, since each may lengthen a text
+REPEATABLE_KINDS = frozenset({"Replace", "Split", "Punctuation", "Digits", "Strip"})
 SEQUENCE_FIELDS = ("normalizers", "pretokenizers", "processors", "decoders")  # names of the field of a sequence's parts
 MAX_PARTS = 16
 MAX_ADDED_TOKENS = 16  # tokens that a post-processor puts around a text
-REGEX_ONLY = frozenset({r" {2,}", r"\s+"})  # of PUBLISHED_REPLACEMENTS: as plain strings they would be other texts
+REGEX_ONLY_PATTERNS = frozenset(
+    {r" {2,}", r"\s+"}
+)  # of PUBLISHED_REPLACEMENTS: as plain strings they would be other texts
 # A field of decoders and pre-tokenizers that may have one value, since others would change what is read
 FIXED_SETTINGS = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
 # Control characters, bytes that UTF-8 does not use, and first bytes of characters that Unicode has not assigned. A
@@ -79,7 +80,7 @@ def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> Non
     backend = tokenizer.backend_tokenizer
     for kind, part, fault in _faults(backend, from_provider):
         raise ModelError(
-            f"the tokenizer in {folder} has the {kind} {_part_words(part)}: {fault}",
+            f"the tokenizer in {folder} has the {kind} {_part_text(part)}: {fault}",
             "use the published tokenizer of this model" + (", or don't use this provider" if from_provider else ""),
         )
     if from_provider:
@@ -94,10 +95,7 @@ def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> Non
 
 
 def _faults(backend: Any, from_provider: bool) -> Iterator[tuple[str, Part, str]]:
-    """Yields the kind of each part that is not accepted, the part, and why.
-
-    The functions `_normalizer_fault` and alike return "" for a part that is accepted.
-    """
+    """Yields each part that is not accepted: its kind, the part, and why."""
     normalizers, pre_tokenizers = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
     post_processors, decoders = _parts(backend.post_processor), _parts(backend.decoder)
     for part in normalizers:
@@ -121,6 +119,7 @@ def _faults(backend: Any, from_provider: bool) -> Iterator[tuple[str, Part, str]
 
 
 def _decoder_fault(part: Part) -> str:
+    """Returns why a decoder is not accepted, or ""."""
     if part["type"] in KNOWN_DECODERS:
         return _fixed_setting_fault(part)
     if part["type"] == "Strip":
@@ -133,6 +132,7 @@ def _decoder_fault(part: Part) -> str:
 
 
 def _fixed_setting_fault(part: Part) -> str:
+    """Returns why a part's setting is not that of FIXED_SETTINGS, or ""."""
     name, expected = FIXED_SETTINGS.get(part["type"], ("", ""))
     return "" if part.get(name, expected) == expected else f"its {name} is another than {expected}"
 
@@ -140,8 +140,8 @@ def _fixed_setting_fault(part: Part) -> str:
 def _require_readable(tokenizer: Any, backend: Any, folder: str) -> None:
     """Raises ModelError for a tokenizer that reads a plain English sentence as another one.
 
-    Its letters are ASCII, in which published normalizers change only the case. A tokenizer that has no token for a word
-    of it is accepted.
+    The sentence is ASCII, in which published normalizers change only the case. A tokenizer that has no token for one of
+    its words is accepted.
     """
     ids = tokenizer(TEST_SENTENCE, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     if tokenizer.unk_token_id not in ids and not reads_as(tokenizer, str.casefold, ids, TEST_SENTENCE):
@@ -162,9 +162,9 @@ def byte_letters() -> dict[int, str]:
 def _require_no_unknown(tokenizer: Any, folder: str) -> None:
     """Raises ModelError for a tokenizer that has no token for some text.
 
-    Its author chooses which words these are, and their one token is not sanitized. Byte-level BPE, and BPE that falls
-    back to bytes, have a token for everything. If a published one lacks a rare byte and has no unknown token, it drops
-    the byte, and the text is refused (`reads_as`).
+    The tokenizer's author chooses which words have no token, and the unknown token that they share is not sanitized.
+    Byte-level BPE, and BPE that falls back to bytes, have a token for everything. If a published one lacks a rare byte
+    and has no unknown token, it drops the byte, and the text is refused (`reads_as`).
     """
     backend = tokenizer.backend_tokenizer
     vocabulary = backend.get_vocab(with_added_tokens=False)
@@ -201,15 +201,17 @@ def _parts(component: Any) -> list[Part]:
 
 
 def _flatten(part: Part) -> Iterator[Part]:
+    """Yields a part, or the parts of a sequence and of sequences in it."""
     if part["type"] != "Sequence":
         yield part
         return
-    (inner_parts,) = (part[name] for name in SEQUENCE_FIELDS if name in part)
-    for inner in inner_parts:
-        yield from _flatten(inner)
+    (nested_parts,) = (part[name] for name in SEQUENCE_FIELDS if name in part)
+    for nested_part in nested_parts:
+        yield from _flatten(nested_part)
 
 
 def _normalizer_fault(part: Part, from_provider: bool) -> str:
+    """Returns why a normalizer is not accepted, or ""."""
     kind = part["type"]
     if kind in (PROVIDER_NORMALIZERS if from_provider else USER_NORMALIZERS):
         return ""
@@ -218,13 +220,14 @@ def _normalizer_fault(part: Part, from_provider: bool) -> str:
     if kind == "Replace":
         [(pattern_kind, pattern)] = part["pattern"].items()
         is_published = (pattern, part["content"]) in PUBLISHED_REPLACEMENTS
-        if is_published and (pattern_kind == "Regex" or pattern not in REGEX_ONLY):
+        if is_published and (pattern_kind == "Regex" or pattern not in REGEX_ONLY_PATTERNS):
             return ""
         return "it replaces a part of a text by another, and it is not a published one"
     return "it is not on the list of those whose effect on a text is known"
 
 
 def _pre_tokenizer_fault(part: Part, from_provider: bool) -> str:
+    """Returns why a pre-tokenizer is not accepted, or ""."""
     kind = part["type"]
     if kind in KNOWN_PRE_TOKENIZERS:
         return _fixed_setting_fault(part)
@@ -242,6 +245,7 @@ def _pre_tokenizer_fault(part: Part, from_provider: bool) -> str:
 
 
 def _post_processor_fault(part: Part) -> str:
+    """Returns why a post-processor is not accepted, or ""."""
     if part["type"] in KNOWN_POST_PROCESSORS:
         return ""
     if part["type"] == "TemplateProcessing":
@@ -258,8 +262,8 @@ def _post_processor_fault(part: Part) -> str:
     return "it is not on the list of those whose effect on a text is known"
 
 
-def _part_words(part: Part) -> str:
-    """Returns a part in a few words. Its content is its author's, so its letters are escaped."""
+def _part_text(part: Part) -> str:
+    """Returns a short description of a part. Its content is the provider's, so it is written as JSON with escapes."""
     options = {name: value for name, value in part.items() if name != "type" and value not in (None, [], {})}
     text = json.dumps(options)
     return str(part["type"]) + ("" if not options else f" {text}" if len(text) <= 80 else f" {text[:80]}...")

@@ -1,4 +1,4 @@
-"""The addresses of the page, and the attacks that run while the proxy listens.
+"""Serves the page, and runs its attacks while the proxy listens.
 
 The page itself needs no key and has no data. It requests data with a key of its own, which it gets in exchange for the
 code behind the # of its address. Browsers do not send that part of an address to servers.
@@ -34,7 +34,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-NONCE_MARK = "NONCE"  # stands in page.html for the nonce of each answer
+NONCE_MARK = "NONCE"  # the placeholder in page.html for the nonce of each answer
 CODE_BYTES = 24  # random bytes of a code or key
 
 
@@ -45,7 +45,7 @@ def _draw_code() -> str:
 
 @dataclass
 class PageAccess:
-    """Lets browsers into the page: a code that can be used once is exchanged for the page's key.
+    """Admits browsers to the page: a code that can be used once is exchanged for the page's key.
 
     A browser stores addresses and a tab's storage in its profile. Neither opens the page later: the code is used up,
     and the key is valid only until the command ends. The API key never reaches the browser.
@@ -77,8 +77,8 @@ class MonitorPage:
     Attributes:
         key: the key's file, beside which its usage is recorded.
         attacker: attacks the model and what is sent. None: nothing is attacked.
-        broken_reason: why the key's scheme counts as broken; "" if it does not.
-        access: lets browsers in.
+        broken_reason: why the key's scheme counts as broken, or "".
+        access: admits browsers.
         observer: receives what is sent and received.
     """
 
@@ -102,7 +102,11 @@ class MonitorPage:
 
 
 class CodeBody(BaseModel):
-    """Describes the body of the request that lets a browser in. `code` is what the page's address has behind the #."""
+    """Describes the body of the request that admits a browser.
+
+    Attributes:
+        code: the part of the page's address behind the #.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     code: str = Field(max_length=100)
@@ -114,7 +118,7 @@ def make_routes(view: MonitorView, access: PageAccess) -> APIRouter:
     html = files("milkglass.monitor").joinpath("page.html").read_text("utf-8")
 
     @router.get("/")
-    async def show() -> Response:
+    async def show_page() -> Response:
         nonce = secrets.token_urlsafe(16)
         headers = {
             "Content-Security-Policy": CONTENT_SECURITY_POLICY.format(nonce=nonce),
@@ -137,8 +141,8 @@ def make_routes(view: MonitorView, access: PageAccess) -> APIRouter:
         return JSONResponse({"key": key}, headers={"Cache-Control": "no-store"})
 
     @router.get("/monitor/state")
-    async def state(since: int = 0) -> Response:
-        """Returns the document once it is newer than the version `since`, or after NEWS_SECONDS in any case."""
+    async def show_state(since: int = 0) -> Response:
+        """Returns the page's data once they are newer than version `since`, or after MAX_WAIT_SECONDS in any case."""
         await view.log.wait_for_change(since, MAX_WAIT_SECONDS)
         document = await view.document(since)
         return Response(document, media_type="application/json", headers={"Cache-Control": "no-store"})

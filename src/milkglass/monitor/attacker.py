@@ -1,4 +1,4 @@
-"""Attacks for the page: the audit's attacks on the key's model, then on what is sent.
+"""Runs attacks for the page: the audit's attacks on the key's model, then on what is sent.
 
 Attacks that need no text run once, on the model as it was uploaded, and guess for each scrambled id which token it is.
 With public text, what is sent is deciphered again and again as it grows. The page shows the reading that is right most
@@ -47,18 +47,18 @@ THREAD_NAME = "attack"  # the name of every thread that attacks
 
 
 async def run_in_thread(work: Callable[[], Result]) -> Result:
-    """Runs `work` like asyncio.to_thread, except that a program can end before it, because it can take minutes."""
-    outcome: Future[Result] = Future()
-    outcome.set_running_or_notify_cancel()  # so that the work goes on if the caller is cancelled
+    """Runs `work` like asyncio.to_thread, but in a daemon thread: a program that ends does not wait for it."""
+    future_result: Future[Result] = Future()
+    future_result.set_running_or_notify_cancel()  # so that the work goes on if the caller is cancelled
 
     def run() -> None:
         try:
-            outcome.set_result(work())
+            future_result.set_result(work())
         except BaseException as error:  # noqa: BLE001  (raised for the caller)
-            outcome.set_exception(error)
+            future_result.set_exception(error)
 
     threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
-    return await asyncio.wrap_future(outcome)
+    return await asyncio.wrap_future(future_result)
 
 
 def is_attacking() -> bool:
@@ -92,10 +92,10 @@ class LiveAttacker:
     Attributes:
         base: the original model.
         key: the key of the model. Attacks get none of its secrets.
-        codec: encodes the public text, and holds the true table.
+        codec: encodes the public text, and holds the true public id of each scrambled id.
         public_source: public text. None: what is sent is not deciphered.
         budget_seconds: CPU seconds for the attacks on the model.
-        state: how far the attacks on the model are.
+        state: whether the attacks on the model run, are done, or failed.
         model_failure: why the attacks on the model failed, or "".
         decipher_failure: why what is sent could not be deciphered the last time, or "".
         readings: what the attacks read so far.
@@ -140,7 +140,7 @@ class LiveAttacker:
     async def _attack_sent_texts(
         self, log: ExchangeLog, scene: Scene, candidates: Candidates | None, public_source: Source
     ) -> None:
-        """Deciphers what was sent each time that it has grown by MIN_GROWTH_FACTOR, also after a failure."""
+        """Deciphers what was sent, each time that its tokens have grown by MIN_GROWTH_FACTOR, also after a failure."""
         corpus = (await run_in_thread(lambda: read_encoded(self.codec, public_source))).original
         deciphered_total = 0
         while True:
@@ -169,11 +169,12 @@ class LiveAttacker:
     def _attack_model(self, scene: Scene, show_readings: Callable[[], object]) -> Candidates | None:
         """Runs the attacks that come first, and then the others, unless the first ones read all.
 
-        Returns the candidates that they found for each token, or None.
-
         Args:
-            scene: in which every id is sent.
-            show_readings: called when there are new readings.
+            scene: the scene in which every id is sent.
+            show_readings: is called when there are new readings.
+
+        Returns:
+            The candidates that the attacks found for each token, or None.
         """
         self.model_budget, candidates = self._stoppable_budget(self.budget_seconds), None
         for is_first in (True, False):
@@ -231,5 +232,5 @@ class LiveAttacker:
 
 
 def _failure_text(error: Exception) -> str:
-    """Returns the message of an error of ours. Others' messages may contain texts, so only their class is named."""
+    """Returns the message of a MilkglassError; of another error, whose message may quote a text, only the class."""
     return error.message if isinstance(error, MilkglassError) else f"an internal error ({type(error).__name__})"

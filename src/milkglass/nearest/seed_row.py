@@ -1,7 +1,8 @@
 """Finds the rows nearest to one row, and quantiles of its cosines with all rows, from approximate cosines.
 
-Rough values decide wherever they cannot mislead. What they leave open, a few rows near a border or nearly as near as
-each other, is measured in fp64 and rounded to ten decimals, so that results are the same on every machine.
+Approximate ("rough") cosines decide where their error cannot change the result. The few other rows, near the quantile
+or nearly as near as each other, are measured in fp64 and rounded to ten decimals, so that results are the same on
+every machine.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class SeedRow:
         cosines: measures cosines of the table's rows.
         row: the index of the row that is compared.
         rough: (n,) fp32 approximate cosines; `OUTSIDE_VALUE` for a row that does not take part.
-        slack: the largest error of the other values.
-        rank: (n,) of rows with equal cosines, the one of the lower rank comes first.
+        slack: the largest error of the approximate cosines of rows that take part.
+        rank: (n,) decides between rows with equal cosines: the lower rank comes first.
         likely: the rows above a high bound, which some dozens of rows reach, and the values above a low bound, which
             enough rows reach for the quantile. A bound that is too high only costs time.
     """
@@ -56,9 +57,9 @@ class SeedRow:
         if is_complete and self._max_nearer_count(self.cosines.slack.below(values[-1])) <= int(quantile_index):
             return rows
         rows, cosines = self._sort_by_cosine(rows)
-        return rows[: self._reaching_quantile(cosines[:count], quantile_index)]
+        return rows[: self._count_reaching_quantile(cosines[:count], quantile_index)]
 
-    def _reaching_quantile(self, cosines: NDArray[np.float64], quantile_index: float) -> int:
+    def _count_reaching_quantile(self, cosines: NDArray[np.float64], quantile_index: float) -> int:
         """Returns how many of these exact cosines, largest first, reach the quantile.
 
         The quantile is computed only if rough values leave one in doubt. A row that at most int(quantile_index)
@@ -109,7 +110,7 @@ class SeedRow:
     def _candidates(
         self, is_free: NDArray[np.bool_], count: int, quantile_index: float
     ) -> tuple[Ids, NDArray[np.float32]]:
-        """Returns all free rows that may be among the `count` nearest and reach the quantile, with fp32 values."""
+        """Returns the free rows that may be among the `count` nearest and reach the quantile, with fp32 cosines."""
         rows, values = self.likely.columns, self.likely.values
         rows, values = rows[is_free[rows]], values[is_free[rows]]
         has_enough = len(rows) >= count
@@ -119,10 +120,10 @@ class SeedRow:
             rows = np.flatnonzero(self.rough >= bound)
             rows = rows[is_free[rows]]
             values = self.rough[rows]
-        rows, values = _best(rows, values, count, self.slack)
+        rows, values = _select_best(rows, values, count, self.slack)
         if not self._is_coarse:
             return rows, values
-        return _best(rows, self.cosines.measure(self.row, rows), count, self.cosines.slack)
+        return _select_best(rows, self.cosines.measure(self.row, rows), count, self.cosines.slack)
 
     def _rough_values_at(self, index: int) -> tuple[float, float]:
         """Returns the rough values of an index and the next, from 0, largest first."""
@@ -145,8 +146,8 @@ def _values_at(values: NDArray[np.float32], index: int) -> tuple[float, float]:
     return float(ranked[first]), float(ranked[second])
 
 
-def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: Slack) -> tuple[Ids, NDArray[np.float32]]:
-    """Returns the rows that may be among the `count` of the largest values."""
+def _select_best(rows: Ids, values: NDArray[np.float32], count: int, slack: Slack) -> tuple[Ids, NDArray[np.float32]]:
+    """Returns the rows whose values may be among the `count` largest, and these values."""
     if len(rows) <= count:
         return rows, values
     is_best = values >= _twice_below(_kth_largest(values, count), slack)
@@ -154,7 +155,13 @@ def _best(rows: Ids, values: NDArray[np.float32], count: int, slack: Slack) -> t
 
 
 def _possible_members(values: NDArray[np.float32], pair: tuple[float, float], slack: Slack) -> tuple[Ids, int]:
-    """Returns the indices of the values that may be one of a pair, the larger first, and how many are surely larger."""
+    """Returns the indices of the values that may be one of a pair, and how many values are surely larger than both.
+
+    Args:
+        values: (n,) approximate cosines.
+        pair: two neighbours in the order of the values, the larger first.
+        slack: the largest error of the values.
+    """
     upper, lower = slack.above(slack.above(pair[0])), _twice_below(pair[1], slack)
     return np.flatnonzero((values >= lower) & (values <= upper)), int(np.count_nonzero(values > upper))
 

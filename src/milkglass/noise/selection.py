@@ -38,9 +38,9 @@ def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
     """
     step = min(1.0, step_size(scale))
     is_candidate = ~np.isneginf(scores)
-    steps = np.trunc(np.where(is_candidate, scores, 0) / step).astype(np.int64)
+    grid_scores = np.trunc(np.where(is_candidate, scores, 0) / step).astype(np.int64)
     noise = rounded.laplace(stream, scores.size, scale / step).reshape(scores.shape)
-    return np.where(is_candidate, steps + noise, NO_CANDIDATE).argmax(1)
+    return np.where(is_candidate, grid_scores + noise, NO_CANDIDATE).argmax(1)
 
 
 def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
@@ -48,7 +48,7 @@ def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
 
     Args:
         scores: (m, k) in [0, 1], and -inf after a list's end.
-        epsilon: the guarantee of one choice.
+        epsilon: the privacy parameter of one choice.
 
     Raises:
         ValueError: a row is so long that its sum could overflow.
@@ -61,6 +61,14 @@ def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
 
 
 def choose(cumulative: Integers, stream: Stream) -> Integers:
-    """Returns (t,) a column of each row, drawn in proportion to its weight, from `cumulative_weights` (t, k)."""
+    """Draws a column of each row in proportion to its weight.
+
+    Args:
+        cumulative: (t, k) the running sums of the weights, from `cumulative_weights`.
+        stream: the source of the draws.
+
+    Returns:
+        (t,) the columns.
+    """
     drawn = stream.below(cumulative[:, -1])
     return (drawn[:, None] >= cumulative).sum(1)

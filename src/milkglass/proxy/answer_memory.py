@@ -1,4 +1,4 @@
-"""Remembers, in memory, the ids of answers under a key as they were received, for turns that repeat them."""
+"""Keeps the ids of received answers in memory, so that a later turn that repeats an answer sends the same ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milkglass.client.codec.kept_ids import ANSWER_IDS
 from milkglass.client.codec.spelling import LastAnswers
 from milkglass.rows.messages import Message
 
-MAX_TOKENS = 1_000_000  # of all answers; the least recently used ones are dropped first
+MAX_TOKENS = 1_000_000  # tokens of all answers; the least recently used answers are dropped first
 PREFIX_LETTERS = 32  # first letters by which an answer is found if its end was changed
 MAX_ANSWERS_SOUGHT = 64  # newest answers that are looked for inside of other texts
 # An answer with fewer letters is not recognized in another role than its own. So short a text may be a user's own, and
@@ -34,7 +34,9 @@ class AnswerMemory:
 
     misspelt_count: int = 0
     last_answers: LastAnswers = field(default_factory=LastAnswers, repr=False)
-    _ids_by_name: OrderedDict[tuple[str, str], NDArray[np.int32]] = field(default_factory=OrderedDict, repr=False)
+    _ids_by_model_and_text: OrderedDict[tuple[str, str], NDArray[np.int32]] = field(
+        default_factory=OrderedDict, repr=False
+    )
     _token_count: int = 0
 
     def remember(self, model: str, texts: Sequence[str], call_ids: Sequence[str], ids: Sequence[int]) -> None:
@@ -47,43 +49,52 @@ class AnswerMemory:
             ids: the scrambled ids of the answer.
         """
         answer_ids = np.asarray(ids, np.int32)
-        names = [
+        lookup_texts = [
             *(text.strip() for text in texts),
             *(text.strip()[:PREFIX_LETTERS] for text in texts if len(text) > PREFIX_LETTERS),
             *call_ids,
         ]
-        for name in filter(None, names):
-            previous = self._ids_by_name.pop((model, name), None)
+        for lookup_text in filter(None, lookup_texts):
+            previous = self._ids_by_model_and_text.pop((model, lookup_text), None)
             self._token_count += len(answer_ids) - (0 if previous is None else len(previous))
-            self._ids_by_name[model, name] = answer_ids
-        while self._token_count > MAX_TOKENS and self._ids_by_name:
-            self._token_count -= len(self._ids_by_name.popitem(last=False)[1])
+            self._ids_by_model_and_text[model, lookup_text] = answer_ids
+        while self._token_count > MAX_TOKENS and self._ids_by_model_and_text:
+            self._token_count -= len(self._ids_by_model_and_text.popitem(last=False)[1])
 
     def answers_inside(self, model: str, prompt: str, min_letters: int = PREFIX_LETTERS + 1) -> list[list[int]]:
-        """Returns the ids of answers of at least `min_letters` letters that a text contains, the newest first."""
+        """Returns the ids of the answers that a prompt contains, the newest first.
+
+        Args:
+            model: the model's name.
+            prompt: the text that may contain them.
+            min_letters: the least length of an answer that is looked for.
+        """
         if len(prompt) < min_letters:
             return []
-        newest = reversed(self._ids_by_name.items())
-        candidates = ((text, ids) for (name, text), ids in newest if name == model and len(text) >= min_letters)
+        newest = reversed(self._ids_by_model_and_text.items())
+        candidates = (
+            (text, ids) for (answer_model, text), ids in newest if answer_model == model and len(text) >= min_letters
+        )
         return [ids.tolist() for text, ids in islice(candidates, MAX_ANSWERS_SOUGHT) if text in prompt]
 
-    def with_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
-        """Returns the messages. Each one that repeats an answer gets the answer's ids."""
+    def with_answer_ids(self, model: str, messages: Sequence[Message]) -> list[Message]:
+        """Returns the messages, and adds the ids of an answer to each message that repeats it."""
         return [
             message if (ids := self._find_ids(model, message)) is None else {**message, ANSWER_IDS: ids}
             for message in messages
         ]
 
     def _find_ids(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
+        """Returns the ids of the answer that a message repeats, or None if it repeats none."""
         text, is_answer = str(message.get("content") or "").strip(), message.get("role") == "assistant"
-        names = [text] if is_answer or len(text) >= MIN_QUOTED_LETTERS else []
+        lookup_texts = [text] if is_answer or len(text) >= MIN_QUOTED_LETTERS else []
         if is_answer:
-            names += [text[:PREFIX_LETTERS]] if len(text) >= PREFIX_LETTERS else []
-            names += [str(message.get("reasoning_content") or "").strip()]
-            names += [str(tool_call.get("id")) for tool_call in message.get("tool_calls") or ()]
-        for name in filter(None, names):
-            if (ids := self._ids_by_name.get((model, name))) is not None:
-                self._ids_by_name.move_to_end((model, name))
+            lookup_texts += [text[:PREFIX_LETTERS]] if len(text) >= PREFIX_LETTERS else []
+            lookup_texts += [str(message.get("reasoning_content") or "").strip()]
+            lookup_texts += [str(tool_call.get("id")) for tool_call in message.get("tool_calls") or ()]
+        for lookup_text in filter(None, lookup_texts):
+            if (ids := self._ids_by_model_and_text.get((model, lookup_text))) is not None:
+                self._ids_by_model_and_text.move_to_end((model, lookup_text))
                 return ids.tolist()
         return next(
             iter(self.answers_inside(model, text, PREFIX_LETTERS + 1 if is_answer else MIN_QUOTED_LETTERS)), None

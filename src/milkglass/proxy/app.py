@@ -104,7 +104,7 @@ async def _read_body(request: Request, body_type: type[B]) -> B:
     try:
         return body_type.model_validate(await request.json())
     except ValidationError as error:
-        raise refusals.fields_error(error, body_type) from None
+        raise refusals.invalid_fields_error(error, body_type) from None
 
 
 async def _respond(

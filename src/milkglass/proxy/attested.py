@@ -1,6 +1,6 @@
-"""OpenAI's API on this machine in front of an attested server: text goes there, and nowhere else, as it is.
+"""Serves OpenAI's API on this machine, and forwards text unchanged to an attested server, and nowhere else.
 
-What leaves goes through an attested channel, which sends nothing to a key that its policy does not allow. Only listed
+Requests go through an attested channel, which sends nothing to a key that its policy does not allow. Only listed
 paths are forwarded. In quiet mode bodies are padded, and answers come whole or in slots of one size.
 """
 
@@ -30,9 +30,9 @@ class AttestedProxy:
 
     Attributes:
         channel: the channel to the server, which is closed with the application.
-        token: what applications give as their API key. None: anything.
+        token: the API key that applications must give. None: any key is accepted.
         server_token: the bearer token for the server, in place of the application's key; "" for none.
-        quiet: how the sizes and times of answers are hidden. None: they are not.
+        quiet: how the sizes and times of answers are hidden. None: they are not hidden.
         attestation_state: the value of STATE_HEADER in the server's answers.
         limits: limits of connections and requests.
 

@@ -127,7 +127,7 @@ class Backend:
         self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
         variables = template_options(requested_options or {}, self.codec.template_variables, marks_reasoning(template))
         with self._openai_length_errors("messages"):
-            turns = self.memory.with_ids(self.model(name).name, messages)
+            turns = self.memory.with_answer_ids(self.model(name).name, messages)
             if template_format is not None and template_format.needs_short_ids:
                 turns = [shorten_call_ids(turn) for turn in turns]
             ids = self.codec.encode_chat(turns, tools=tools, answer_start=beginning, options=variables)

@@ -1,7 +1,7 @@
 """Decides who may use the proxy, and limits what it accepts at a time and how long an answer waits for its reader.
 
-A web page in a browser must not use it: unless a token is required, requests with an `Origin`, or for a `Host` that is
-not this machine, are refused.
+A web page in a browser must not use the proxy: unless a token is required, requests with an `Origin`, or for a `Host`
+that is not this machine, are refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.proxy")
-MAX_BODY_BYTES = 64 << 20  # of a request
-MAX_HELD_BYTES = 3 * MAX_BODY_BYTES  # of all requests that are arriving or not answered yet
+MAX_BODY_BYTES = 64 << 20  # the most bytes of a request's body
+MAX_HELD_BYTES = 3 * MAX_BODY_BYTES  # the most bytes of all bodies that are arriving or not answered yet
 READER_SECONDS = 600.0  # how long a part of an answer waits to be read; its connection to the engine waits too
 OPENING_PATH = "/monitor/open"  # the address at which a page exchanges a code for its key
 OPEN_PATHS = frozenset({"/", "/health", OPENING_PATH})
@@ -53,36 +53,38 @@ class LocalGuard:
             await self._app(scope, receive, send)
             return
         REQUEST.set(object())  # the answers to one request wait for each other
-        has_begun, reader = False, StepTimeout(READER_SECONDS)
+        has_begun, reader_timeout = False, StepTimeout(READER_SECONDS)
 
         async def send_in_time(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             try:
-                with reader:
+                with reader_timeout:
                     await send(message)
             except TimeoutError:
-                raise _Unread from None
+                raise _UnreadAnswer from None
 
         headers = dict(scope["headers"])
         claimed_length = headers.get(b"content-length", b"0")
-        size = int(claimed_length[:20]) if claimed_length.isdigit() else 0
-        body = CountedBody(receive, BodyRule(MAX_BODY_BYTES), self._memory, self._limits, size)
-        refusal = too_large_error(MAX_BODY_BYTES) if size > MAX_BODY_BYTES else self._refusal(scope["path"], headers)
+        body_bytes = int(claimed_length[:20]) if claimed_length.isdigit() else 0
+        body = CountedBody(receive, BodyRule(MAX_BODY_BYTES), self._memory, self._limits, body_bytes)
+        refusal = (
+            too_large_error(MAX_BODY_BYTES) if body_bytes > MAX_BODY_BYTES else self._refusal(scope["path"], headers)
+        )
         try:
             await (self._app if refusal is None else refusals.error_response(refusal))(scope, body, send_in_time)
-        except _Unread:
+        except _UnreadAnswer:
             log.warning("an answer was not read for %g s, and was ended", READER_SECONDS)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
             if not has_begun:
                 await errors.internal_error_response()(scope, receive, send)
         finally:
-            reader.close()
+            reader_timeout.close()
             body.release()
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
-        """Returns why a request is refused; None if it is admitted."""
+        """Returns the error with which a request is refused, or None if it is admitted."""
         if self._expected_headers:
             header = headers.get(b"authorization", b"")
             if path in OPEN_PATHS or any(hmac.compare_digest(header, value) for value in self._expected_headers):
@@ -96,24 +98,24 @@ class LocalGuard:
         return Unauthorized("this request comes from a web page, or is for another host", hint)
 
 
-def attestation_header(attested: str, own_paths: tuple[str, ...] = ()) -> Callable[[str, int], Mapping[str, str]]:
+def attestation_header(attested_state: str, own_paths: tuple[str, ...] = ()) -> Callable[[str, int], Mapping[str, str]]:
     """Returns the function that gives STATE_HEADER for an answer's path and status.
 
-    The header of an answer of the server is `attested`. Errors and own paths are the proxy's own answers, before which
-    perhaps nothing was attested. A server without hardware is NOT_ATTESTED in each answer.
+    The header of an answer of the server is `attested_state`. Errors and own paths are the proxy's own answers, before
+    which perhaps nothing was attested. A server without hardware is NOT_ATTESTED in each answer.
 
     Args:
-        attested: what the header says of the server's answers.
+        attested_state: the value of the header in the server's answers.
         own_paths: beginnings of further paths that the proxy answers without the server.
     """
-    own_state = attested if attested == NOT_ATTESTED else OWN_ANSWER
+    own_state = attested_state if attested_state == NOT_ATTESTED else OWN_ANSWER
 
-    def header(path: str, status: int) -> Mapping[str, str]:
+    def state_header(path: str, status: int) -> Mapping[str, str]:
         is_own = status >= 400 or path in OPEN_PATHS or path.startswith(own_paths)
-        return {STATE_HEADER: own_state if is_own else attested}
+        return {STATE_HEADER: own_state if is_own else attested_state}
 
-    return header
+    return state_header
 
 
-class _Unread(Exception):
-    """The client did not read a part of the answer in time."""
+class _UnreadAnswer(Exception):
+    """Is raised if the client does not read a part of an answer in time."""

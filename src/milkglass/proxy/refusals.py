@@ -1,6 +1,6 @@
-"""Errors for applications. Official clients show only `message`, so it includes the next step.
+"""Answers applications with errors. Official clients show only `message`, so it includes the next step.
 
-They go to the owner's own program on this machine and may name a field; they never go into a log.
+Errors go to the owner's own program on this machine and may name a field; they never go into a log.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ HINTS = {
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Makes the app answer with these errors."""
+    """Makes an app answer with the errors of this module."""
 
-    async def on_known(request: Request, error: Any) -> JSONResponse:
+    async def answer_known_error(request: Request, error: Any) -> JSONResponse:
         return error_response(as_gateway_error(error))
 
-    async def on_http(request: Request, error: Any) -> JSONResponse:
+    async def answer_http_error(request: Request, error: Any) -> JSONResponse:
         if isinstance(error, errors.RefusedRequest):
             return error_response(as_gateway_error(error.error))
         status = error.status_code
@@ -42,24 +42,24 @@ def install_handlers(app: FastAPI) -> None:
             _join_hint(errors.error_json(status, message, f"http_{status}", hint)), status, error.headers
         )
 
-    app.add_exception_handler(MilkglassError, on_known)
-    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(MilkglassError, answer_known_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
 
 
 def error_response(error: MilkglassError) -> JSONResponse:
-    """Returns the answer for an error. A busy engine's says when to ask again."""
+    """Returns the HTTP answer for an error; for a busy engine with the time after which to ask again."""
     return JSONResponse(
         error_document(error), error.status, {"Retry-After": "2"} if error.status in BUSY_STATUSES else None
     )
 
 
 def error_document(error: MilkglassError) -> dict[str, Any]:
-    """Returns the body of an error."""
+    """Returns the body of the answer for an error."""
     return _join_hint(errors.error_body(error))
 
 
 def any_error_document(error: Exception) -> dict[str, Any]:
-    """Returns the body of an error after an answer began. Only a MilkglassError is quoted."""
+    """Returns the body for an error that occurs after an answer began. Only a MilkglassError is quoted."""
     if isinstance(error, MilkglassError):
         return error_document(as_gateway_error(error))
     return _join_hint(
@@ -87,14 +87,19 @@ DEFAULT_HINT = "the person who runs this proxy can mend it"
 def _join_hint(document: dict[str, Any]) -> dict[str, Any]:
     """Returns the body of an error, after joining the part of its hint that is for applications to its message."""
     error = document["error"]
-    parts = [part for part in error["hint"].split("; ") if not COMMAND_LINE_PATTERN.search(part)]
-    error["hint"] = "; ".join(parts) or (DEFAULT_HINT if error["hint"] else "")
+    hints = [hint for hint in error["hint"].split("; ") if not COMMAND_LINE_PATTERN.search(hint)]
+    error["hint"] = "; ".join(hints) or (DEFAULT_HINT if error["hint"] else "")
     error["message"] = "; ".join(part for part in (error["message"], error["hint"]) if part)
     return document
 
 
-def fields_error(error: ValidationError, body_type: type[BaseModel]) -> UsageError:
-    """Returns the error for a request's fields, with what to do. `param` is the first faulty field."""
+def invalid_fields_error(error: ValidationError, body_type: type[BaseModel]) -> UsageError:
+    """Returns the error for a request with invalid fields. `param` of the error is the first invalid field.
+
+    Args:
+        error: the faults that pydantic found.
+        body_type: the model of the request's body.
+    """
     unknown_fields = [
         ".".join(map(str, fault["loc"])) for fault in error.errors() if fault["type"] == "extra_forbidden"
     ]
@@ -105,10 +110,12 @@ def fields_error(error: ValidationError, body_type: type[BaseModel]) -> UsageErr
             f"`{name}` is not offered, and nothing of it was sent", f"this call takes {field_names}", param=name
         )
     has_private_fault = any(fault["type"] == "not_private" for fault in error.errors())
-    see = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if has_private_fault else ""
-    parts = [str(part) for part in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
-    param = ".".join(part for part in parts if part.isidentifier() or part.isdigit())[:60] or None
-    return UsageError(errors.validation_message(error, name_of=_refused_number), f"nothing was sent{see}", param=param)
+    manual_hint = "; see docs/cli.md, section 'Applications that speak OpenAI's API'" if has_private_fault else ""
+    steps = [str(step) for step in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
+    param = ".".join(step for step in steps if step.isidentifier() or step.isdigit())[:60] or None
+    return UsageError(
+        errors.validation_message(error, name_of=_refused_number), f"nothing was sent{manual_hint}", param=param
+    )
 
 
 def _refused_number(fault: Mapping[str, Any]) -> str:

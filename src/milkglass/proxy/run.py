@@ -1,4 +1,4 @@
-"""The proxy as a process: it connects, listens, and counts what it sends under the key, until it is asked to stop."""
+"""Runs the proxy as a process: connects, listens, and counts what is sent under the key, until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ DEFAULT_LIMITS = Limits(total=2048, per_address=1024)  # one program may send a 
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """Says where a proxy listens, whom it answers, and within which limits.
+    """Holds where a proxy listens, whom it answers, and within which limits.
 
     Attributes:
         host: the name or address of the interface to listen on.
         port: 0 takes any free port.
-        token: the API key. None: any is accepted, from this machine only.
+        token: the API key. None: any key is accepted, from this machine only.
         tls_certificate: a PEM file. None: the proxy speaks plain HTTP.
         tls_key: the certificate's key.
         connections: limits of connections and requests.
-        attested: what STATE_HEADER says of an attested server's answers. None: there is no such header.
+        attested: the value of STATE_HEADER in an attested server's answers. None: there is no such header.
     """
 
     host: str = "127.0.0.1"
@@ -50,18 +50,20 @@ class ProxyAddress:
 
 
 class Page(Protocol):
-    """Serves a page beside OpenAI's addresses. Its observer receives all ids that are sent and received."""
+    """Serves a page beside OpenAI's addresses."""
 
     @property
-    def observer(self) -> Observer: ...
+    def observer(self) -> Observer:
+        """Returns the observer that receives all ids that are sent and received."""
+
     def running(self, backend: Backend) -> AbstractAsyncContextManager[PageRoutes]:
-        """Returns a context that gives the page's addresses, and runs what they need."""
+        """Returns a context that runs what the page needs, and yields the page's addresses."""
 
 
 def run(
     keys: Sequence[tuple[UnlockedKey, Codec]],
     upstream: Upstream,
-    requested: Sequence[str],
+    requested_models: Sequence[str],
     address: ProxyAddress,
     on_ready: Callable[[str, list[str]], None],
     notice: Log,
@@ -72,8 +74,8 @@ def run(
 
     Args:
         keys: the keys, each with its codec.
-        upstream: sends requests to the engine. It is closed at the end.
-        requested: the names of the models to serve. Empty: all that the engine serves for these keys.
+        upstream: sends requests to the engine, and is closed at the end.
+        requested_models: the names of the models to serve. Empty: all that the engine serves for these keys.
         address: where the proxy listens.
         on_ready: receives the proxy's URL and the models' names once connections are accepted.
         notice: receives lines for the user.
@@ -88,21 +90,21 @@ def run(
     listener = listen(address, limits)
     counters = [UsageCount(unlocked, notice) for unlocked, _ in keys]
 
-    async def work() -> None:
+    async def run_proxy() -> None:
         observers = [counter if page is None else Observers((counter, page.observer)) for counter in counters]
-        served = [
+        served_keys = [
             ServedKey(unlocked.path.name, codec, unlocked.key.info, observer)
             for (unlocked, codec), observer in zip(keys, observers, strict=True)
         ]
-        key_by_path = {unlocked.path: key for (unlocked, _), key in zip(keys, served, strict=True)}
+        key_by_path = {unlocked.path: key for (unlocked, _), key in zip(keys, served_keys, strict=True)}
         key_by_model = {name: key_by_path[unlocked.path] for name, unlocked in (key_of_model or {}).items()}
         try:
-            backends, warnings = await connect_backends(upstream, served, requested, key_by_model)
+            backends, warnings = await connect_backends(upstream, served_keys, requested_models, key_by_model)
         except BaseException:
             await upstream.close()
             raise
-        for line in backends.notices(warnings):
-            notice(line)
+        for warning_text in backends.notices(warnings):
+            notice(warning_text)
         names = [model.name for model in backends.models]
         async with AsyncExitStack() as running:
             for counter in counters:
@@ -111,7 +113,7 @@ def run(
             await serve(backends, listener, address, limits, lambda url: on_ready(url, names), routes, notice)
 
     try:
-        asyncio.run(work())
+        asyncio.run(run_proxy())
     finally:
         listener.close()
 
@@ -125,7 +127,17 @@ async def serve(
     page: PageRoutes | None = None,
     notice: Log = no_log,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. `on_ready` receives the proxy's URL once connections are accepted."""
+    """Serves until SIGINT or SIGTERM.
+
+    Args:
+        backends: the models that are served.
+        listener: the socket that listens.
+        address: where the proxy listens.
+        limits: limits of connections and requests.
+        on_ready: receives the proxy's URL once connections are accepted.
+        page: the addresses of a page. None: there is no page.
+        notice: receives lines for the user.
+    """
     app, url = create_app(backends, address.token, page, limits, address.attested), url_of(listener, address)
     gc.collect()
     gc.freeze()  # so that the libraries' objects are not collected again and again while answers are running

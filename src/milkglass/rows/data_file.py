@@ -1,7 +1,7 @@
-"""A file of the user's rows, and which of its columns are read.
+"""Reads a file of the user's rows, and decides which of its columns are read.
 
-It is JSON Lines, one JSON list, CSV, TSV, Parquet, or lines of text. Columns that are not named are found by their
-usual names. The delimiter of a table is found from its first rows.
+A file is JSON Lines, one JSON list, CSV, TSV, Parquet, or lines of text. Columns that the user does not name are found
+by their usual names. The delimiter of a table is found from its first rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from milkglass.rows.tables import delimiter_of, json_rows, parquet_rows, quotes_
 
 TEXT_COLUMNS, PAIR_COLUMNS, LABEL_COLUMNS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
 CHAT_COLUMNS = ("messages", "instruction")
-# First and second text under usual names, beside those of TEXTS and PAIRS; both are read if a row has both
+# First and second text under usual names, besides TEXT_COLUMNS and PAIR_COLUMNS; both are read if a row has both
 PAIRED_COLUMNS = (("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2"))
 # A question and its answer under usual names, and what is asked; they are read as a conversation
 SUMMARISE_PROMPT = "Summarize the following dialogue.\n\n"
@@ -33,7 +33,7 @@ INSTRUCTED_COLUMNS = ("instruction", "input", "output", "id", "text")
 TABLE_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
 SUFFIXES = (*JSON_SUFFIXES, *TABLE_SUFFIXES, ".parquet", ".txt")
 SPREADSHEET_SUFFIXES = (".xlsx", ".xls", ".xlsm", ".ods")
-READ_KINDS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
+READ_KINDS_TEXT = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
 
 
 def refuse_spreadsheet(path: Path) -> None:
@@ -49,7 +49,7 @@ class DataFile:
     """Reads the rows of a file, and finds the columns that are used.
 
     Attributes:
-        path: the file; a string is taken too.
+        path: the file; a string is accepted too.
         text: the column of texts. None: found by its name, as all columns are.
         label: the column of labels.
         pair: the column of second texts.
@@ -92,7 +92,7 @@ class DataFile:
             refuse_spreadsheet(self.path)
             raise UsageError(
                 f"{self.name} is of no kind that is read",
-                f'give {READ_KINDS}, for example lines such as {{"text": "...", "label": "..."}}',
+                f'give {READ_KINDS_TEXT}, for example lines such as {{"text": "...", "label": "..."}}',
             )
         return suffix
 
@@ -104,9 +104,9 @@ class DataFile:
             EmptyText: the file is empty.
         """
         if self.path.is_dir():
-            raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS}")
+            raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS_TEXT}")
         if not self.path.is_file():
-            raise UsageError(f"there is no file {self.path}", missing_file_hint(self.path, f"give {READ_KINDS}"))
+            raise UsageError(f"there is no file {self.path}", missing_file_hint(self.path, f"give {READ_KINDS_TEXT}"))
         if self.suffix == ".txt" and (self.named_columns or self.delimiter):
             raise UsageError(
                 f"{self.name} is read as a text a line, without columns",
@@ -144,19 +144,21 @@ class DataFile:
         """Returns the column of texts. Raises CodecError if there is none.
 
         Args:
-            header: columns of other rows.
+            place: the row's place, for messages.
+            row: the row.
+            header: columns of other rows, which are searched after those of the row.
         """
-        column = self.text or self._usual_text(row) or self._usual_text(header)
+        column = self.text or self._usual_text_column(row) or self._usual_text_column(header)
         if column is None:
             raise no_text_error(place, row, self.named_columns)
         return column
 
-    def _usual_text(self, row: Collection[str]) -> str | None:
+    def _usual_text_column(self, row: Collection[str]) -> str | None:
         """Returns the column of texts of a usual name, or None."""
-        text_and_pair = self._usual_pair(row)
+        text_and_pair = self._usual_pair_columns(row)
         return text_and_pair[0] if text_and_pair else matching_name(row, TEXT_COLUMNS, self.named_columns)
 
-    def _usual_pair(self, row: Collection[str]) -> tuple[str, str] | None:
+    def _usual_pair_columns(self, row: Collection[str]) -> tuple[str, str] | None:
         """Returns the columns of first and second texts that go together by their names, or None."""
         if self.text is not None or TEXT_COLUMNS[0] in row:
             return None
@@ -168,7 +170,7 @@ class DataFile:
 
     def question_columns(self, row: Collection[str]) -> tuple[str, str, str] | None:
         """Returns the columns of a question and its answer, and the words before the question, or None."""
-        if self.named_columns or self._usual_text(row) or not {*LABEL_COLUMNS}.isdisjoint(row):
+        if self.named_columns or self._usual_text_column(row) or not {*LABEL_COLUMNS}.isdisjoint(row):
             return None
         return next((names for names in ANSWERED_COLUMNS if {*names[:2]} <= {*row}), None)
 
@@ -178,7 +180,7 @@ class DataFile:
 
     def pair_column(self, row: Row) -> str | None:
         """Returns the column of second texts, or None if the row has none."""
-        text_and_pair = self._usual_pair(row)
+        text_and_pair = self._usual_pair_columns(row)
         return self.pair or (
             text_and_pair[1] if text_and_pair else matching_name(row, PAIR_COLUMNS, self.named_columns)
         )
@@ -237,5 +239,5 @@ Source = Path | DataFile
 
 
 def matching_name(row: Collection[str], names: Collection[str], excluded: Collection[str] = ()) -> str | None:
-    """Returns the first of these columns that a row has, or None."""
+    """Returns the first of `names` that a row has and that is not excluded, or None."""
     return next((name for name in names if name in row and name not in excluded), None)

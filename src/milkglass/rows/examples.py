@@ -26,7 +26,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import CHAT_COLUMNS, INSTRUCTED_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
-from milkglass.rows.place import Place, Row, fields_there, is_missing, text_of
+from milkglass.rows.place import Place, Row, fields_hint, is_missing, text_of
 
 RowKind = Literal["labelled", "chat", "text"]
 WEIGHT_FIELDS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
@@ -71,7 +71,7 @@ class Example:
     row_id: str = ""
 
     def place(self, source: Source) -> Place:
-        """Returns the row's name for messages."""
+        """Returns the place of the row in a file, for messages."""
         return Place(source.name, self.line, self.noun)
 
 
@@ -110,9 +110,10 @@ class Summary:
 def read_examples(
     source: Source, are_scores: bool = False, on_blank: Progress = no_progress, on_empty: Progress = no_progress
 ) -> Iterator[Example]:
-    """Yields the rows of a file, checked.
+    """Reads and checks the rows of a file, and yields them one at a time.
 
     Args:
+        source: the file.
         are_scores: whether labels are the numbers of a regression.
         on_blank: receives a 1 for each blank line that is skipped.
         on_empty: receives a 1 for each row that the file's `skip_empty` leaves out.
@@ -123,10 +124,10 @@ def read_examples(
         UsageError: files of this kind are not read.
     """
     file = DataFile.of(source)
-    header, cells = _survey(file, are_scores)
+    header, cells = _columns_and_label_cells(file, are_scores)
     first_example: Example | None = None
     for place, example in _filled_examples(
-        file, lambda place, row: _example(file, place, row, header, cells), on_blank, on_empty
+        file, lambda place, row: _read_example(file, place, row, header, cells), on_blank, on_empty
     ):
         first_example = first_example or example
         if (example.kind, example.pair is None) != (first_example.kind, first_example.pair is None):
@@ -145,15 +146,16 @@ def examples_of(source: Source, max_rows: int | None = None) -> list[Example]:
 def read_texts(
     source: Source, on_blank: Progress = no_progress, identifier: str | None = None, on_empty: Progress = no_progress
 ) -> Iterator[Example]:
-    """Yields the texts and second texts of a file without looking at labels. Raises what `read_examples` raises.
+    """Yields the texts and second texts of a file, and ignores labels. Raises what `read_examples` raises.
 
     Args:
+        source: the file.
         on_blank: receives a 1 for each blank line that is skipped.
         identifier: the column of the rows' ids. None: `id`, if there is one.
         on_empty: receives a 1 for each row that the file's `skip_empty` leaves out.
     """
     file = DataFile.of(source)
-    header = _survey(file, are_scores=True)[0]
+    header = _columns_and_label_cells(file, are_scores=True)[0]
 
     def example(place: Place, row: Row) -> Example:
         column = file.pair_column(row)
@@ -166,32 +168,32 @@ def read_texts(
 
 
 def _filled_examples(
-    file: DataFile, build: Callable[[Place, Row], Example], on_blank: Progress, on_empty: Progress
+    file: DataFile, build_example: Callable[[Place, Row], Example], on_blank: Progress, on_empty: Progress
 ) -> Iterator[tuple[Place, Example]]:
     """Yields the examples of the rows. Rows with an empty field are refused, or left out if the file skips them."""
-    rows, skipped = 0, None
+    row_count, skipped_reason = 0, None
     for place, row in file.rows(on_blank):
         try:
-            example = build(place, row)
+            example = build_example(place, row)
         except EmptyText as error:
             if not file.skip_empty:
                 raise EmptyText(error.message, f"{error.hint}, or leave out all such rows with --skip-empty") from None
-            skipped = error.message
+            skipped_reason = error.message
             on_empty(1)
             continue
-        rows += 1
+        row_count += 1
         yield place, example
-    if rows:
+    if row_count:
         return
-    if skipped is None:
+    if skipped_reason is None:
         raise EmptyText(f"{file.name} has no rows", "give at least one")
-    raise EmptyText(f"{file.name} has no rows but those that --skip-empty leaves out: {skipped}", "fill some")
+    raise EmptyText(f"{file.name} has no rows but those that --skip-empty leaves out: {skipped_reason}", "fill some")
 
 
-def _survey(file: DataFile, are_scores: bool) -> tuple[tuple[str, ...], LabelCells]:
-    """Returns all columns of the rows, and how the cells of labels are read.
+def _columns_and_label_cells(file: DataFile, are_scores: bool) -> tuple[tuple[str, ...], LabelCells]:
+    """Returns the columns of all rows, and how the cells of labels are read.
 
-    It ends at a row that cannot be read, which whoever reads the rows reports.
+    Reading ends silently at a row that cannot be read: `read_examples` raises the error.
     """
     names: dict[str, None] = {}
 
@@ -215,25 +217,30 @@ def summarise(source: Source, are_scores: bool = False) -> Summary:
     """Reads and checks all rows of a file, and returns what it holds. Raises what `read_examples` raises.
 
     Args:
+        source: the file.
         are_scores: whether labels are the numbers of a regression. Then CodecError is raised for a row without one.
     """
-    blank, empty = list[int](), list[int]()
-    rows, example = 0, None
+    blank_lines, empty_rows = list[int](), list[int]()
+    row_count, example = 0, None
 
     def examples() -> Iterator[Example]:
-        nonlocal rows, example
-        for example in read_examples(source, are_scores, blank.append, empty.append):
+        nonlocal row_count, example
+        for example in read_examples(source, are_scores, blank_lines.append, empty_rows.append):
             if are_scores and example.label is None:
                 raise CodecError(f"{example.place(source)} has no label", "a regression needs a number in every row")
-            rows += 1
+            row_count += 1
             yield example
 
     scale = Scale.of(float(str(row.label)) for row in examples()) if are_scores else None
-    labels = Counter(row.label for row in examples() if row.label is not None) if scale is None else Counter[str]()
+    rows_by_label = (
+        Counter(row.label for row in examples() if row.label is not None) if scale is None else Counter[str]()
+    )
     assert example is not None  # read_examples refuses an empty file
-    names = (*sort_labels(labels),)
-    counts = tuple(labels[name] for name in names)
-    return Summary(example.kind, rows, example.pair is not None, names, scale, len(blank), len(empty), counts)
+    names = (*sort_labels(rows_by_label),)
+    counts = tuple(rows_by_label[name] for name in names)
+    return Summary(
+        example.kind, row_count, example.pair is not None, names, scale, len(blank_lines), len(empty_rows), counts
+    )
 
 
 def sort_labels(labels: Collection[str]) -> list[str]:
@@ -248,17 +255,17 @@ def require_classes(source: Source, summary: Summary) -> None:
     These are the numbers of a regression, a single label, or labels that mostly occur once, such as ids and names.
     """
     require_no_fractions(source, summary)
-    count = len(summary.labels)
+    label_count = len(summary.labels)
     column = _column_of_labels(source)
-    if count < 2:
+    if label_count < 2:
         raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
     single_count = sum(rows == 1 for rows in summary.label_counts)
-    if count == summary.row_count > 2 or (
+    if label_count == summary.row_count > 2 or (
         summary.row_count >= MIN_ROWS_TO_JUDGE and 2 * single_count > summary.row_count
     ):
         raise CodecError(
-            f"{column} has {count:,} labels in {summary.row_count:,} rows, and {single_count:,} of them are in one row "
-            "only",
+            f"{column} has {label_count:,} labels in {summary.row_count:,} rows, and {single_count:,} of them are in "
+            "one row only",
             "does it hold ids? --label-column NAME takes another column",
         )
 
@@ -274,6 +281,7 @@ def require_no_fractions(source: Source, summary: Summary) -> None:
 
 
 def _column_of_labels(source: Source) -> str:
+    """Returns the column of labels and its file as words of a message."""
     return f"the column {DataFile.of(source).label or 'label'} of {source.name}"
 
 
@@ -282,7 +290,7 @@ def no_labels_error(source: Source, summary: Summary) -> CodecError:
     hint = 'give rows with a "text" and a "label"'
     if summary.kind == "text" and DataFile.of(source).suffix != ".txt":
         place, row = next(DataFile.of(source).rows())
-        columns = fields_there(place, row, DataFile.of(source).named_columns)
+        columns = fields_hint(place, row, DataFile.of(source).named_columns)
         hint = f"{columns}; --label-column names the column of labels"
     return CodecError(f"{source.name} has no labels: its rows are {ROW_NOUNS[summary.kind]}", hint)
 
@@ -292,7 +300,7 @@ def checked_summary(source: Source, task: str | None) -> Summary:
 
     Args:
         source: the file.
-        task: "classification", "regression" or "causal-lm". None: what the rows are for.
+        task: "classification", "regression" or "causal-lm". None: the task that the rows are for.
 
     Raises:
         UsageError: there is no such file.
@@ -320,10 +328,13 @@ def number_labels(names: Sequence[str], known_numbers: Mapping[str, int] | None)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
+def _read_example(file: DataFile, place: Place, row: Row, header: Sequence[str], cells: LabelCells) -> Example:
     """Returns the example of one row.
 
     Args:
+        file: the file, which finds the columns.
+        place: the row's place, for messages.
+        row: the row.
         header: the columns of the whole file. A row without one of them has an empty cell there.
         cells: reads the cells of labels.
 
@@ -331,28 +342,30 @@ def _example(file: DataFile, place: Place, row: Row, header: Sequence[str], cell
         CodecError: the row has another shape.
         EmptyText: a cell is empty.
     """
-    if (chat := _chat_example(file, place, row)) is not None:
-        return chat
+    if (chat_example := _chat_example(file, place, row)) is not None:
+        return chat_example
     _require_unweighted(file, place, row)
     text = _row_text(file, place, row, header)
-    pairs, labels = file.pair_column(row), file.label_column(header)
-    pair = None if pairs is None else text_of(place, row, pairs)
-    if labels is None:
+    pair_column, label_column = file.pair_column(row), file.label_column(header)
+    pair = None if pair_column is None else text_of(place, row, pair_column)
+    if label_column is None:
         if pair is not None:
             raise CodecError(
-                f"{place} has a {pairs} and no label",
-                f"{fields_there(place, row, file.named_columns)}; --label-column names the column of labels",
+                f"{place} has a {pair_column} and no label",
+                f"{fields_hint(place, row, file.named_columns)}; --label-column names the column of labels",
             )
         return Example(place.number, "text", text, noun=place.noun)
-    if labels not in header:
-        raise CodecError(f"{place} has no {labels}", fields_there(place, row, (labels,)))
-    if labels not in row:
-        raise _missing_column_error(file, place, row, labels)
-    return Example(place.number, "labelled", text, pair, cells.read(place, labels, row[labels]), noun=place.noun)
+    if label_column not in header:
+        raise CodecError(f"{place} has no {label_column}", fields_hint(place, row, (label_column,)))
+    if label_column not in row:
+        raise _missing_column_error(file, place, row, label_column)
+    return Example(
+        place.number, "labelled", text, pair, cells.read(place, label_column, row[label_column]), noun=place.noun
+    )
 
 
 def _require_unweighted(file: DataFile, place: Place, row: Row) -> None:
-    """Raises CodecError for a field that weighs a row in training: all rows count alike.
+    """Raises CodecError for a field that gives a row a weight in training: all rows count alike.
 
     If the user named the columns of texts and labels, or for other columns of a table, such fields are not read.
     """
@@ -375,14 +388,15 @@ def _row_text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> 
 
 
 def _missing_column_error(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
-    hint = f"give it one ({fields_there(place, row, (column, *file.named_columns))})"
+    """Returns the error for a row that lacks a column that other rows have."""
+    hint = f"give it one ({fields_hint(place, row, (column, *file.named_columns))})"
     return EmptyText(f"{place} has no {column}", hint)
 
 
 def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none. Raises CodecError if a named column has no id."""
     if identifier is not None and identifier not in row:
-        raise CodecError(f"{place} has no {identifier}", f"{fields_there(place, row, (identifier,))}; see --id-column")
+        raise CodecError(f"{place} has no {identifier}", f"{fields_hint(place, row, (identifier,))}; see --id-column")
     cell = row.get(identifier or ID_COLUMN)
     cell = int(cell) if isinstance(cell, float) and cell.is_integer() else cell
     if not isinstance(cell, bool) and isinstance(cell, str | int):
@@ -439,12 +453,13 @@ def _without_gaps(cell: Any) -> Any:
 
 
 def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
+    """Returns the conversation of a row of instructions. Raises CodecError for an unknown column that is not empty."""
     messages = question_answer(place, row, "instruction", "output", "input")
     if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not is_missing(row[name])]:
         raise CodecError(
             f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED_COLUMNS[:3])}, which are not "
             "honoured",
-            f"{fields_there(place, row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
+            f"{fields_hint(place, row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
         )
     return messages
 
@@ -452,15 +467,17 @@ def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
 def question_answer(
     place: Place, row: Row, question: str, answer: str, extra: str | None = None, prefix: str = ""
 ) -> tuple[Message, Message]:
-    """Returns a user's question and its answer. Raises what `text_of` raises.
+    """Returns a user's question and its answer as messages. Raises what `text_of` raises.
 
     Args:
+        place: the row's place, for messages of errors.
+        row: the row.
         question: the column of questions.
         answer: the column of answers.
         extra: a column that is put under the question if it is not empty.
         prefix: words before the question.
     """
-    requested, answer_text = prefix + text_of(place, row, question), text_of(place, row, answer)
+    question_text, answer_text = prefix + text_of(place, row, question), text_of(place, row, answer)
     if extra is not None and not is_missing(row.get(extra)):
-        requested = f"{requested}\n\n{text_of(place, row, extra)}"
-    return {"role": "user", "content": requested}, {"role": "assistant", "content": answer_text}
+        question_text = f"{question_text}\n\n{text_of(place, row, extra)}"
+    return {"role": "user", "content": question_text}, {"role": "assistant", "content": answer_text}

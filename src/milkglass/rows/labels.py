@@ -52,14 +52,14 @@ class LabelCells:
 
     @classmethod
     def of(cls, cells: Iterable[Any]) -> LabelCells:
-        """Decides how cells are read from all cells of the column."""
+        """Decides by all cells of a column how each of them is read."""
         has_cells = have_fractions = False
         for cell in cells:
-            if is_missing(cell) or _is_gap(cell):
+            if is_missing(cell) or _is_missing_word(cell):
                 continue
             if has_fraction(cell):
                 have_fractions = True
-            elif isinstance(cell, bool) or (_whole_number(cell) is None and not _is_digits(cell)):
+            elif isinstance(cell, bool) or (_whole_number(cell) is None and not _is_integer(cell)):
                 return cls()
             has_cells = True
         return cls(are_whole=has_cells and not have_fractions, have_fractions=have_fractions)
@@ -74,12 +74,12 @@ class LabelCells:
 
         Raises:
             EmptyText: the label is missing.
-            CodecError: it is neither a name nor a number, or a score is not a number.
+            CodecError: the label is neither a name nor a number, or a score is not a number.
         """
-        if is_missing(cell) or ((self.are_whole or self.have_fractions or self.are_scores) and _is_gap(cell)):
+        if is_missing(cell) or ((self.are_whole or self.have_fractions or self.are_scores) and _is_missing_word(cell)):
             raise EmptyText(f"{place} has an empty {column}", "fill it")
         if self.are_scores:
-            return repr(score_of(str(place), cell))
+            return repr(read_score(str(place), cell))
         if isinstance(cell, bool) or (isinstance(cell, str) and cell.strip().lower() in ("true", "false")):
             return str(cell).strip().lower()
         number = _whole_number(cell)
@@ -120,12 +120,12 @@ def is_number(name: str) -> bool:
     return _NUMBER_PATTERN.fullmatch(name) is not None
 
 
-def _is_digits(cell: Any) -> bool:
+def _is_integer(cell: Any) -> bool:
     """Returns whether a cell is a whole number, or the text of one."""
     return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE_PATTERN.fullmatch(cell.strip()) is not None)
 
 
-def _is_gap(cell: Any) -> bool:
+def _is_missing_word(cell: Any) -> bool:
     """Returns whether a cell is a word for a missing number, such as "nan"."""
     return isinstance(cell, str) and cell.strip().casefold() in MISSING_WORDS
 
@@ -133,7 +133,12 @@ def _is_gap(cell: Any) -> bool:
 # --- scores -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Scale:
-    """Standardises scores by their mean and spread (standard deviation, above 0), both in the user's unit."""
+    """Standardises scores.
+
+    Attributes:
+        mean: the mean of the scores, in the user's unit.
+        spread: the standard deviation of the scores, above 0, in the user's unit.
+    """
 
     mean: float
     spread: float
@@ -141,21 +146,21 @@ class Scale:
     @classmethod
     def of(cls, scores: Iterable[float]) -> Scale:
         """Returns the scale of scores in one pass (Welford's updates). Raises CodecError if they do not differ."""
-        count, mean, squares = 0, 0.0, 0.0
+        count, mean, squared_deviations = 0, 0.0, 0.0
         for score in scores:
             count += 1
             step = score - mean
             mean += step / count
-            squares += step * (score - mean)
-        spread = math.sqrt(squares / count) if count else 0.0
+            squared_deviations += step * (score - mean)
+        spread = math.sqrt(squared_deviations / count) if count else 0.0
         if not math.isfinite(spread) or spread <= 1e-9 * max(1.0, abs(mean)):
             raise CodecError(f"the {count} scores do not differ, or are too large", "a regression needs two at least")
         return cls(mean, spread)
 
     @classmethod
-    def from_document(cls, raw: Any) -> Scale | None:
-        """Returns the scale that `document` wrote, or None for None."""
-        return None if raw is None else cls(float(raw[0]), float(raw[1]))
+    def from_document(cls, document: Any) -> Scale | None:
+        """Returns the scale that the method `document` wrote, or None for None."""
+        return None if document is None else cls(float(document[0]), float(document[1]))
 
     def document(self) -> list[float]:
         """Returns the scale as JSON-like data, which `from_document` reads."""
@@ -172,14 +177,22 @@ class Scale:
     def suits(self, other: Scale) -> bool:
         """Returns whether data of the scale `other` may be sent by this one.
 
-        A second fine-tune then reads like the first. This holds if the sent mean is within 1 of 0, and the sent spread
-        between 1/2 and 2.
+        A second fine-tune then gets scores like those of the first. This holds if the sent mean is within 1 of 0, and
+        the sent spread between 1/2 and 2.
         """
         return abs(self.standardise(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
 
 
-def score_of(row_name: str, cell: Any) -> float:
-    """Returns a label as a number. Raises CodecError, with the row's name, if it is not a finite number."""
+def read_score(row_name: str, cell: Any) -> float:
+    """Reads the score in a cell.
+
+    Args:
+        row_name: the row's place, for messages.
+        cell: a number, or the text of one.
+
+    Raises:
+        CodecError: the cell is not a finite number.
+    """
     try:
         score = math.nan if isinstance(cell, bool) else float(cell)
     except (TypeError, ValueError, OverflowError):

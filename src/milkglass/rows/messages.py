@@ -42,13 +42,14 @@ def normalize_messages(originals: Sequence[Mapping[str, Any]]) -> list[Message]:
     Raises:
         UsageError: a message is invalid, its content is not text, or a field of it would be ignored.
     """
-    messages = [_message(number, original) for number, original in enumerate(originals, 1)]
+    messages = [_normalized_message(number, original) for number, original in enumerate(originals, 1)]
     for number, (original, message) in enumerate(zip(originals, messages, strict=True), 1):
         _require_known(_meaningful_fields(original), MESSAGE_FIELDS[message["role"]], f"message {number}")
     return messages
 
 
-def _message(number: int, original: Mapping[str, Any]) -> Message:
+def _normalized_message(number: int, original: Mapping[str, Any]) -> Message:
+    """Returns message `number` as a template reads it. Raises UsageError if it is invalid, or not text."""
     role = original.get("role")
     if not isinstance(role, str) or role not in TEMPLATE_ROLES:
         raise UsageError(f"message {number} has no known role", f"the roles are: {', '.join(TEMPLATE_ROLES)}")
@@ -62,20 +63,28 @@ def _message(number: int, original: Mapping[str, Any]) -> Message:
     if calls is not None and not isinstance(calls, list):
         raise UsageError(f"tool_calls of message {number} is not a list", "give it as it was answered")
     if calls:
-        message["tool_calls"] = [_call(number, call) for call in calls]
+        message["tool_calls"] = [_normalized_call(number, call) for call in calls]
     if role == "assistant":
-        thoughts = [original[name] for name in ("reasoning_content", "reasoning") if original.get(name)]
-        if any(not isinstance(thought, str) or thought != thoughts[0] for thought in thoughts):
+        reasonings = [original[name] for name in ("reasoning_content", "reasoning") if original.get(name)]
+        if any(not isinstance(reasoning, str) or reasoning != reasonings[0] for reasoning in reasonings):
             raise UsageError(f"message {number} has a reasoning that is not one text", "give reasoning_content alone")
-        if thoughts:
-            message["reasoning_content"] = thoughts[0]
+        if reasonings:
+            message["reasoning_content"] = reasonings[0]
     if role == "tool":
         message |= {name: original[name] for name in ("tool_call_id", "name") if isinstance(original.get(name), str)}
     return message
 
 
 def content_text(content: Any, number: int) -> str:
-    """Returns the text of a content: a text, a list of text parts, or None. Raises UsageError for anything else."""
+    """Returns the text of a message's content.
+
+    Args:
+        content: a text, a list of text parts, or None.
+        number: the number of the message, for errors.
+
+    Raises:
+        UsageError: the content is anything else.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -103,18 +112,23 @@ def content_text(content: Any, number: int) -> str:
     return "".join(parts)
 
 
-def _call(number: int, call: Any) -> dict[str, Any]:
-    """Returns a tool call with its arguments as an object, as templates want it. OpenAI has them as JSON text.
+def _normalized_call(number: int, call: Any) -> dict[str, Any]:
+    """Returns a tool call with its arguments as an object, as templates want it. In OpenAI's format they are JSON text.
 
-    Raises UsageError.
+    Args:
+        number: the number of the message, for errors.
+        call: the call.
+
+    Raises:
+        UsageError: the call is invalid.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UsageError(f"a tool call of message {number} names no function", "give it as it was answered")
     try:
-        raw_arguments = function.get("arguments")
-        raw = {} if raw_arguments in (None, "") else raw_arguments
-        arguments = raw if isinstance(raw, Mapping) else json.loads(raw)
+        written = function.get("arguments")
+        written = {} if written in (None, "") else written
+        arguments = written if isinstance(written, Mapping) else json.loads(written)
         json.dumps(arguments, ensure_ascii=False).encode()  # a lone surrogate is not text
     except (ValueError, TypeError, RecursionError):
         raise UsageError(f"a tool call of message {number} has arguments that are not JSON", "mend them") from None
@@ -122,9 +136,9 @@ def _call(number: int, call: Any) -> dict[str, Any]:
         raise UsageError(
             f"a tool call of message {number} has arguments that are not an object", 'give an object: {"name": ...}'
         )
-    called = {"name": function["name"], "arguments": arguments}
+    function_document = {"name": function["name"], "arguments": arguments}
     call_id = call.get("id")
-    return {"id": "" if call_id is None else str(call_id), "type": "function", "function": called}
+    return {"id": "" if call_id is None else str(call_id), "type": "function", "function": function_document}
 
 
 def tools_of(requested: Sequence[Mapping[str, Any]] | None, allows_strict: bool = True) -> list[dict[str, Any]]:
@@ -169,7 +183,8 @@ def conversation_of(
         row: empty cells count as missing fields. Messages and tools may be JSON text, as in a table.
         column: the column of the messages.
         ignores_other_columns: whether only this column is read.
-        is_trained: whether its answers are learnt. Only then a message may have a `weight`, and an answer is needed.
+        is_trained: whether the row's answers are learnt. Only then may a message have a `weight`, and the row needs an
+            answer.
 
     Raises:
         UsageError: the row has something that cannot be honoured, which the message names.
@@ -180,12 +195,12 @@ def conversation_of(
         row = {column: row.get(column)}
     allowed = [column if name == "messages" else name for name in ROW_FIELDS]
     _require_known(row, allowed, "the row", f", or read the conversation alone: --text-column {column}")
-    turns = _list_of(row.get(column))
+    turns = _list_in_cell(row.get(column))
     if not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise UsageError("no list of messages", 'give [{"role": "user", "content": ...}, ...]')
-    cleaned = [{name: item for name, item in turn.items() if not is_missing(item)} for turn in turns]
-    messages = [_turn(number, message, is_trained) for number, message in enumerate(cleaned, 1)]
-    tools = tools_of(_tools(row.get("tools")), allows_strict=False)
+    nonempty_turns = [{name: item for name, item in turn.items() if not is_missing(item)} for turn in turns]
+    messages = [_training_message(number, message, is_trained) for number, message in enumerate(nonempty_turns, 1)]
+    tools = tools_of(_tools_in_cell(row.get("tools")), allows_strict=False)
     if not isinstance(row.get("parallel_tool_calls", True), bool):
         raise UsageError("parallel_tool_calls is neither true nor false", "give one of them, or leave it out")
     if row.get("parallel_tool_calls") is False and any(len(message.get("tool_calls", ())) > 1 for message in messages):
@@ -195,7 +210,7 @@ def conversation_of(
     return tuple(messages), tuple(tools)
 
 
-def _turn(number: int, turn: Mapping[str, Any], is_trained: bool) -> Message:
+def _training_message(number: int, turn: Mapping[str, Any], is_trained: bool) -> Message:
     """Returns message `number` of a training row as a template reads it. Raises UsageError or EmptyText."""
     role = TEMPLATE_ROLES.get(str(turn.get("role")), "")
     allowed = [name for name in TURN_FIELDS.get(role, turn) if is_trained or name != "weight"]
@@ -205,8 +220,8 @@ def _turn(number: int, turn: Mapping[str, Any], is_trained: bool) -> Message:
             f"message {number} has a refusal beside a content, or one that is not a text",
             "leave one of them out: a refusal is learnt in the place of the content",
         )
-    message = {**_message(number, turn)}
-    _require_parts(number, turn)
+    message = {**_normalized_message(number, turn)}
+    _require_known_parts(number, turn)
     if not str(message["content"]).strip() and role != "tool" and not message.get("tool_calls"):
         raise EmptyText(f"an empty content in message {number}", "fill it")
     weight = turn.get("weight")
@@ -219,8 +234,8 @@ def _turn(number: int, turn: Mapping[str, Any], is_trained: bool) -> Message:
     return message
 
 
-def _require_parts(number: int, turn: Mapping[str, Any]) -> None:
-    """Raises UsageError for an unknown field of a call or a part. `_message` must have accepted the message."""
+def _require_known_parts(number: int, turn: Mapping[str, Any]) -> None:
+    """Raises UsageError for an unknown field of a call or a part of a message that `_normalized_message` accepted."""
     content = turn.get("content")
     for part in content if isinstance(content, list) else ():
         _require_known(_nonempty(part), PART_FIELDS[part["type"]], f"a part of message {number}")
@@ -254,6 +269,8 @@ def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or
     """Raises UsageError for a name that is not allowed.
 
     Args:
+        names: the names that occur.
+        allowed: the names that are allowed.
         noun: what has the names, for the message.
         or_else: another way out, for the hint.
     """
@@ -267,16 +284,16 @@ def _require_known(names: Iterable[str], allowed: Collection[str], noun: str, or
             )
 
 
-def _tools(cell: Any) -> list[Any] | None:
+def _tools_in_cell(cell: Any) -> list[Any] | None:
     """Returns the list of tools in a cell, or None for an empty one. Raises UsageError for anything else."""
-    tools = None if cell is None else _list_of(cell)
+    tools = None if cell is None else _list_in_cell(cell)
     if cell is not None and (tools is None or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UsageError("no list of tools", 'give [{"type": "function", "function": {...}}, ...]')
     return tools
 
 
-def _list_of(cell: Any) -> list[Any] | None:
-    """Returns a list, or the list in a JSON text, or None."""
+def _list_in_cell(cell: Any) -> list[Any] | None:
+    """Returns the list in a cell, which may be JSON text, or None if there is none."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)

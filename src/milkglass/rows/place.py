@@ -62,12 +62,12 @@ PlacedRows = Iterator[tuple[Place, Row]]
 
 def places_text(places: Sequence[Place]) -> str:
     """Returns the places of one file as "line 7", "lines 7, 9 and 12" or "lines 7, 9, 12 and 4 more"."""
-    shown_numbers = [str(item.number) for item in places[:MAX_PLACES_SHOWN]]
-    more = len(places) - len(shown_numbers)
+    shown_numbers = [str(place.number) for place in places[:MAX_PLACES_SHOWN]]
+    hidden_count = len(places) - len(shown_numbers)
     if len(places) == 1:
         return f"{places[0].noun} {shown_numbers[0]}"
     nouns = "entries" if places[0].noun == "entry" else f"{places[0].noun}s"
-    ending = f"{more:,} more" if more else shown_numbers.pop()
+    ending = f"{hidden_count:,} more" if hidden_count else shown_numbers.pop()
     return f"{nouns} {', '.join(shown_numbers)} and {ending}"
 
 
@@ -94,24 +94,25 @@ def require_columns(
         is_header = looks_like_header(names, rows) or _has_named_columns(file)
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names, columns, is_header)}; {NAMING_HINT}",
+            f"{columns_hint(names, columns, is_header)}; {NAMING_HINT}",
         )
-    if absent := [name for name in required if name not in names]:
+    if absent_columns := [name for name in required if name not in names]:
         is_header = looks_like_header(names, rows) or _has_named_columns(file)
-        there = columns_there(names, required, is_header)
-        alike = difflib.get_close_matches(absent[0], _shown_columns(names, required, is_header), 1)
+        hint = columns_hint(names, required, is_header)
+        similar_names = difflib.get_close_matches(absent_columns[0], _shown_columns(names, required, is_header), 1)
         raise CodecError(
-            f"the header of {file} names no column {absent[0]}", f"is it {alike[0]}? {there}" if alike else there
+            f"the header of {file} names no column {absent_columns[0]}",
+            f"is it {similar_names[0]}? {hint}" if similar_names else hint,
         )
     for index, name in enumerate(names, 1):
         if name.strip() and (first_index := names.index(name) + 1) < index:
-            twice = f"names the column {shown_name(name)} twice, as column {first_index} and as column {index}"
-            raise CodecError(f"the header of {file} {twice}", "rename one of them")
+            fault = f"names the column {shown_name(name)} twice, as column {first_index} and as column {index}"
+            raise CodecError(f"the header of {file} {fault}", "rename one of them")
 
 
 def no_text_error(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
-    """Returns the error for a row in which no column is known to have the text."""
-    return CodecError(f"{place} has no text", f"{fields_there(place, names, expected)}; {NAMING_HINT}")
+    """Returns the error for a row in which no column is known to hold the text."""
+    return CodecError(f"{place} has no text", f"{fields_hint(place, names, expected)}; {NAMING_HINT}")
 
 
 def _has_named_columns(file: str) -> bool:
@@ -119,15 +120,15 @@ def _has_named_columns(file: str) -> bool:
     return Path(file).suffix.lower() in (".jsonl", ".json", ".parquet")
 
 
-def looks_like_header(first: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
+def looks_like_header(first_line: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
     """Returns whether a first line has a name in a column in which all of these rows have a number."""
-    full_rows = [row for row in rows if len(row) == len(first)]
+    full_rows = [row for row in rows if len(row) == len(first_line)]
     if len(full_rows) < MIN_NUMBER_ROWS:
         return False
     return any(
         _WORDS_PATTERN.fullmatch(name.strip()) is not None
         and all(_NUMBER_PATTERN.fullmatch(row[index].strip()) for row in full_rows)
-        for index, name in enumerate(first)
+        for index, name in enumerate(first_line)
     )
 
 
@@ -136,8 +137,8 @@ def repeated_key_error(place: Place, error: RepeatedKey) -> CodecError:
     return CodecError(f"{place} has the key {shown_name(error.key)} twice", "rename one of them")
 
 
-def columns_there(names: Collection[str], expected: Collection[str] = (), is_header: bool = False) -> str:
-    """Returns words such as "the columns there are: id, customer said". Names that may be text are only counted.
+def columns_hint(names: Collection[str], expected: Collection[str] = (), is_header: bool = False) -> str:
+    """Returns a hint such as "the columns there are: id, customer said". Names that may be text are only counted.
 
     Args:
         names: the cells of the first line, or the names of the columns.
@@ -160,15 +161,15 @@ def columns_there(names: Collection[str], expected: Collection[str] = (), is_hea
     return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
 
 
-def fields_there(place: Place, row: Collection[str], expected: Collection[str] = ()) -> str:
-    """Returns `columns_there` for a row at a place. The keys of JSON objects and Parquet's columns are names."""
-    return columns_there(row, expected, _has_named_columns(place.file))
+def fields_hint(place: Place, row: Collection[str], expected: Collection[str] = ()) -> str:
+    """Returns the hint of `columns_hint` for a row: the keys of a JSON object and Parquet's columns are names."""
+    return columns_hint(row, expected, _has_named_columns(place.file))
 
 
 def _are_names(names: Collection[str], expected: Collection[str], is_header: bool) -> bool:
-    """Returns whether these are names of columns for certain. See `columns_there`."""
-    looked_for = {_comparable_name(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
-    return is_header or any(_comparable_name(name) in looked_for for name in names)
+    """Returns whether the cells are certainly names of columns, not text. See `columns_hint` for the arguments."""
+    sought_names = {_comparable_name(name) for name in (*expected, *USUAL_COLUMNS)} - {""}
+    return is_header or any(_comparable_name(name) in sought_names for name in names)
 
 
 def _shown_columns(names: Collection[str], expected: Collection[str], is_header: bool) -> list[str]:
@@ -196,9 +197,14 @@ def is_missing(cell: Any) -> bool:
 
 
 def text_of(place: Place, row: Row, column: str) -> str:
-    """Returns a cell that must be text. Raises EmptyText if it is empty, and CodecError if it is not text."""
+    """Returns the text in a column of a row.
+
+    Raises:
+        EmptyText: the cell is empty.
+        CodecError: the row lacks the column, or the cell is not text.
+    """
     if column not in row:
-        raise CodecError(f"{place} has no {column}", fields_there(place, row, (column,)))
+        raise CodecError(f"{place} has no {column}", fields_hint(place, row, (column,)))
     cell = row[column]
     if is_missing(cell):
         raise EmptyText(f"{place} has an empty {column}", "fill it")

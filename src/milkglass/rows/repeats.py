@@ -1,4 +1,4 @@
-"""Finds rows that ask the same: a model that was trained with a row knows the answer to it."""
+"""Finds rows that ask the same question, since a model that was trained with one of them knows the answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from milkglass.rows.place import MAX_PLACES_SHOWN
 
 @dataclass(frozen=True)
 class Repeats:
-    """Says how many rows of a file ask the same as others.
+    """Holds how many rows of a file ask the same as others.
 
     Attributes:
-        row_count: all rows.
-        equal_count: rows that ask and answer the same as an earlier row.
-        contradictory_count: different questions to which rows have several answers.
-        contradictory_lines: the numbers of two rows with other answers, of the first such questions.
+        row_count: the number of rows.
+        equal_count: the number of rows that ask and answer the same as an earlier row.
+        contradictory_count: the number of questions to which rows have different answers.
+        contradictory_lines: for the first of these questions, the numbers of two rows with different answers.
         noun: what a question is called in sentences: "text", or "question" of a conversation.
     """
 
@@ -33,7 +33,7 @@ class Repeats:
 
     @classmethod
     def of(cls, rows: Iterable[Example]) -> Repeats:
-        """Counts them."""
+        """Counts the repeats among the rows of a file."""
         answers_of, row_count, noun = defaultdict[bytes, dict[bytes, int]](dict), 0, "text"
         for row in rows:
             answers_of[question_digest(row)].setdefault(answer_digest(row), row.line)
@@ -82,7 +82,7 @@ def distinct_indices(rows: Sequence[Example]) -> list[int]:
     return list(first_indices.values())
 
 
-def other_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[int]:
+def unrelated_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[int]:
     """Returns the indices of the rows from which no answer to a question of `asked` can be learnt, in order.
 
     Of conversations, a row that is the beginning of an asked one is left out, and so is one that continues it.
@@ -97,12 +97,14 @@ def other_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[i
 
 
 def overlap_warning(name: str, asked: Sequence[Example], trained: Sequence[Example]) -> str:
-    """Returns a warning if rows that a model is judged by ask the same as rows that it is trained with, else "".
+    """Returns a warning if rows that a model is evaluated on ask the same as rows that it is trained with, else "".
 
     Args:
-        name: the name of the file with the rows that it is judged by.
+        name: the name of the file with the rows of the evaluation.
+        asked: the rows of the evaluation.
+        trained: the rows of the training.
     """
-    if not (count := len(asked) - len(other_indices(asked, trained))):
+    if not (count := len(asked) - len(unrelated_indices(asked, trained))):
         return ""
     asks = "asks" if count == 1 else "ask"
     return (
@@ -124,6 +126,7 @@ def _question_digests(row: Example) -> list[bytes]:
 
 
 def _is_answer(message: Message) -> bool:
+    """Returns whether a message is an answer of the model."""
     return bool(message["role"] == "assistant")
 
 
@@ -138,8 +141,10 @@ def _message_text(message: Message) -> str:
 
 
 def _folded(*texts: str) -> list[str]:
+    """Returns texts in lower case, with one blank for each run of white space."""
     return [" ".join(text.split()).casefold() for text in texts]
 
 
 def _digest(*texts: str) -> bytes:
+    """Returns a digest of 16 bytes of some texts."""
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).digest()

@@ -8,12 +8,12 @@ Every word has a list of the k others of the largest cosine; u is the cosine, no
 in integers with exact noise (noise/selection.py). Sensitive words are always replaced, others with probability p
 (section 3.2, "Mapping Function").
 
-`guarantee="paper"` is that, and **promises nothing**. The paper's ratio (equation 4) needs both words to have the same
-list, but each word has its own and is not in it, so that an outcome of one word can be impossible for the other. And
-Lap(1 / eps) suffices for monotone scores only. `guarantee="strict"` partitions the words into shared lists (those of
-CUSTEXT, each word in its own list) and takes Lap(2 / eps): eps-DP between words of one list if all are replaced. If
-words are spared with p < 1, a spared x' shows itself: Pr[x' -> x'] = 1 - p + p q(x'|x'). Since x' is the best of its
-list, q(x'|x') >= 1/K for lists of at most K, so the ratio is at most e^eps (1 + (1 - p) K / p).
+`guarantee="paper"` is the mechanism of the paper, and **has no guarantee**. The paper's ratio (equation 4) needs both
+words to have the same list, but each word has its own and is not in it, so that an outcome of one word can be
+impossible for the other. And Lap(1 / eps) suffices for monotone scores only. `guarantee="strict"` partitions the words
+into shared lists (those of CUSTEXT, each word in its own list) and takes Lap(2 / eps): eps-DP between words of one list
+if all are replaced. If words are spared with p < 1, a spared x' shows itself: Pr[x' -> x'] = 1 - p + p q(x'|x'). Since
+x' is the best of its list, q(x'|x') >= 1/K for lists of at most K, so the ratio is at most e^eps (1 + (1 - p) K / p).
 """
 
 from __future__ import annotations
@@ -118,19 +118,19 @@ class Rnm(Sanitizer):
         if self.guarantee_kind == "strict":
             if self.counts is not None:  # the user's own: nothing of them is kept
                 return replace(self, given_groups=self._shared_groups(progress)), False
-            lists, reused = WordGroups.from_cache(self.vectors, self.k, "cosine", progress, folder)
-            return replace(self, given_groups=lists), reused
+            groups, is_reused = WordGroups.from_cache(self.vectors, self.k, "cosine", progress, folder)
+            return replace(self, given_groups=groups), is_reused
         cache = ArrayCache("lists", {"near": np.int32, "scores": np.float64}, folder)
         vectors, shape = self.vectors, (len(self.vectors), self.k)
 
-        def make() -> Arrays:
+        def make_arrays() -> Arrays:
             return dict(zip(("near", "scores"), self.compute_lists(progress), strict=True))
 
         def is_valid(arrays: Arrays) -> bool:
             near, scores = arrays["near"], arrays["scores"]
             return bool(near.shape == scores.shape == shape and near.min() >= 0 and near.max() < len(vectors))
 
-        arrays = cache(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, is_valid)
+        arrays = cache(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make_arrays, is_valid)
         return replace(self, given_lists=(arrays["near"], arrays["scores"])), cache.is_reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
@@ -140,14 +140,18 @@ class Rnm(Sanitizer):
         return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), substitutes)
 
     def candidates(self, places: Ids) -> Ids:
-        """Returns (words, width) the lists of some words, by place; -1 beyond the end of a list."""
+        """Returns (words, width) the list of each word, as places of the table; -1 beyond the end of a list.
+
+        Args:
+            places: (words,) the words' places in the table.
+        """
         if self.guarantee_kind == "strict":
             return self.lists.members[self.lists.group[places]]
         return self.nearest_lists[0][places].astype(np.int64)
 
     @cached_property
     def lists(self) -> WordGroups:
-        """Returns the shared lists of `strict`."""
+        """Returns the shared lists of the guarantee "strict"."""
         return self._shared_groups(no_progress) if self.given_groups is None else self.given_groups
 
     def _shared_groups(self, progress: Progress) -> WordGroups:
@@ -155,11 +159,11 @@ class Rnm(Sanitizer):
 
     @cached_property
     def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """Returns (m, k) the lists of `paper`, by place, and their normalised cosines (equation 3)."""
+        """Returns (m, k) the lists of the guarantee "paper", by place, and (m, k) normalised cosines (equation 3)."""
         return self.compute_lists(no_progress) if self.given_lists is None else self.given_lists
 
     def compute_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """Computes `nearest_lists`. `progress` counts m words."""
+        """Computes `nearest_lists`. `progress` receives the number of words that are done."""
         ids, cosines = nearest(self.vectors, self.k, progress)
         return ids, scale_rows(cosines)
 
@@ -171,7 +175,12 @@ class Rnm(Sanitizer):
 
 @dataclass(frozen=True)
 class RnmMethod(SparingMethod):
-    """Makes RNM over a table, by default with k and the share of sensitive words of CMIF (4.1)."""
+    """Makes RNM over a table, by default with k and the share of sensitive words of CMIF (section 4.1).
+
+    Attributes:
+        k: how many words a list has.
+        guarantee: "paper" for the paper's mechanism, "strict" for the one with a guarantee.
+    """
 
     k: int = limited(30, least=2)
     guarantee: Guarantee = "paper"

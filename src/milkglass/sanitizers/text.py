@@ -268,11 +268,13 @@ class TextSanitizer:
 
 def _replace_words(parts: list[str], substitutes: Iterator[str]) -> list[str]:
     """Returns the parts with the next of `substitutes` at odd places, and plain space between them."""
-    new_parts = [words.plain_space(parts[0])]
+    new_parts = [words.with_plain_spaces(parts[0])]
     last_word_place = len(parts) - 2
     for place in range(1, len(parts), 2):
         new_parts.append(next(substitutes))
-        new_parts.append(words.plain_space(parts[place + 1]) if parts[place + 1] or place == last_word_place else " ")
+        new_parts.append(
+            words.with_plain_spaces(parts[place + 1]) if parts[place + 1] or place == last_word_place else " "
+        )
     return new_parts
 
 

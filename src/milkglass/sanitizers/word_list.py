@@ -45,9 +45,9 @@ def english_frequencies() -> dict[str, float]:
 
     frequencies = get_frequency_dict("en", wordlist="best")
     return {
-        word: share
-        for word, share in frequencies.items()
-        if share >= MIN_FREQUENCY and not any(letter.isdigit() for letter in word)
+        word: frequency
+        for word, frequency in frequencies.items()
+        if frequency >= MIN_FREQUENCY and not any(letter.isdigit() for letter in word)
     }
 
 
@@ -57,10 +57,10 @@ def token_counts(
     """Returns (row_count,) how often each token occurs in 10^12 running words of English, from a cache or computed.
 
     Args:
-        tokenizer: the model's own.
+        tokenizer: the model's tokenizer.
         row_count: how many rows the model's table has.
-        progress: counts the words of the list.
-        folder: where the cache lies. None: where all caches lie.
+        progress: receives the number of words that are done.
+        folder: the folder of the cache. None: the folder of all caches.
 
     Raises:
         CorruptCheckpoint: the cache is damaged.
@@ -72,25 +72,25 @@ def token_counts(
     def is_valid(arrays: Arrays) -> bool:
         return bool(arrays["counts"].shape == (row_count,) and arrays["counts"].min() >= 0)
 
-    return counts_cache(digest, lambda: {"counts": _count(tokenizer, row_count, progress)}, is_valid)["counts"]
+    return counts_cache(digest, lambda: {"counts": _count_tokens(tokenizer, row_count, progress)}, is_valid)["counts"]
 
 
-def _count(tokenizer: Any, row_count: int, progress: Progress) -> NDArray[np.int64]:
+def _count_tokens(tokenizer: Any, row_count: int, progress: Progress) -> NDArray[np.int64]:
     """Returns (row_count,) the expected count of each token in RUNNING_WORDS words."""
     frequencies = np.zeros(row_count)
-    all_words, all_shares = list(english_frequencies()), np.array(list(english_frequencies().values()))
+    all_words, word_frequencies = list(english_frequencies()), np.array(list(english_frequencies().values()))
     for start in range(0, len(all_words), WORDS_AT_A_TIME):
-        words, shares = all_words[start : start + WORDS_AT_A_TIME], all_shares[start : start + WORDS_AT_A_TIME]
-        for spellings, weight in _spellings(tokenizer, words):
-            mass = np.repeat(shares * weight, spellings.lengths)
-            frequencies += np.bincount(spellings.ids, mass, minlength=row_count)[:row_count]
+        block = slice(start, start + WORDS_AT_A_TIME)
+        words = all_words[block]
+        for spellings, way_share in _tokenized_spellings(tokenizer, words):
+            token_frequencies = np.repeat(word_frequencies[block] * way_share, spellings.lengths)
+            frequencies += np.bincount(spellings.ids, token_frequencies, minlength=row_count)[:row_count]
         progress(len(words))
-    size = min(len(tokenizer), row_count)
-    tokens = tokenizer.convert_ids_to_tokens(range(size))
-    marks_spaces = any(
-        token and token[0] in SPACE_MARKERS for token in tokens
-    )  # else pieces inside of a word have the mark
-    frequencies[:size][[token is None or is_spelling_piece(token, marks_spaces) for token in tokens]] = 0
+    named_count = min(len(tokenizer), row_count)
+    tokens = tokenizer.convert_ids_to_tokens(range(named_count))
+    # A tokenizer that does not mark spaces marks the pieces that continue a word
+    marks_spaces = any(token and token[0] in SPACE_MARKERS for token in tokens)
+    frequencies[:named_count][[token is None or is_spelling_piece(token, marks_spaces) for token in tokens]] = 0
     return np.ceil(frequencies * RUNNING_WORDS).astype(np.int64)
 
 
@@ -109,8 +109,8 @@ def is_spelling_piece(token: str, marks_spaces: bool) -> bool:
     return len(letters) == 1 and not (begins_word and letters.lower() in english_frequencies())
 
 
-def _spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
-    """Yields the tokens of each word in each of the four ways, with the way's share."""
+def _tokenized_spellings(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
+    """Yields the ids of each word in each of the four ways of the module, with the way's share of occurrences."""
     (context,) = _ids(tokenizer, [CONTEXT_WORD])
     for is_capitalised, share in ((False, 1 - CAPITAL_SHARE), (True, CAPITAL_SHARE)):
         spellings = [word.capitalize() for word in words] if is_capitalised else words

@@ -14,7 +14,7 @@ contractions, addresses, names and tags are one word each.
     https://t.co/x   a.b@c.org      one word each, which no table has: it is replaced whole
     @some_name   #some_tag          the mark is kept, and what follows is one word
 
-It reveals no more than `split_pattern`: punctuation inside such a word is replaced together with the word.
+`whole_word_pattern` reveals no more than `split_pattern`: punctuation inside a word is replaced together with the word.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNKNOWN_CODE, NUMBER_CODE = -1, -2  # codes of words without a row
 FIRST_KEPT_CODE = -3  # the i-th kept word has the code FIRST_KEPT_CODE - i
 ASCII_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 PLAIN_SPACES = " \t\n\r"  # white space that stays as it is
-REMEMBERED_WORDS = 1 << 18  # distinct words that a `Lookup` remembers
+MAX_REMEMBERED_WORDS = 1 << 18  # distinct words that a `Lookup` remembers
 MAX_PUNCTUATION = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
 APOSTROPHES = "'\u2019"
 APOSTROPHE_ENDINGS = ("'s", "'re", "'ve", "'ll", "'d", "'m")
@@ -66,9 +66,13 @@ def split_pattern(splits_contractions: bool) -> re.Pattern[str]:
     letter = f"[^{kept_characters()}]"
     if not splits_contractions:
         return re.compile(f"({letter}+)")
-    end, tick = f"(?!{letter})", "['\u2019]"
-    parts = (f"{letter}+?(?=n{tick}t{end})", f"n{tick}t{end}", f"(?<={letter}){tick}(?:s|re|ve|ll|d|m){end}")
-    return re.compile(f"({'|'.join(parts)}|{letter}+)", re.IGNORECASE)
+    end, apostrophe = f"(?!{letter})", "['\u2019]"
+    alternatives = (
+        f"{letter}+?(?=n{apostrophe}t{end})",
+        f"n{apostrophe}t{end}",
+        f"(?<={letter}){apostrophe}(?:s|re|ve|ll|d|m){end}",
+    )
+    return re.compile(f"({'|'.join(alternatives)}|{letter}+)", re.IGNORECASE)
 
 
 def is_word(text: str) -> bool:
@@ -92,8 +96,8 @@ def is_whole_word(text: str) -> bool:
     return whole_word_pattern().fullmatch(text) is not None
 
 
-def plain_space(text: str) -> str:
-    """Returns what is between two words, with rare kinds of white space as blanks."""
+def with_plain_spaces(text: str) -> str:
+    """Returns what stands between two words, with a blank for each rare kind of white space."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(" " if c.isspace() and c not in PLAIN_SPACES else c for c in text)
@@ -127,8 +131,13 @@ def word_before_contraction(word: str) -> str | None:
 class Lookup(dict[str, int]):
     """Maps a word of a text to its row, or to a code: UNKNOWN_CODE, NUMBER_CODE, FIRST_KEPT_CODE - i for kept word i.
 
-    Everything with a digit is a number, even if the table has it. `shortened` gives the word to look up in place of one
-    without a row. When REMEMBERED_WORDS are remembered, all are forgotten.
+    Everything with a digit is a number, even if the table has it. When MAX_REMEMBERED_WORDS are remembered, all are
+    forgotten.
+
+    Attributes:
+        rows: the row of each word of the table.
+        kept: the index of each kept word.
+        shortened: returns the word to look up in place of a word without a row, or None.
     """
 
     def __init__(
@@ -141,7 +150,7 @@ class Lookup(dict[str, int]):
         self.rows, self.kept, self.shortened = rows, kept, shortened
 
     def __missing__(self, word: str) -> int:
-        if len(self) >= REMEMBERED_WORDS:
+        if len(self) >= MAX_REMEMBERED_WORDS:
             self.clear()
         self[word] = code = self._find(word)
         return code

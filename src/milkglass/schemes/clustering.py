@@ -34,8 +34,8 @@ SCORE_STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Returns rows scaled to length 1, a zero row unchanged, computed in `dtype` and not in the checkpoint's type."""
-    chosen = table.index_select(0, torch.from_numpy(rows).to(table.device))
-    return torch.nn.functional.normalize(chosen.to(dtype), dim=1, eps=1e-30)
+    selected_rows = table.index_select(0, torch.from_numpy(rows).to(table.device))
+    return torch.nn.functional.normalize(selected_rows.to(dtype), dim=1, eps=1e-30)
 
 
 def count_reaching_quantile(n: int, beta: float) -> int:
@@ -57,15 +57,16 @@ def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
 def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
     """Clusters rows of a table by Algorithm 1.
 
-    Of D, the matrix of cosines, only the rows of free seeds are needed. They are computed roughly for some seeds at a
-    time, so few that an earlier seed seldom takes one of them. Values near a border are measured exactly (nearest/).
+    Of D, the matrix of cosines, only the rows of free seeds are needed. These rows are first computed approximately for
+    some seeds at a time, so few that an earlier seed's cluster seldom includes a later seed. Where the error could
+    change the result, cosines are measured exactly (nearest/).
 
     Args:
-        table: (n, d).
-        order: (m,) the rows that are clustered, in the order in which they are visited; ties go to the earlier one.
+        table: (n, d) the embeddings.
+        order: (m,) the rows that are clustered, in the order in which they are visited; ties go to the earlier row.
         k: the size of a cluster.
         beta: a candidate's cosine must reach this quantile of its seed's cosines.
-        progress: counts the rows. None: nothing is reported.
+        progress: receives the number of rows of each cluster. None: nothing is reported.
 
     Returns:
         The rows of each cluster, the seed first.
@@ -76,26 +77,33 @@ def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress
     quantile_index = (len(order) - 1) - beta * (len(order) - 1)  # the quantile's index, from the largest
     clusters: list[Ids] = []
     cosines = replace(Cosines.of(device.move(table), k=k if len(table) >= LARGE_TABLE_ROWS else 0), row_source=table)
-    for row in _seed_rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
-        is_free[row.row] = False
-        members = row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
+    for seed_row in _seed_rows(cosines, order, is_free, rank, (6 * k, int(quantile_index) + 2), 5 * k):
+        is_free[seed_row.row] = False
+        members = seed_row.nearest(is_free, k - 1, quantile_index) if k > 1 else order[:0]
         is_free[members] = False
-        clusters.append(np.concatenate([[row.row], members]))
+        clusters.append(np.concatenate([[seed_row.row], members]))
         if progress:
             progress(1 + len(members))
     return clusters
 
 
 def _seed_rows(
-    cosines: Cosines, order: Ids, is_free: NDArray[np.bool_], rank: Ids, counts: tuple[int, int], rows_per_seed: int
+    cosines: Cosines,
+    order: Ids,
+    is_free: NDArray[np.bool_],
+    rank: Ids,
+    bound_counts: tuple[int, int],
+    rows_per_seed: int,
 ) -> Iterator[SeedRow]:
     """Yields a row of D for each seed that is free when its turn comes. The next seeds' rows are computed meanwhile.
 
     Args:
+        cosines: measures cosines of the table's rows.
+        order: (m,) the rows that may be seeds, in the order of their turns.
         is_free: (n,) whether each row is in no cluster yet; the caller changes it between two rows.
         rank: (n,) the turn of each row; -1 for a row that does not take part.
-        counts: how many rows must reach the higher and the lower bound of `LikelyRows`.
-        rows_per_seed: a wave has about one seed for so many free rows.
+        bound_counts: how many rows must reach the higher and the lower bound of `LikelyRows`.
+        rows_per_seed: the number of free rows for each seed of a wave, about.
     """
     max_seeds = max(1, min(max(MAX_WAVE_SEEDS, cosines.table.shape[1] // 4), WAVE_BYTES // (6 * len(is_free))))
     next_place = 0
@@ -118,7 +126,7 @@ def _seed_rows(
 
         def start_wave() -> list[Future[_SeedBatch]]:
             seeds_of_workers = [seeds for seeds in np.array_split(next_seeds(), workers) if len(seeds)]
-            return [pool.submit(_SeedBatch.of, cosines, seeds, rank, counts) for seeds in seeds_of_workers]
+            return [pool.submit(_SeedBatch.of, cosines, seeds, rank, bound_counts) for seeds in seeds_of_workers]
 
         wave = start_wave()
         while wave:
@@ -133,6 +141,7 @@ class _SeedBatch:
     """Computes the rows of D for some seeds, in few calls, since many would slow the thread that reads the rows.
 
     Attributes:
+        cosines: measures cosines of the table's rows.
         seeds: (b,) the rows that may begin a cluster, in order.
         rough: (b, n) the cosines of the seeds, `OUTSIDE_VALUE` for a row that does not take part.
         slack: the largest error of these cosines.
@@ -148,21 +157,22 @@ class _SeedBatch:
     likely: LikelyRows = field(repr=False)
 
     @classmethod
-    def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, counts: tuple[int, int]) -> _SeedBatch:
+    def of(cls, cosines: Cosines, seeds: Ids, rank: Ids, bound_counts: tuple[int, int]) -> _SeedBatch:
+        """Computes the rows of some seeds (b,). See `_seed_rows` for the other arguments."""
         rough, slack = cosines(cosines.table.index_select(0, torch.from_numpy(seeds).to(cosines.table.device)))
         rough[:, torch.from_numpy(np.flatnonzero(rank < 0))] = OUTSIDE_VALUE
         cosine_array = device.array(rough)
-        return cls(cosines, seeds, cosine_array, slack, rank, LikelyRows.of(cosine_array, *counts))
+        return cls(cosines, seeds, cosine_array, slack, rank, LikelyRows.of(cosine_array, *bound_counts))
 
     def free_rows(self, is_free: NDArray[np.bool_]) -> Iterator[SeedRow]:
-        """Yields the rows of seeds that are free when their turn comes."""
+        """Yields the row of each seed that is free when its turn comes. `is_free` (n,) may change between two rows."""
         for index, seed in enumerate(self.seeds.tolist()):
             if is_free[seed]:
                 yield SeedRow(self.cosines, seed, self.rough[index], self.slack, self.rank, self.likely[index])
 
 
-def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
-    """Joins each cluster smaller than k, in order, to the one of the nearest mean direction, below 2k tokens in all.
+def merge_small_clusters(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
+    """Joins each cluster smaller than k, in order, to the cluster of the nearest mean direction, below 2k rows in all.
 
     Without this bound the mean of a grown cluster attracts every outlier, since these all become similar to their
     common mean. Only if nothing fits below 2k does the nearest cluster grow further.
@@ -170,16 +180,16 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     Args:
         table: (n, d) the embeddings.
         clusters: arrays of rows of the table.
-        k: the least size.
+        k: the least size of a cluster.
     """
     merged = list(clusters)
     means = _mean_directions(table, clusters)
     norms = np.maximum(np.linalg.norm(means, axis=1), np.float32(MIN_LENGTH))
     sizes = np.array([len(cluster) for cluster in merged], np.int64)  # 0 once it has joined another
-    small, step = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
-    for some_clusters in np.split(small, range(step, len(small), step)):
-        row_of = {i: row for row, i in enumerate(some_clusters.tolist())}
-        own_means, cosines = means[some_clusters], (means[some_clusters] @ means.T) / norms
+    small_indices, block_size = np.flatnonzero(sizes < k), max(1, BLOCK_BYTES // (4 * max(1, len(merged))))
+    for block in np.split(small_indices, range(block_size, len(small_indices), block_size)):
+        row_of = {i: row for row, i in enumerate(block.tolist())}
+        own_means, cosines = means[block], (means[block] @ means.T) / norms
         for i, row in row_of.items():
             size = int(sizes[i])
             is_other = sizes > 0
@@ -205,10 +215,10 @@ def _mean_directions(table: torch.Tensor, clusters: list[Ids]) -> NDArray[np.flo
     means = np.empty((len(clusters), table.shape[1]), np.float32)
     for size in np.unique(sizes).tolist():
         same_size = np.flatnonzero(sizes == size)
-        step = max(1, BLOCK_BYTES // (4 * size * table.shape[1]))
-        for some_clusters in np.split(same_size, range(step, len(same_size), step)):
-            rows = unit_rows(table, np.concatenate([clusters[c] for c in some_clusters]))
-            means[some_clusters] = rows.reshape(len(some_clusters), size, -1).mean(1).cpu().numpy()
+        block_size = max(1, BLOCK_BYTES // (4 * size * table.shape[1]))
+        for block in np.split(same_size, range(block_size, len(same_size), block_size)):
+            rows = unit_rows(table, np.concatenate([clusters[c] for c in block]))
+            means[block] = rows.reshape(len(block), size, -1).mean(1).cpu().numpy()
     return means
 
 
@@ -225,7 +235,7 @@ def weight_synth(
         table: (n, d) the embeddings.
         clusters: arrays of rows of the table.
         epsilon: the privacy parameter of the scores.
-        noise: draws so many Laplace numbers.
+        noise: draws a given count of Laplace(1).
     """
     sizes = np.array([len(cluster) for cluster in clusters], np.int64)
     ends = np.cumsum(sizes**2)
@@ -234,12 +244,12 @@ def weight_synth(
     weights = np.empty(len(draws), np.float32)
     for size in np.unique(sizes).tolist():
         same_size = np.flatnonzero(sizes == size)
-        step = max(1, BLOCK_BYTES // (8 * size * table.shape[1]))
-        for selected in np.split(same_size, range(step, len(same_size), step)):
-            positions = (ends[selected] - size**2)[:, None] + np.arange(size**2)
+        block_size = max(1, BLOCK_BYTES // (8 * size * table.shape[1]))
+        for block in np.split(same_size, range(block_size, len(same_size), block_size)):
+            positions = (ends[block] - size**2)[:, None] + np.arange(size**2)
             z = draws[positions].reshape(-1, size, size)
-            some_weights = _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z)
-            weights[positions] = some_weights.reshape(len(selected), -1)
+            block_weights = _weights(table, np.stack([clusters[c] for c in block]), epsilon, z)
+            weights[positions] = block_weights.reshape(len(block), -1)
     spans = zip((ends - sizes**2).tolist(), ends.tolist(), sizes.tolist(), strict=True)
     return [weights[begin:end].reshape(size, size) for begin, end, size in spans]
 

@@ -1,7 +1,7 @@
-"""Mixes rows within clusters: the weight matrix W of a scheme, its random numbers and its promise.
+"""Mixes rows within clusters by the weight matrix W of a scheme, and reports what holds of its promise.
 
-W @ table is the mixed table. It is computed in blocks of rows and reads only the rows that these mix, BLOCK_BYTES of
-them in fp32 at a time, so the table may be larger than memory.
+W @ table is the mixed table. It is computed in blocks of rows. Only the rows that a block mixes are read, BLOCK_BYTES
+of them in fp32 at a time, so the table may be larger than memory.
 """
 
 from __future__ import annotations
@@ -23,20 +23,32 @@ BLOCK_BYTES = 16 << 20  # bytes in fp32 of the rows that are mixed at a time: la
 class Draws(Protocol):
     """Draws secret numbers for one purpose, from a key's stream."""
 
-    def uniform(self, count: int) -> NDArray[np.float64]: ...
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Returns (count,) draws from the uniform distribution on [0, 1)."""
+        ...
 
-    def laplace(self, count: int) -> NDArray[np.float64]: ...
+    def laplace(self, count: int) -> NDArray[np.float64]:
+        """Returns (count,) draws from Laplace(1)."""
+        ...
 
 
 class RowMap(Protocol):
     """Makes the rows that replace a table's, before they are permuted."""
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Returns these rows of the new table in its dtype. A bias is a table of one column, without that dimension."""
+        """Computes rows of the new table.
+
+        Args:
+            table: (n, d), or (n,) for a bias.
+            rows: (r,) the rows that are computed.
+
+        Returns:
+            (r, d) or (r,), in the dtype of the table.
+        """
         ...
 
     def promise(self, k: int) -> ClusterReport:
-        """Returns what holds of the promise that each token hides among k."""
+        """Reports what holds of the promise that each token hides among k."""
         ...
 
 
@@ -69,13 +81,13 @@ class Mixture:
             sizes[cluster] = len(cluster)
         indptr = np.concatenate([[0], np.cumsum(np.maximum(sizes, 1))])
         members = np.empty(indptr[-1], np.int64)
-        flat = np.empty(indptr[-1], np.float32)
+        flat_weights = np.empty(indptr[-1], np.float32)
         unclustered = np.flatnonzero(sizes == 0)
-        members[indptr[unclustered]], flat[indptr[unclustered]] = unclustered, 1
+        members[indptr[unclustered]], flat_weights[indptr[unclustered]] = unclustered, 1
         for cluster, block in zip(clusters, weights, strict=True):
             positions = indptr[cluster][:, None] + np.arange(len(cluster))
-            members[positions], flat[positions] = cluster[None, :], block
-        return cls(indptr, members, flat, sizes)
+            members[positions], flat_weights[positions] = cluster[None, :], block
+        return cls(indptr, members, flat_weights, sizes)
 
     @classmethod
     def identity(cls, n: int) -> Mixture:
@@ -90,19 +102,19 @@ class Mixture:
         import torch  # not for the commands that open a key and no table
 
         counts = self.indptr[rows + 1] - self.indptr[rows]
-        limit = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
+        max_rows = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
         mixed_rows = table.new_empty((len(rows), *table.shape[1:]))
-        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // limit)) + 1):
-            is_long = counts[block] > limit  # a row of a symbol that stands for half of the vocabulary
-            for part_rows in (block[~is_long], *np.split(block[is_long], range(1, int(is_long.sum())))):
-                if len(part_rows):
-                    mixed_rows[torch.from_numpy(part_rows)] = self._mix(table, rows[part_rows], limit)
+        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // max_rows)) + 1):
+            is_long = counts[block] > max_rows  # a row of a symbol that stands for half of the vocabulary
+            for mixed_indices in (block[~is_long], *np.split(block[is_long], range(1, int(is_long.sum())))):
+                if len(mixed_indices):
+                    mixed_rows[torch.from_numpy(mixed_indices)] = self._mix(table, rows[mixed_indices], max_rows)
         return mixed_rows
 
-    def _mix(self, table: torch.Tensor, rows: Ids, limit: int) -> torch.Tensor:
-        """Returns one row, or several that mix few rows.
+    def _mix(self, table: torch.Tensor, rows: Ids, max_rows: int) -> torch.Tensor:
+        """Computes one row of W @ table, or several that together mix few rows of the table.
 
-        A row that mixes more than `limit` rows is summed in parts, each starting from the sum before, so that it is
+        A row that mixes more than `max_rows` rows is summed in parts, each starting from the sum before, so that it is
         the same to the last bit.
         """
         counts = self.indptr[rows + 1] - self.indptr[rows]
@@ -111,9 +123,15 @@ class Mixture:
         if len(rows) > 1:
             return _sums(table, self.members[positions], self.weights[positions], counts, None).to(table.dtype)
         total = None
-        for start in range(0, len(positions), limit):
-            part = positions[start : start + limit]
-            total = _sums(table, self.members[part], self.weights[part], np.array([len(part)]), total)
+        for start in range(0, len(positions), max_rows):
+            part_positions = positions[start : start + max_rows]
+            total = _sums(
+                table,
+                self.members[part_positions],
+                self.weights[part_positions],
+                np.array([len(part_positions)]),
+                total,
+            )
         assert total is not None
         return total.to(table.dtype)
 
@@ -125,16 +143,16 @@ class Mixture:
         return replace(uniform, shared=True)
 
     def promise(self, k: int) -> ClusterReport:
-        """Returns what holds of the promise that each token hides among k."""
-        clustered = self.sizes[self.sizes > 0]
-        kinds, counts = np.unique(clustered, return_counts=True)
-        histogram = {int(s): int(c // s) for s, c in zip(kinds, counts, strict=True)}
+        """Reports what holds of the promise that each token hides among k."""
+        cluster_size_of_row = self.sizes[self.sizes > 0]
+        distinct_sizes, counts = np.unique(cluster_size_of_row, return_counts=True)
+        histogram = {int(s): int(c // s) for s, c in zip(distinct_sizes, counts, strict=True)}
         return ClusterReport(
             k=k,
             clusters=sum(histogram.values()),
             sizes=histogram,
-            below_k=int((clustered < k).sum()),
-            singletons=int((clustered == 1).sum()),
+            below_k=int((cluster_size_of_row < k).sum()),
+            singletons=int((cluster_size_of_row == 1).sum()),
             verbatim=int((self.sizes == 0).sum()),
             shared=self.shared,
         )
@@ -143,22 +161,33 @@ class Mixture:
 def _sums(
     table: torch.Tensor, members: Ids, weights: NDArray[np.float32], counts: Ids, previous: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns (r, ...) fp32 weighted sums of rows of the table, `counts` (r,) rows each, each added to `previous`."""
+    """Computes weighted sums of rows of a table.
+
+    Args:
+        table: (n, ...) the table.
+        members: (total,) the rows of the first sum, of the second, and so on.
+        weights: (total,) the weight of each of them.
+        counts: (r,) how many rows each sum has.
+        previous: (1, ...) fp32 sum to which the only sum is added. None: there is none.
+
+    Returns:
+        (r, ...) the sums in fp32.
+    """
     import torch
 
-    local = members
+    local_indices = members
     if previous is None and table.dtype == torch.float32 and table.dim() == 2:
         vectors = table
     else:
-        used_ids, local = np.unique(members, return_inverse=True)
+        used_ids, local_indices = np.unique(members, return_inverse=True)
         vectors = torch.empty(len(used_ids) + (previous is not None), table[0].numel())
         vectors[: len(used_ids)] = table[torch.from_numpy(used_ids)].reshape(len(used_ids), -1)
     if previous is not None:
         vectors[-1] = previous.flatten()
-        local, weights = np.append(len(used_ids), local), np.append(np.float32(1), weights)
+        local_indices, weights = np.append(len(used_ids), local_indices), np.append(np.float32(1), weights)
         counts = counts + 1
     sums = torch.nn.functional.embedding_bag(
-        torch.from_numpy(local),
+        torch.from_numpy(local_indices),
         vectors,
         torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]])),
         mode="sum",
@@ -172,7 +201,7 @@ class ClusterReport:
     """Reports what actually holds of the (k, epsilon) promise.
 
     Attributes:
-        k: among how many tokens each is meant to hide.
+        k: the number of tokens among which each is meant to hide.
         clusters: the number of clusters.
         sizes: how many clusters there are of each size.
         below_k: tokens in clusters smaller than k.

@@ -30,7 +30,7 @@ from milkglass.schemes.clustering import (
     Leftover,
     count_reaching_quantile,
     embed_cluster,
-    merge_small,
+    merge_small_clusters,
     weight_synth,
     zero_rows,
 )
@@ -151,7 +151,7 @@ class ObfusLM(Scheme):
             bands_and_betas = [(band, max(0.0, min(self.beta, 1 - 2 * self.k / len(band)))) for band in bands]
         for band, beta in bands_and_betas:
             clusters = embed_cluster(table, band, self.k, beta, progress)
-            all_clusters += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+            all_clusters += merge_small_clusters(table, clusters, self.k) if self.leftover == "merge" else clusters
         return all_clusters
 
     def require_candidates(self, token_count: int) -> None:

@@ -5,11 +5,11 @@ permutes them, P is sigma* as a matrix, and T = W* P:
 
     E* = E~ W* P        H* = H~ W* P        Phi* = Phi W* P  (what reads)        Theta* = P^T W* Theta  (what writes)
 
-**It does not keep the model's function**, in any of the three forms; W* = I does:
+**No form keeps the model's function** unless W* = I:
 
-    form        tables   readers and head   writers        what is wrong
+    form        tables   readers and head   writers        defect
     paper       W* P     W* P               P^T W*         writers would need W*^T, readers the inverse transpose
-    symmetrise  S P      S P                P^T S          S = (W* + W*^T) / 2 mends the writers, not the readers
+    symmetrise  S P      S P                P^T S          S = (W* + W*^T) / 2 corrects the writers, not the readers
     exact       W* P     (W* P)^-T          (W* P)^T       only the norms: W* does not keep a row's length
 
 Fine-tuning has to compensate. The condition number of W* shows how hard that is, and how much "exact" magnifies the
@@ -39,7 +39,7 @@ from milkglass.schemes.clustering import (
     Leftover,
     count_reaching_quantile,
     embed_cluster,
-    merge_small,
+    merge_small_clusters,
     weight_synth,
 )
 from milkglass.schemes.mixture import Ids, Mixture
@@ -79,7 +79,7 @@ class DimensionMixing:
     def transform(
         self, columns: torch.Tensor, order: Ids, noise: LaplaceDraws, sigma: Ids, progress: Progress = no_progress
     ) -> DimensionTransform:
-        """Returns W* and sigma*, as the matrices that multiply each kind of tensor.
+        """Returns W* and sigma* as the matrices that multiply each kind of tensor.
 
         Args:
             columns: (d, n) E~^T, in any dtype: blocks of it are converted.
@@ -99,7 +99,7 @@ class DimensionMixing:
             )
         clusters = embed_cluster(columns, order, self.k, self.beta, progress)
         if self.leftover == "merge":
-            clusters = merge_small(columns, clusters, self.k)
+            clusters = merge_small_clusters(columns, clusters, self.k)
         mixture = Mixture.of(d, clusters, weight_synth(columns, clusters, self.epsilon, noise))
         return DimensionTransform.of(mixture.apply(torch.eye(d), np.arange(d)), sigma, self.form)
 
@@ -121,7 +121,16 @@ class DimensionTransform:
 
     @classmethod
     def of(cls, mixing: torch.Tensor, sigma: Ids, form: Form) -> DimensionTransform:
-        """Returns the matrices for W* (d, d) = `mixing`. Raises UsageError if "exact" would be noise."""
+        """Computes the matrices.
+
+        Args:
+            mixing: (d, d) W*.
+            sigma: (d,) the new place of each dimension.
+            form: which matrices multiply readers and writers.
+
+        Raises:
+            UsageError: the form is "exact", and W* is too near a singular matrix to be inverted.
+        """
         w = mixing.double()
         if form == "symmetrise":
             w = (w + w.T) / 2

@@ -180,7 +180,7 @@ def run(
 
 def allowed_limits(settings: ListenSettings) -> Limits:
     """Raises the limit of open files, and returns the limits of connections that it allows."""
-    limits = settings.connections.within(raise_open_files())
+    limits = settings.connections.within_open_files(raise_open_files())
     if limits.total < settings.connections.total:
         log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
     return limits

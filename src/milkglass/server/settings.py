@@ -1,4 +1,4 @@
-"""The server's settings, and the home folder with all that it keeps, which one server uses at a time.
+"""Holds the server's settings, and manages its home folder, which one server uses at a time.
 
 token           the bearer token, mode 0600
 server.lock     held by the running server
@@ -29,7 +29,7 @@ from milkglass import files
 from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 
 log = logging.getLogger("milkglass.server")
-OTHERS_PERMISSIONS = 0o077  # bits of a file's mode: what its group and all others may do
+OTHERS_PERMISSIONS = 0o077  # bits of a file's mode for its group and all others
 HOME_FILE_NAMES = frozenset({"token", "server.lock", "state.sqlite"})  # one of these makes a folder a home
 FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NEARLY_FULL_BYTES = 8 << 20  # free bytes of a disk that something could not be written to
@@ -44,7 +44,7 @@ class Limits:
 
     Attributes:
         total: connections at a time.
-        per_address: those of one address among them.
+        per_address: connections of one address at a time, among these.
         reserved: connections from this machine beyond `total`, so that a health check is answered.
         backlog: connections that the kernel keeps waiting; a further one is tried again after 1, 3, 7 s.
         handshake_seconds: time for the TLS handshake.
@@ -83,10 +83,13 @@ class Limits:
         """Returns how long a body of `size` bytes that is kept in memory may take to arrive."""
         return self.body_grace_seconds + size / self.expected_body_rate
 
-    def within(self, open_files: int) -> Limits:
-        """Returns limits with no more connections than a limit of `open_files` open files allows, at two for each.
+    def within_open_files(self, open_files: int) -> Limits:
+        """Returns limits with no more connections than open files allow, at two files for each connection.
 
-        One address gets half of them at most.
+        One address gets half of the connections at most.
+
+        Args:
+            open_files: the most files that this process may open.
         """
         total = min(self.total, max(1, (open_files - RESERVED_OPEN_FILES) // 2 - self.reserved))
         per_address = min(self.per_address, max(1, total // 2))
@@ -100,7 +103,7 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "milkglass.server.training")
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Holds all settings of a server. Sizes are in bytes, times in seconds."""
+    """Holds all settings of a server. Sizes are in bytes, times in seconds; comments describe the fields."""
 
     home: Path
     host: str = "127.0.0.1"
@@ -144,7 +147,7 @@ class ServerSettings:
             raise UsageError(f"port {self.port} is not between 0 and 65535", "0 takes any free port")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and a key", "give both files, or neither")
-        for name in _POSITIVE:
+        for name in _POSITIVE_SETTINGS:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; 1 is the least", "give a positive number")
         if self.quota is not None and self.quota < 1:
@@ -162,7 +165,7 @@ def require_token(token: str) -> str:
     return token
 
 
-_POSITIVE = (
+_POSITIVE_SETTINGS = (
     "max_body", "max_json", "max_held", "chunk_bytes", "max_upload", "max_uploads",
     "max_prompt_tokens", "max_new_tokens", "max_inputs",
     "max_batch", "max_waiting", "max_loaded_models", "max_crashes",
@@ -180,7 +183,7 @@ def disk_full_error() -> DiskFull:
 
 
 def error_for_caller(error: BaseException) -> MilkglassError | None:
-    """Returns an error of the system as one for the caller, or None if it is a fault of the server."""
+    """Returns the error that a caller gets for an error, or None if the error is a fault of the server."""
     if isinstance(error, MilkglassError):
         return error
     if isinstance(error, OSError) and error.errno in FULL_DISK_ERRNOS:
@@ -203,7 +206,7 @@ def free_bytes(home: Path, quota: int | None) -> int:
 
 def bytes_on_disk(*paths: Path) -> int:
     """Returns the bytes on the disk of files and of all files in folders, each hard-linked file once."""
-    size_of: dict[tuple[int, int], int] = {}
+    bytes_by_inode: dict[tuple[int, int], int] = {}
     paths_inside = (Path(folder, name) for path in paths for folder, _, names in os.walk(path) for name in names)
     for path in (*paths, *paths_inside):
         try:
@@ -211,8 +214,8 @@ def bytes_on_disk(*paths: Path) -> int:
         except FileNotFoundError:
             continue  # removed at this moment
         if stat.S_ISREG(status.st_mode):
-            size_of[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(size_of.values())
+            bytes_by_inode[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(bytes_by_inode.values())
 
 
 class HomeFolder:
@@ -220,8 +223,8 @@ class HomeFolder:
 
     Attributes:
         root: the home itself.
-        spare: bytes of the disk, or of the quota, that are never filled.
-        quota: bytes that the home may take. None: what its disk has.
+        spare: the bytes of the disk, or of the quota, that are never filled.
+        quota: the bytes that the home may take. None: all that its disk has.
         uploads, files, models, jobs, work: folders in the home; the text at the top of this file says what they hold.
     """
 
@@ -238,7 +241,11 @@ class HomeFolder:
             folder.mkdir(exist_ok=True)
 
     def claim(self) -> None:
-        """Makes the home, and closes it to other users. Raises UsageError for an open folder of something else."""
+        """Makes the home, and closes it to other users.
+
+        Raises:
+            UsageError: the folder is open to others and holds something else, or is not this user's.
+        """
         files.make_private_dir(self.root)
         if not self.root.stat().st_mode & OTHERS_PERMISSIONS:
             return
@@ -279,10 +286,15 @@ class HomeFolder:
         return lock_file
 
     def token(self, requested: str | None) -> str:
-        """Returns the given token, or the stored one, or a new one that is stored with mode 0600.
+        """Returns the requested token, or the stored one, or a new one, which is stored with mode 0600.
 
-        Without a given token it calls `claim` first. Raises UsageError as `claim` does, or for a stored token that is
-        too short.
+        Without a requested token the home is made, and closed to others, first.
+
+        Args:
+            requested: a token from the settings.
+
+        Raises:
+            UsageError: the home cannot be used (`claim`), or the stored token is too short.
         """
         if requested is not None:
             return requested

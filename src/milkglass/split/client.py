@@ -69,8 +69,8 @@ class ClientHalf:
             return cls(description, defence.load_client(base, folder))
         with exclusive_lock(folder / CONFIG):
             client = defence.load_client(base, folder)
-            raw = read_json(folder / CONFIG)
-            files.write(folder / CONFIG, json_text({**raw, "sent": int(raw["sent"]) + text_count}))
+            config = read_json(folder / CONFIG)
+            files.write(folder / CONFIG, json_text({**config, "sent": int(config["sent"]) + text_count}))
         return cls(description, client)
 
     def classify(
@@ -84,23 +84,26 @@ class ClientHalf:
         """Returns (texts, classes) the probabilities of the classes.
 
         Args:
+            texts: the texts, or the first one of each pair.
             pairs: the second text of each pair. None: texts are single.
+            info: what the server says of its half.
             send_frame: sends a frame to the server's half.
             progress: receives the number of texts of each frame.
 
         Raises:
-            KeyForOtherModel, CorruptCheckpoint: the server has another half, or one of other classes.
+            KeyForOtherModel: the server does not have the other half of this split.
+            CorruptCheckpoint: the server's half has another number of classes.
             UsageError: pairs are given to a half for single texts, or the reverse.
             CodecError: a text cannot be sent.
             RemoteError: an answer has another shape. All other errors are raised before anything is sent.
         """
-        self.require(info, pairs is not None)
+        self.require_matching(info, pairs is not None)
         lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
         logits_of_frames = []
-        for texts_of_frame in frame_slices(lengths, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
-            frame = self.client.frame(texts[texts_of_frame], None if pairs is None else pairs[texts_of_frame])
+        for frame_slice in frame_slices(lengths, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
+            frame = self.client.frame(texts[frame_slice], None if pairs is None else pairs[frame_slice])
             logits = self.client.receive(send_frame(frame))
-            count = texts_of_frame.stop - texts_of_frame.start
+            count = frame_slice.stop - frame_slice.start
             if logits.shape != (count, len(self.description.labels)):
                 raise RemoteError(
                     f"{count} texts of {len(self.description.labels)} classes have an answer of another shape",
@@ -110,8 +113,8 @@ class ClientHalf:
             progress(count)
         return np.asarray(softmax(np.concatenate(logits_of_frames).astype(np.float64), 1))
 
-    def require(self, info: EncoderInfo, has_pairs: bool) -> None:
-        """Checks the server and the form of the texts before anything is sent.
+    def require_matching(self, info: EncoderInfo, has_pairs: bool) -> None:
+        """Checks that the server and the form of the texts match this half.
 
         Raises:
             KeyForOtherModel: the server does not have the other half of this split.
@@ -169,9 +172,12 @@ def are_short_enough(
 
 
 def frame_slices(lengths: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:
-    """Yields slices of consecutive texts for frames of at most `max_texts` texts and `max_rows` rows.
+    """Yields slices of consecutive texts for frames. A text with more than `max_rows` rows gets a slice of its own.
 
-    A text with more rows gets a slice of its own. `lengths` has the number of rows of each text.
+    Args:
+        lengths: (texts,) the number of rows of each text.
+        max_texts: the most texts of a frame.
+        max_rows: the most rows of a frame.
     """
     start, row_count = 0, 0
     for index, length in enumerate(lengths.tolist()):
@@ -190,7 +196,7 @@ class SplitConnection:
         self._connection = connection
 
     def info(self) -> EncoderInfo:
-        """Asks the server what it takes. Raises RemoteError."""
+        """Asks the server for the description of its half. Raises RemoteError."""
         return EncoderInfo.of(self._connection.json("GET", SPLIT_PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
@@ -202,10 +208,10 @@ class SplitConnection:
         return _logits(answer.get("logits"))
 
 
-def _logits(raw: Any) -> NDArray[np.float32]:
+def _logits(answer_logits: Any) -> NDArray[np.float32]:
     """Returns an answer's logits. Raises RemoteError unless they are a table of finite numbers."""
     try:
-        logits = np.asarray(raw, np.float64).astype(np.float32)
+        logits = np.asarray(answer_logits, np.float64).astype(np.float32)
     except (TypeError, ValueError, OverflowError):
         logits = np.empty(0, np.float32)
     if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():

@@ -89,7 +89,7 @@ def require_readable(
         UsageError: the length is beyond the model's, or leaves no room for a text.
         CodecError: a text has no token.
     """
-    defence.require(base)
+    defence.require_splittable(base)
     reader = PublicTokenizer(base.folder, NO_LENGTH_LIMIT)
     special_count = reader.tokenizer.num_special_tokens_to_add(pair=data.has_pairs)
     min_tokens, max_tokens = special_count + (2 if data.has_pairs else 1), reader.max_tokens

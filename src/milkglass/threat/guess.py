@@ -1,4 +1,4 @@
-"""Defines a guess: what an attack believes. It is graded in truth.py, which no attack may import."""
+"""Defines a guess: what an attack believes. truth.py, which no attack may import, grades it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Guess:
         token_lengths: beside `topics`, the bytes of each token of each answer. None if they are not guessed.
         probabilities: (total, k + 1) the probability of each id in `by_token`. The last column, multiplied by an id's
             entry in `weights`, is the probability of an id that `by_token` does not list.
-        weights: (n,) the factor of each public id for that. None: all are 1.
+        weights: (n,) the factor of each public id by which the last column is multiplied. None: all are 1.
 
     Raises:
         ValueError: none or several of the first five fields are set, or `probabilities` do not fit `by_token`.
@@ -43,7 +43,7 @@ class Guess:
     weights: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
-        if sum(part is not None for part in (self.by_id, self.by_token, self.bags, self.texts, self.topics)) != 1:
+        if sum(belief is not None for belief in (self.by_id, self.by_token, self.bags, self.texts, self.topics)) != 1:
             raise ValueError(
                 "a guess is about ids, about tokens, about bags of words, about whole texts or about topics"
             )

@@ -1,4 +1,4 @@
-"""Writes and reads transcripts: safetensors files and `transcript.jsonl`, to which a server or a client adds.
+"""Writes and reads transcripts: safetensors files and `transcript.jsonl`, which a server or a client extends.
 
     transcript.jsonl     a line {"milkglass_transcript": 1, "size": n, "key_id": ...}, then a line an observation
     tokens-00003.safetensors   ids (total,) and lengths (texts,), int32
@@ -33,7 +33,7 @@ from milkglass.models.view import Model
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Observation, Outputs, Tokens, Transcript, Weights
 
-INDEX = "transcript.jsonl"
+INDEX_FILE = "transcript.jsonl"
 VERSION = 1
 MAX_VOCAB_SIZE = 2**31 - 1  # ids are 32 bits
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -46,7 +46,7 @@ class Recorder:
 
     Args:
         folder: the transcript's folder.
-        observation_count: how many observations it has.
+        observation_count: how many observations the transcript has.
     """
 
     def __init__(self, folder: Path, observation_count: int) -> None:
@@ -66,7 +66,7 @@ class Recorder:
             UsageError: the folder holds something else, or a transcript of another vocabulary or key.
             CorruptCheckpoint: the transcript is damaged.
         """
-        if (folder / INDEX).is_file():
+        if (folder / INDEX_FILE).is_file():
             old_size, old_key_id, entries = _read_index(folder)
             if old_size != size:
                 fault = f"{folder} is a transcript of {old_size} ids, this model has {size}"
@@ -122,22 +122,22 @@ class Recorder:
 
     def _append_entry(self, entry: dict[str, Any]) -> None:
         """Adds a line to the index."""
-        with (self._folder / INDEX).open("a", encoding="utf-8") as file:
+        with (self._folder / INDEX_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         self._observation_count += 1
 
 
 def load(folder: Path) -> Transcript:
     """Reads the transcript in a folder. Raises UsageError if there is none, CorruptCheckpoint if it is damaged."""
-    if not (folder / INDEX).is_file():
-        raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
+    if not (folder / INDEX_FILE).is_file():
+        raise UsageError(f"{folder} has no {INDEX_FILE}", "give a folder that `milkglass serve --record` wrote")
     size, key_id, entries = _read_index(folder)
     return Transcript(tuple(_read_observation(folder, entry, size) for entry in entries), size, key_id)
 
 
 def digest(folder: Path) -> str:
     """Returns the SHA-256, in hex, of all files of a transcript that an attack reads."""
-    sha256 = hashlib.sha256((folder / INDEX).read_bytes())
+    sha256 = hashlib.sha256((folder / INDEX_FILE).read_bytes())
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("weights-*/*")]):
         with path.open("rb") as file:
             sha256.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
@@ -145,37 +145,43 @@ def digest(folder: Path) -> str:
 
 
 def _read_observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
-    """Reads one observation. Raises CorruptCheckpoint."""
+    """Reads the observation of an entry of the index. Raises CorruptCheckpoint if either is damaged."""
     kind = entry.get("kind")
     if kind == "weights":
         tuned = entry.get("tuned")
         if not isinstance(tuned, bool):
-            raise CorruptCheckpoint(f"{INDEX} does not say whether weights are tuned", "record it again")
+            raise CorruptCheckpoint(f"{INDEX_FILE} does not say whether weights are tuned", "record it again")
         return Weights(Model.open(_path_inside(folder, entry.get("folder"))), tuned)
     if kind not in ("tokens", "outputs"):
         raise CorruptCheckpoint(
-            f"{INDEX} lists an observation of another kind than tokens, outputs and weights", "record it again"
+            f"{INDEX_FILE} lists an observation of another kind than tokens, outputs and weights", "record it again"
         )
     file = _path_inside(folder, entry.get("file"))
     if kind == "outputs":
         return Outputs(_read_sequences(file, size), _read_sequences(file, size, "prompt_"))
     purpose = entry.get("purpose", "")
     if not isinstance(purpose, str):
-        raise CorruptCheckpoint(f"{INDEX} gives tokens a purpose that is not a string", "record it again")
+        raise CorruptCheckpoint(f"{INDEX_FILE} gives tokens a purpose that is not a string", "record it again")
     return Tokens(_read_sequences(file, size), purpose)
 
 
 def _read_sequences(file: Path, size: int, prefix: str = "") -> Sequences:
-    """Reads the sequences of a file, whose ids must lie from 0 to `size` - 1. Raises CorruptCheckpoint.
+    """Reads the sequences of a file.
 
-    `prefix` begins the names of their tensors.
+    Args:
+        file: the safetensors file.
+        size: n'; ids must lie from 0 to n' - 1.
+        prefix: the beginning of the names of the two tensors.
+
+    Raises:
+        CorruptCheckpoint: the file is missing, or holds anything else.
     """
     names = (f"{prefix}ids", f"{prefix}lengths")
     if file.is_symlink() or not file.is_file():
         raise CorruptCheckpoint(f"{file.name} is missing or is not a file", "record it again")
-    refs = read_header(file)
+    tensors_in_file = read_header(file)
     for name in names:
-        if name not in refs or refs[name].dtype != "I32" or len(refs[name].shape) != 1:
+        if name not in tensors_in_file or tensors_in_file[name].dtype != "I32" or len(tensors_in_file[name].shape) != 1:
             raise CorruptCheckpoint(f"{file.name} has no {name}, a row of 32-bit integers", "record it again")
     try:
         tensors: dict[str, NDArray[Any]] = load_file(file)
@@ -191,7 +197,7 @@ def _read_sequences(file: Path, size: int, prefix: str = "") -> Sequences:
 def _path_inside(folder: Path, name: Any) -> Path:
     """Returns the path of a name in the transcript's folder. Raises CorruptCheckpoint for anything but a plain name."""
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
-        raise CorruptCheckpoint(f"{INDEX} names a path", "only names inside the transcript's folder are followed")
+        raise CorruptCheckpoint(f"{INDEX_FILE} names a path", "only names inside the transcript's folder are followed")
     return folder / name
 
 
@@ -203,28 +209,33 @@ def _header(size: int, key_id: str | None) -> dict[str, Any]:
 def _read_index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
     """Reads the index: the vocabulary's size, the key's identifier and the observations' entries.
 
-    An unfinished last line is left out. Raises CorruptCheckpoint.
+    An unfinished last line is left out.
+
+    Raises:
+        CorruptCheckpoint: the index is damaged, or of another version.
     """
     try:
-        whole_lines = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
+        whole_lines = (folder / INDEX_FILE).read_text("utf-8").split("\n")[:-1]
         header, *entries = (json.loads(line) for line in whole_lines)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again") from error
+        raise CorruptCheckpoint(f"{INDEX_FILE} is not a list of observations", "record it again") from error
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in entries):
-        raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again")
+        raise CorruptCheckpoint(f"{INDEX_FILE} is not a list of observations", "record it again")
     if type(version := header.get("milkglass_transcript")) is not int or version != VERSION:
-        raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
+        raise CorruptCheckpoint(f"{INDEX_FILE} is not of version {VERSION}", "use the milkglass that wrote it")
     size, key_id = header.get("size"), header.get("key_id")
     if type(size) is not int or not 1 <= size <= MAX_VOCAB_SIZE:
-        raise CorruptCheckpoint(f"{INDEX} does not name a vocabulary of 1 to {MAX_VOCAB_SIZE} ids", "record it again")
+        raise CorruptCheckpoint(
+            f"{INDEX_FILE} does not name a vocabulary of 1 to {MAX_VOCAB_SIZE} ids", "record it again"
+        )
     if "key_id" not in header or not (key_id is None or isinstance(key_id, str)):
-        raise CorruptCheckpoint(f"{INDEX} names a key's identifier that is not a string", "record it again")
+        raise CorruptCheckpoint(f"{INDEX_FILE} names a key's identifier that is not a string", "record it again")
     return size, key_id, entries
 
 
 def _write_index(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """Replaces the index."""
-    files.write(folder / INDEX, "".join(json.dumps(line) + "\n" for line in lines))
+    """Writes the index, in place of an earlier one."""
+    files.write(folder / INDEX_FILE, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _link_or_copy(file: Path, target: Path) -> None:

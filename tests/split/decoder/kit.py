@@ -20,7 +20,7 @@ from milkglass.server.process import WebServer, listen
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
-from milkglass.split.decoder.gate import Gate
+from milkglass.split.decoder.gate import TableGate
 from milkglass.split.decoder.server import SessionTable, open_decoder
 from milkglass.split.spec import DecoderInfo
 
@@ -36,7 +36,7 @@ class Served:
     server: DecoderServer
     port: int
     sessions: SessionTable
-    gate: Gate
+    gate: TableGate
     table: torch.Tensor
     web: WebServer
 
@@ -75,7 +75,7 @@ def serving(
 ) -> Iterator[Served]:
     checkpoint = Checkpoint.open(folder)
     session_table, package = open_decoder(checkpoint, "tiny", policy or RowPolicy(), sessions)
-    gate = Gate(package, allow_unattested=unattested)
+    gate = TableGate(package, allow_unattested=unattested)
     settings = ServerSettings(home, port=0, token=TOKEN)
     listener = listen(settings, settings.connections)
     if send_buffer:

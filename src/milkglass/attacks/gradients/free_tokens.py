@@ -10,8 +10,8 @@ the others,
 
     |g_x - P g_x| / |g_x|
 
-which is rounding for these, and not for a token that was read. The last token of a text is never read, so it is not
-found. If noise was added, those rows are taken whose norms are too large for noise.
+This is only rounding error for a token that was not read, and more for a token that was. The last token of a text is
+never read, so it is not found. If noise was added, those rows are taken whose norms are too large for noise.
 
 The attack does not guess how often a token occurs: the norm of a row depends on its token's effect on the loss, and not
 only on how often it occurs. Each token is named once. Texts of a batch are not distinguished: tokens are divided among
@@ -90,10 +90,10 @@ def read_tokens(grad: Tensor, min_distance: float = 1e-2) -> Ids | None:
 
 
 def _is_outside_span(grad: Tensor, min_distance: float) -> Tensor:
-    """Returns (v,) which rows are outside the span of the smallest nonzero rows.
+    """Returns (v,) whether each row is outside the span of the smallest nonzero rows.
 
     The smallest rows are of tokens that were neither read nor likely answers. If they span everything, as with noise,
-    the rows that are too large for noise are returned.
+    the rows that are too large for noise are marked instead.
     """
     norms = grad.double().norm(dim=1)
     order = norms.argsort()[int((norms == 0).sum()) :]
@@ -105,10 +105,10 @@ def _is_outside_span(grad: Tensor, min_distance: float) -> Tensor:
 
 
 def _is_above_noise(squares: Tensor) -> Tensor:
-    """Returns (v,) which rows, by their squared norms (v,), are too large to be noise.
+    """Returns (v,) whether each row, by its squared norm (v,), is too large to be noise.
 
     Rows of noise have nearly equal norms (a sum of d independent squares). If most norms are not nearly equal, no row
-    is.
+    is too large.
     """
     median = squares.median()
     spread = 1.4826 * (squares - median).abs().median()  # a standard deviation, whatever the large ones are
@@ -118,7 +118,11 @@ def _is_above_noise(squares: Tensor) -> Tensor:
 
 
 def divide_among_texts(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
-    """Returns the tokens (k,) divided among the texts of the batch, by the lengths or else evenly. None: no tokens."""
+    """Divides the tokens among the texts of the batch, by the lengths if they are known, else evenly.
+
+    Args:
+        ids: (k,) the tokens. None: there are none.
+    """
     ids = np.empty(0, np.int64) if ids is None else ids
     shares = np.ones(batch.size) if batch.lengths is None else batch.lengths.astype(np.float64)
     text_ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)

@@ -28,7 +28,7 @@ class SharedBatch:
         step: the model and its loss.
         labels, lengths: (texts,) the classes and the numbers of tokens, special ones too. None if they are not known.
         corpus: public text. None if the attacker has none.
-        noise: what was added to the gradient. None if nothing was, or it is not known.
+        noise: the noise that was added to the gradient. None if there is none, or it is not known.
     """
 
     shared: Gradients
@@ -75,14 +75,23 @@ class Inversion(Attack):
 
     @abc.abstractmethod
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        """Returns the texts of a batch as public ids, special ones too, in any order; empty if nothing is found."""
+        """Reads the texts of a batch.
+
+        Args:
+            batch: the gradient, and what the attacker knows of the batch.
+            budget: ends the attack.
+            rng: draws all random numbers.
+
+        Returns:
+            The public ids of each text, special ones too, in any order; empty for a text of which nothing is found.
+        """
 
     def why_unreadable(self, batch: SharedBatch) -> str | None:
         """Returns why nothing can be read of a batch, or None if the attack may be tried."""
         return None
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        """Returns the reason of the first batch that cannot be read."""
+        """Returns why the first unreadable batch cannot be read, or None."""
         return next(filter(None, map(self.why_unreadable, batches(transcript, knowledge))), None)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -101,7 +110,8 @@ class Inversion(Attack):
 def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
     """Returns a batch for each gradient, with its part of the knowledge.
 
-    Raises UsageError if there is not one label and one length for each text.
+    Raises:
+        UsageError: there is not one label and one length for each text.
     """
     shared = transcript.all(Gradients)
     total = sum(gradients.batch_size for gradients in shared)
@@ -111,7 +121,9 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
     shared_batches, start = [], 0
     for gradients in shared:
         texts_of_batch = slice(start, start + gradients.batch_size)
-        labels, lengths = (None if k is None else k[texts_of_batch] for k in (knowledge.labels, knowledge.lengths))
+        labels, lengths = (
+            None if known is None else known[texts_of_batch] for known in (knowledge.labels, knowledge.lengths)
+        )
         shared_batches.append(
             SharedBatch(gradients, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise)
         )

@@ -80,11 +80,11 @@ class SurvivingEntries(Inversion):
             length = int(batch.lengths[0])
         search = _OrderSearch(batch, tokens, self.evaluations, budget)
         if length > 1:
-            starts = [_fill(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
+            starts = [_draw_text(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
             if position_grads is not None and len(position_grads) == length:
                 starts.insert(0, match_tokens(grad[torch.from_numpy(tokens)], position_grads, tokens))
             search.search_from(min(starts, key=search.distance), rng)
-        return [search.best if length > 1 else tokens[:length]]
+        return [search.best_text if length > 1 else tokens[:length]]
 
 
 def position_rows(batch: SharedBatch) -> Tensor | None:
@@ -96,20 +96,29 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
         if isinstance(module, nn.Embedding) and module is not token_embedding and len(module.weight) > 2:
             grad = batch.gradient(names.get(id(module.weight), ""))
             if grad is not None and bool((rows := (grad != 0).any(1).nonzero()[:, 0]).numel()):
-                first = 0 if module.padding_idx is None else int(rows[0])
-                return grad[first : int(rows[-1]) + 1]
+                first_row = 0 if module.padding_idx is None else int(rows[0])
+                return grad[first_row : int(rows[-1]) + 1]
     return None
 
 
 def match_tokens(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
-    """Returns (t,) the token whose row (k, d) agrees best with each position's (t, d), on entries of both."""
+    """Returns the token at each position whose row agrees best with the position's, on entries that both have.
+
+    Args:
+        rows: (k, d) the rows of the tokens in the embeddings' gradient.
+        position_grads: (t, d) the gradient of the learned positions.
+        tokens: (k,) the tokens of `rows`.
+
+    Returns:
+        (t,) a token for each position.
+    """
     from scipy.optimize import linear_sum_assignment
 
-    in_both = (rows[None] != 0) & (position_grads[:, None] != 0)
+    is_in_both = (rows[None] != 0) & (position_grads[:, None] != 0)
     is_equal = (rows[None] - position_grads[:, None]).abs() <= EQUAL_TOLERANCE * torch.maximum(
         rows[None].abs(), position_grads[:, None].abs()
     )
-    gain = (in_both & is_equal).sum(2).double() - (in_both & ~is_equal).sum(2).double()  # (t, k)
+    gain = (is_in_both & is_equal).sum(2).double() - (is_in_both & ~is_equal).sum(2).double()  # (t, k)
     tokens_by_position = np.full(len(position_grads), -1)
     positions, columns = linear_sum_assignment(device.array(gain), maximize=True)
     tokens_by_position[positions] = tokens[columns]
@@ -118,8 +127,15 @@ def match_tokens(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
     return tokens_by_position.astype(np.int64)
 
 
-def _fill(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
-    """Returns every token once, or as many as fit, and random ones of them at the other places, in this order."""
+def _draw_text(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
+    """Draws a text (length,) with every token once, or as many as fit, and random ones of them at the other places.
+
+    Args:
+        tokens: (k,) the tokens.
+        order: (length,) the order in which the drawn tokens are placed.
+        length: the number of places.
+        rng: draws the tokens.
+    """
     repeated = rng.choice(tokens, max(0, length - len(tokens)))
     return np.concatenate([rng.permutation(tokens)[:length], repeated])[order].astype(np.int64)
 
@@ -131,14 +147,14 @@ class _OrderSearch:
         gradients_left: how many gradients may still be computed.
         shared: the shared gradients that are not zero, by name.
         is_nonzero: where the entries of `shared` survived, by name.
-        best, best_distance: the nearest text so far.
+        best_text, best_distance: the nearest text so far, and its distance.
     """
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
         self.shared = {name: grad for name, grad in batch.gradients.items() if bool(grad.any())}
         self.is_nonzero = {name: grad != 0 for name, grad in self.shared.items()}
-        self.best: Ids = np.empty(0, np.int64)
+        self.best_text: Ids = np.empty(0, np.int64)
         self.best_distance = np.inf
 
     @property
@@ -148,7 +164,7 @@ class _OrderSearch:
 
     def distance(self, text: Ids) -> float:
         """Returns the distance of a text, at least 0; infinite if the time is over."""
-        if self.is_over and len(self.best):
+        if self.is_over and len(self.best_text):
             return float(np.inf)
         self.gradients_left -= 1
         self.budget.spend(work.gradients(self.batch.step.module, len(text)))
@@ -160,20 +176,22 @@ class _OrderSearch:
         cosines = []
         for name, shared in self.shared.items():
             if name in gradient:
-                own_entries, shared_entries = gradient[name][self.is_nonzero[name]], shared[self.is_nonzero[name]]
+                text_entries, shared_entries = gradient[name][self.is_nonzero[name]], shared[self.is_nonzero[name]]
                 cosines.append(
-                    float(own_entries @ shared_entries / (own_entries.norm() * shared_entries.norm()).clamp_min(1e-30))
+                    float(
+                        text_entries @ shared_entries / (text_entries.norm() * shared_entries.norm()).clamp_min(1e-30)
+                    )
                 )
         distance = 1 - float(np.mean(cosines))
         if distance < self.best_distance:
-            self.best, self.best_distance = text, distance
+            self.best_text, self.best_distance = text, distance
         return distance
 
     def search_from(self, text: Ids, rng: np.random.Generator) -> None:
         """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
         self._descend(text, rng)
         while not self.is_over and self.best_distance > ROUNDING_DISTANCE:
-            start = self.best
+            start = self.best_text
             for _ in range(RANDOM_CHANGES):
                 start = next(_changed_texts(start, self.tokens, rng), start)
             self._descend(start, rng)
@@ -193,20 +211,22 @@ class _OrderSearch:
 
 def _changed_texts(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
     """Yields texts that are one swap, one move or one replacement of a repeated token away, in random order."""
-    n = len(text)
-    swaps = [("swap", i, j) for i in range(n) for j in range(i)]
-    moves = [("move", i, j) for i in range(n) for j in range(n) if abs(i - j) > 1]
+    length = len(text)
+    swaps = [("swap", i, j) for i in range(length) for j in range(i)]
+    moves = [("move", i, j) for i in range(length) for j in range(length) if abs(i - j) > 1]
     counts = {int(t): int((text == t).sum()) for t in tokens}
-    repeated_places = [i for i in range(n) if counts.get(int(text[i]), 2) > 1]
-    swaps += [("put", i, int(t)) for i in repeated_places for t in tokens if t != text[i]]
-    for changes in (swaps, moves):
+    repeated_places = [i for i in range(length) if counts.get(int(text[i]), 2) > 1]
+    swaps_and_replacements = swaps + [
+        ("replacement", i, int(t)) for i in repeated_places for t in tokens if t != text[i]
+    ]
+    for changes in (swaps_and_replacements, moves):
         for index in rng.permutation(len(changes)).tolist():
             change, i, j = changes[index]
             changed = text.copy()
             if change == "swap":
                 changed[i], changed[j] = text[j], text[i]
-            elif change == "put":
-                changed[i] = j
+            elif change == "replacement":
+                changed[i] = j  # here a token
             else:
                 changed = np.insert(np.delete(text, i), j, text[i])
             if not np.array_equal(changed, text):

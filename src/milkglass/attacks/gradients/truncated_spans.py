@@ -7,8 +7,8 @@ attack takes as many of them as there are tokens, and for each position the toke
     B = the first t right singular vectors of the gradients of queries, keys and values, stacked
     |v - B B^T v| / |v|        smallest for a token that was read
 
-How much that tells depends on the width of the model: about a share sqrt(t / d) of a random vector lies in t of d
-directions.
+How well this test distinguishes tokens depends on the width of the model: t of d directions contain about a share
+sqrt(t / d) of a random vector.
 
 Where positions enter inside the attention alone, the first layer shows tokens without their places. Then texts are
 grown as in DAGER, by the directions of the second layer, of which the text covers most. The last token of a text, which
@@ -101,12 +101,12 @@ class TruncatedSpans(Inversion):
     def _beam_search(
         self, attention_input: AttentionInput, span: Span, tokens: Sequence[int], token_count: int, budget: Budget
     ) -> TokenTuple:
-        """Returns a text of `token_count` of these tokens whose states cover most of the span."""
+        """Returns the text of `token_count` of the given tokens whose states cover most of the span."""
         beam: list[TokenTuple] = [()]
         while len(beam[0]) < token_count and budget.left() > 0:
             extended = [(*prefix, token) for prefix in beam for token in tokens]
             budget.spend(checking_work(attention_input, [span], len(extended) * len(extended[0])))
-            covered = torch.cat([coverage(span, states(attention_input, part)) for part in blocks(extended)])
+            covered = torch.cat([coverage(span, states(attention_input, block)) for block in blocks(extended)])
             beam = [extended[index] for index in covered.argsort(descending=True)[: self.beam_width].tolist()]
         return beam[0]
 
@@ -118,8 +118,8 @@ def coverage(span: Span, vectors: Tensor) -> Tensor:
     state, which always lies in the span.
     """
     directions, triangle = torch.linalg.qr(torch.nn.functional.normalize(vectors, dim=-1).mT)
-    inside = (span.basis.float().T @ directions).square().sum(1)  # (b, t)
-    return (inside * (triangle.diagonal(dim1=1, dim2=2).abs() > MIN_DISTINCT_DISTANCE)).sum(1)
+    share_in_span = (span.basis.float().T @ directions).square().sum(1)  # (b, t)
+    return (share_in_span * (triangle.diagonal(dim1=1, dim2=2).abs() > MIN_DISTINCT_DISTANCE)).sum(1)
 
 
 def truncated_span(batch: SharedBatch, attention_input: AttentionInput, count: int) -> Span | None:
@@ -128,7 +128,9 @@ def truncated_span(batch: SharedBatch, attention_input: AttentionInput, count: i
     None if no gradient of the layer is shared, or each is zero.
     """
     grads = [(batch.gradient(matrix.name), matrix.is_transposed) for matrix in attention_input.matrices]
-    nonzero = [grad.T if transposed else grad for grad, transposed in grads if grad is not None and bool(grad.any())]
+    nonzero = [
+        grad.T if is_transposed else grad for grad, is_transposed in grads if grad is not None and bool(grad.any())
+    ]
     if not nonzero:
         return None
     stacked = torch.cat([grad / grad.norm() for grad in nonzero])

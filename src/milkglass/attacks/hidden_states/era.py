@@ -33,7 +33,7 @@ PLACES_AT_A_TIME = 512  # places that are read at a time
 
 
 def why_not_paired(transcript: Transcript) -> str | None:
-    """Returns why answers and prompts cannot be paired, in words; None if they can."""
+    """Returns why answers and prompts cannot be paired, or None if they can."""
     prompt_count, answer_count = len(transcript.prompts), len(transcript.outputs)
     if prompt_count != answer_count:
         return f"{answer_count} answers to {prompt_count} prompts: they cannot be paired"
@@ -53,7 +53,7 @@ def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.
         [np.repeat([False, True], pair) for pair in zip(prompts.lengths, answers.lengths, strict=True)]
         or [np.empty(0, np.bool_)]
     )
-    rank = np.cumsum(was_generated) - 1  # a generated id's place among the generated ones
+    answer_place_of = np.cumsum(was_generated) - 1  # a generated id's place among the generated ones
     states_of_answers = torch.zeros(int(was_generated.sum()), runner.config.hidden_size, device=device.current())
     is_known = np.zeros(len(states_of_answers), np.bool_)
     for text_indices in batches(texts):
@@ -62,7 +62,7 @@ def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.
         is_answer = was_generated[places_in_texts]
         is_answer[:, 0] = False
         rows, columns = np.nonzero(is_answer)
-        answer_places = rank[places_in_texts[rows, columns]]
+        answer_places = answer_place_of[places_in_texts[rows, columns]]
         states_of_answers[torch.from_numpy(answer_places)] = hidden[rows, columns - 1].float()
         is_known[answer_places] = True
     return states_of_answers, is_known
@@ -72,7 +72,10 @@ def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.
 class ERA(Attack):
     """Reads each generated id as the likeliest public token by the public head.
 
-    Its guess is about the generated ids, in the order of the outputs.
+    The guess is about the generated ids, in the order of the outputs.
+
+    Attributes:
+        k: the number of ranks of the guess.
     """
 
     k: int = 10

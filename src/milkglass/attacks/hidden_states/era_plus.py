@@ -1,4 +1,4 @@
-"""Joins ERA over all generated text, inside the known candidates: ERA+.
+"""Combines what ERA reads over all generated text, inside the known candidates: ERA+.
 
 ERA reads each generated id separately and among all public ids. But one scrambled id always stands for the same token,
 and the clusters limit which. So ERA+ adds up over all places where the scrambled id a was generated how much likelier
@@ -15,9 +15,9 @@ without public text all shares are equal.
 **Weight of the states.** A hardly tuned model still mixes languages. Its states then point to the same wrong members of
 a cluster at every place of an id, and may spoil a good prior. So rho is the share of ids about which the states say
 nothing, by maximum likelihood under the prior (attacks/token_ids/decipherment/evidence.py). If the two agree no better
-than chance, rho goes to 1 and the prior stands. A prior that says nothing leaves it at 1/2. rho counts ids, not places:
-if the states are right about most ids and clearly wrong about the two most frequent, rho is small and those two are
-read wrongly (docs/log.md, Alpaca).
+than chance, rho goes to 1 and the prior stands. A prior that says nothing leaves rho at 1/2. rho counts ids, not
+places: if the states are right about most ids and clearly wrong about the two most frequent, rho is small and those two
+are read wrongly (docs/log.md, Alpaca).
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class ERAPlus(Solver):
         if knowledge.corpus is not None:
             log_share = np.log(PublicPairCounts(knowledge.corpus, token_count).share)
         table = EvidenceTable(prior, generated, NEVER_CERTAIN, log_share, len(generated.ids) + 1, size)
-        listed = np.flatnonzero(table.line_of_id[generated.ids] >= 0)
-        if not len(listed):
+        listed_places = np.flatnonzero(table.line_of_id[generated.ids] >= 0)
+        if not len(listed_places):
             return prior
-        ids = generated.ids[listed]
-        member = table.member[table.line_of_id[ids]]
-        contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed)]
-        scores = option_logits(contexts, public_head(required(knowledge.public_model)), member)
-        scores -= log_share[member]
+        ids = generated.ids[listed_places]
+        members = table.member[table.line_of_id[ids]]
+        contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed_places)]
+        scores = option_logits(contexts, public_head(required(knowledge.public_model)), members)
+        scores -= log_share[members]
         table.update(ids, scores, MIN_PLACE_CHANCE)
         posterior, _ = table.believable_evidence(table.evidence(self.damping), table.belief(prior.log_likelihoods))
         evidence = [np.zeros(values.shape) for values in prior.log_likelihoods]
@@ -93,12 +93,21 @@ class ERAPlus(Solver):
         return Candidates(prior.groups, tuple(a + b for a, b in zip(prior.log_likelihoods, evidence, strict=True)))
 
 
-def option_logits(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
-    """Returns (m, w) the logits of options (m, w) at each place, by states (m, d) and the head (n, d)."""
+def option_logits(states: torch.Tensor, head: torch.Tensor, options: Ids) -> Floats:
+    """Computes the logits of the options at each place.
+
+    Args:
+        states: (m, d) the state from which each place was generated.
+        head: (n, d) the public output embeddings.
+        options: (m, w) the public ids that each place may be.
+
+    Returns:
+        (m, w) the logits.
+    """
     logits = [
         device.array(torch.einsum("md,mwd->mw", block, head[ids].float()))
         for block, ids in zip(
-            states.split(PLACES_AT_A_TIME), torch.from_numpy(member).split(PLACES_AT_A_TIME), strict=True
+            states.split(PLACES_AT_A_TIME), torch.from_numpy(options).split(PLACES_AT_A_TIME), strict=True
         )
     ]
     return np.concatenate(logits).astype(np.float64)

@@ -16,7 +16,7 @@ All initial weights are the public model's, and the order of the batches comes f
 does not: torch draws it from one generator for the whole process. Two runs therefore differ slightly if other attacks
 run beside them and the model has dropout. Seeding that generator here would disturb the others.
 
-It reads each text separately.
+The attack reads each text separately.
 """
 
 from __future__ import annotations
@@ -40,21 +40,26 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 
-# Share of the budget that must be left after the states of public text, and after those of the client's text
-LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.7, 0.6
+# Shares of the budget that must be left after the states of public text, and after those of the client's text
+SHARE_LEFT_AFTER_PUBLIC, SHARE_LEFT_AFTER_SENT = 0.7, 0.6
 TRAINING_SHARE = 0.8  # share of what is left then that the training may take
 TOKENS_AT_A_TIME = 512  # tokens read at a time
 
 
 class InverterSettings(Protocol):
-    """Sets how an attack trains an inversion model."""
+    """Holds the settings by which an attack trains an inversion model."""
 
     @property
-    def learning_rate(self) -> float: ...
+    def learning_rate(self) -> float:
+        """Returns AdamW's learning rate."""
+
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Returns the most texts of a batch."""
+
     @property
-    def epochs(self) -> int: ...
+    def epochs(self) -> int:
+        """Returns how many passes are made over the public text."""
 
 
 def train(
@@ -78,15 +83,19 @@ def train(
         max_grad_norm: the norm to which a step's gradient is clipped. None: it is not.
     """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
-    groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
+    groups = [
+        group
+        for text_indices in batches(corpus)
+        for group in np.array_split(text_indices, -(-len(text_indices) // settings.batch_size))
+    ]
     steps, steps_done = settings.epochs * len(groups), 0
     inverter.train()
     for _ in range(settings.epochs):
-        for number in rng.permutation(len(groups)).tolist():
+        for group_index in rng.permutation(len(groups)).tolist():
             if budget.left() <= 0:
                 return
-            expected = stack(corpus, groups[number])
-            inputs = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
+            expected = stack(corpus, groups[group_index])
+            inputs = states[torch.from_numpy(places(corpus, groups[group_index]))].reshape(*expected.shape, -1)
             loss = torch.nn.functional.cross_entropy(inverter(inputs).flatten(0, 1), expected.flatten())
             take_step(optimiser, loss, max_grad_norm)
             steps_done += 1
@@ -98,7 +107,19 @@ def train(
 def invert_states(
     inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int, budget: Budget
 ) -> Ids:
-    """Returns (total, k) the likeliest public ids for the texts in `groups`, and NO_BELIEF for the others."""
+    """Reads texts from their states.
+
+    Args:
+        inverter: maps states (b, t, d) to scores of public ids (b, t, n).
+        states: (total, d) one for each token of the texts.
+        tokens: the texts, of which only the lengths are used.
+        groups: the indices of the texts of each batch.
+        k: the number of ranks of the guess.
+        budget: is charged for the forward passes.
+
+    Returns:
+        (total, k) the likeliest public ids, and NO_BELIEF for texts that are in no group.
+    """
     inverter.eval()
     guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
     for text_indices in groups:
@@ -121,6 +142,7 @@ class InvBertModel(torch.nn.Module):
             self.output_layer.bias.zero_()
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns (b, t, n) the scores of public ids for states (b, t, d)."""
         return self.output_layer(self.body(inputs_embeds=states).last_hidden_state)
 
 
@@ -131,7 +153,9 @@ class InvBert(Attack):
     Attributes:
         layer: the layer after which the states are taken.
         depth: how many of the public model's layers the inversion model has. None: all.
+        learning_rate: AdamW's learning rate.
         batch_size: the most texts of a batch.
+        epochs: how many passes over the public text.
         k: the number of ranks of the guess.
     """
 
@@ -170,18 +194,18 @@ class InvBert(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public = required(knowledge.corpus)
         seconds, (public_rng, sent_rng, reading_rng) = budget.left(), rng.spawn(3)
-        own_model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
-        corpus = public.map_ids(sigma)
+        own_model, scrambled_id_of = required(knowledge.simulate)(int(rng.integers(2**31)))
+        corpus = public.map_ids(scrambled_id_of)
         states, was_run = self.states(
-            own_model, corpus, batches_within(corpus, budget, public_rng, LEFT_AFTER_PUBLIC * seconds), budget
+            own_model, corpus, batches_within(corpus, budget, public_rng, SHARE_LEFT_AFTER_PUBLIC * seconds), budget
         )
         has_state = torch.from_numpy(was_run[corpus.sequence_indices])
         corpus = public.select(np.flatnonzero(was_run))
-        sent_groups = batches_within(transcript.tokens, budget, sent_rng, LEFT_AFTER_SENT * seconds)
-        sent_states, reached = self.client_states(transcript, sent_groups, budget)
+        sent_groups = batches_within(transcript.tokens, budget, sent_rng, SHARE_LEFT_AFTER_SENT * seconds)
+        sent_states, is_reached = self.client_states(transcript, sent_groups, budget)
         inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[has_state], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
-        reached_texts = np.flatnonzero(reached)
+        reached_texts = np.flatnonzero(is_reached)
         texts = transcript.tokens.select(reached_texts)
         groups = (
             reached_texts[text_indices]
@@ -193,7 +217,7 @@ class InvBert(Attack):
     def states(
         self, model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """Returns (total, d) the states of the texts in `groups`, and (texts,) which texts these are.
+        """Returns (total, d) the states of the texts in `groups`, and (texts,) whether each text was run.
 
         One more layer is run than needed, so that a decoder's last norm is not applied to the layer that is read.
         """
@@ -202,9 +226,9 @@ class InvBert(Attack):
     def client_states(
         self, transcript: Transcript, groups: Iterable[Ids], budget: Budget
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """Returns the client's states, and (texts,) which texts they are of.
+        """Returns (total, d) the client's states, and (texts,) whether each text has states.
 
-        States that were sent are of all texts. Others are computed from the ids of the texts in `groups`.
+        If states were sent, all texts have them. Else those of the texts in `groups` are computed from the ids.
         """
         if sent_states := self._states_of_layer(transcript):
             states = device.move(torch.cat([activations.hidden.float() for activations in sent_states]))

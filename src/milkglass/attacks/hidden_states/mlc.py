@@ -32,15 +32,25 @@ from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
-# Share of the budget that must be left after the public texts are embedded, and after the sent ones
-LEFT_AFTER_PUBLIC, LEFT_AFTER_SENT = 0.5, 0.25
+# Shares of the budget that must be left after the public texts are embedded, and after the sent ones
+SHARE_LEFT_AFTER_PUBLIC, SHARE_LEFT_AFTER_SENT = 0.5, 0.25
 TEXTS_AT_A_TIME = 1024  # texts whose words are named at a time
 
 
-def embeddings(
+def mean_states(
     model: Model, texts: Sequences, groups: Iterable[Ids], budget: Budget
 ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-    """Returns (texts, d) the mean of each text's last hidden states, and (texts,) whether it was in `groups`."""
+    """Computes one embedding of each text, the mean of its last hidden states.
+
+    Args:
+        model: runs the texts.
+        texts: ids of that model.
+        groups: the indices of the texts of each batch; a text that is in none is not read.
+        budget: is charged for the forward passes.
+
+    Returns:
+        (texts, d) the embeddings, zero for a text that was not read, and (texts,) whether each was read.
+    """
     runner = body(model)
     means = torch.zeros(len(texts), runner.config.hidden_size, device=device.current())
     was_read = np.zeros(len(texts), np.bool_)
@@ -56,6 +66,8 @@ class LinearWordClassifier(Attack):
     """Names the words of a text from one vector, by a linear layer. The base of MLC and hidden-words.
 
     Attributes:
+        learning_rate: Adam's learning rate.
+        epochs: how many passes over the public texts.
         batch_size: how many texts a step has.
         threshold: the probability from which on a word is named.
     """
@@ -103,15 +115,15 @@ class LinearWordClassifier(Attack):
         """
         layer = device.move(torch.nn.Linear(vectors.shape[1], len(vocabulary)))
         torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
-        column = np.searchsorted(vocabulary, public.ids)
-        present = csr_array(
-            (np.ones(len(column), np.float32), (public.sequence_indices, column)), (len(public), len(vocabulary))
+        columns = np.searchsorted(vocabulary, public.ids)
+        is_present = csr_array(
+            (np.ones(len(columns), np.float32), (public.sequence_indices, columns)), (len(public), len(vocabulary))
         )
-        present.sum_duplicates()
-        present.data[:] = 1.0
-        share = torch.from_numpy(present.sum(axis=0) / len(public)).float().clamp(1e-4, 1 - 1e-4)
+        is_present.sum_duplicates()
+        is_present.data[:] = 1.0
+        text_share = torch.from_numpy(is_present.sum(axis=0) / len(public)).float().clamp(1e-4, 1 - 1e-4)
         with torch.no_grad():
-            layer.bias.copy_(torch.log(share / (1 - share)))  # begin at each word's own frequency
+            layer.bias.copy_(torch.log(text_share / (1 - text_share)))  # begin at each word's own frequency
         optimiser = torch.optim.Adam(layer.parameters(), lr=self.learning_rate, fused=True)
         for epoch in range(self.epochs):
             order = torch.from_numpy(rng.permutation(len(public)))
@@ -119,7 +131,7 @@ class LinearWordClassifier(Attack):
                 if budget.left() <= 0:
                     return layer
                 loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                    layer(vectors[rows]), device.tensor(present[rows.numpy()].toarray()), reduction="sum"
+                    layer(vectors[rows]), device.tensor(is_present[rows.numpy()].toarray()), reduction="sum"
                 ) / len(rows)
                 take_step(optimiser, loss)
                 budget.spend(work.training_step(layer, len(rows)) + work.elements(5.0 * len(rows) * len(vocabulary)))
@@ -152,17 +164,17 @@ class MLC(LinearWordClassifier):
         seconds, (public_rng, sent_rng) = budget.left(), rng.spawn(2)
         own_model, scrambled_id_of = required(knowledge.simulate)(int(rng.integers(2**31)))
         scrambled_corpus, sent = corpus.map_ids(scrambled_id_of), transcript.tokens
-        means, was_read = embeddings(
+        means, was_read = mean_states(
             own_model,
             scrambled_corpus,
-            batches_within(scrambled_corpus, budget, public_rng, LEFT_AFTER_PUBLIC * seconds),
+            batches_within(scrambled_corpus, budget, public_rng, SHARE_LEFT_AFTER_PUBLIC * seconds),
             budget,
         )
         read_corpus, means = corpus.select(np.flatnonzero(was_read)), means[torch.from_numpy(was_read)]
         centre = means.mean(0)
-        spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        sent_groups = batches_within(sent, budget, sent_rng, LEFT_AFTER_SENT * seconds)
-        sent_means, is_reached = embeddings(transcript.model, sent, sent_groups, budget)
+        deviation = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
+        sent_groups = batches_within(sent, budget, sent_rng, SHARE_LEFT_AFTER_SENT * seconds)
+        sent_means, is_reached = mean_states(transcript.model, sent, sent_groups, budget)
         vocabulary = np.unique(read_corpus.ids)
-        layer = self.train((means - centre) / spread, read_corpus, vocabulary, budget, rng)
-        return Guess(bags=self.predict_words(layer, (sent_means - centre) / spread, is_reached, vocabulary))
+        layer = self.train((means - centre) / deviation, read_corpus, vocabulary, budget, rng)
+        return Guess(bags=self.predict_words(layer, (sent_means - centre) / deviation, is_reached, vocabulary))

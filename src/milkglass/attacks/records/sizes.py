@@ -26,7 +26,7 @@ from milkglass.threat.knowledge import Knowledge, Recordings, required
 from milkglass.threat.observations import Records, Transcript
 
 FIRST_RECORDS = 48  # records whose sizes and pauses are features in their order
-SIZE_EDGES = 40  # most edges between the bins of the histogram of sizes
+MAX_SIZE_EDGES = 40  # the most edges between the bins of the histogram of sizes
 FOREST_TREES = 400
 MAX_RECORDS_BEFORE = 6  # records before the first token
 QUANTILES = np.linspace(0, 1, 9)  # quantiles of sizes and of pauses that are features
@@ -50,7 +50,7 @@ class Sizes(Attack):
         from sklearn.ensemble import ExtraTreesClassifier
 
         recordings, (records, *_) = required(knowledge.recordings), transcript.all(Records)
-        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, SIZE_EDGES)))
+        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, MAX_SIZE_EDGES)))
         forest = ExtraTreesClassifier(FOREST_TREES, random_state=int(rng.integers(2**31)))
         forest.fit(features(recordings.records, edges), recordings.topics)
         lengths = None if recordings.lengths is None else token_lengths(records, recordings)
@@ -58,29 +58,40 @@ class Sizes(Attack):
 
 
 def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns (answers, f) the features of answers; `edges` are those of the histogram of sizes."""
+    """Returns (answers, f) the features of answers.
+
+    Args:
+        records: the records of the answers.
+        edges: the edges between the bins of the histogram of sizes, ascending.
+    """
     return np.array(
         [_answer_features(sizes, times, edges) for sizes, times in zip(records.sizes, records.times, strict=True)]
     )
 
 
 def _answer_features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the features of one answer's records, from their sizes and times."""
+    """Returns (f,) the features of one answer, from the sizes (bytes) and times of its records."""
     pauses = np.diff(times, prepend=0)
     if not len(sizes):
         sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)
     bins = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
-    first = [np.pad(series[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(series)))) for series in (sizes, pauses)]
+    first_values = [
+        np.pad(series[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(series)))) for series in (sizes, pauses)
+    ]
     summary = [len(sizes), sizes.sum(), sizes.mean(), sizes.std(), pauses.sum(), pauses.mean(), pauses.std()]
-    return np.concatenate([summary, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first])
+    return np.concatenate([summary, np.quantile(sizes, QUANTILES), np.quantile(pauses, QUANTILES), bins, *first_values])
 
 
 def token_lengths(records: Records, recordings: Recordings) -> Sequences:
-    """Returns for each answer the bytes of each token, if each record holds one token.
+    """Estimates the length of each token of each answer in bytes, for a server that sends one token a record.
 
     The recordings tell how many records stand before the first token and after the last, and the difference between
     sizes and lengths. The number before and the difference are those that fit most tokens; the number after is the
-    median of what is left.
+    median of the remaining records.
+
+    Args:
+        records: the records of the answers.
+        recordings: the attacker's own records, with the lengths of their tokens.
     """
     assert recordings.lengths is not None
     pairs = [
@@ -88,7 +99,7 @@ def token_lengths(records: Records, recordings: Recordings) -> Sequences:
         for record_sizes, tokens in zip(recordings.records.sizes, recordings.lengths, strict=True)
         if len(tokens)
     ]
-    best = (0, 0, 0)
+    best_fit = (0, 0, 0)
     for records_before in range(MAX_RECORDS_BEFORE + 1):
         differences = [
             record_sizes[records_before : records_before + len(tokens)]
@@ -96,9 +107,9 @@ def token_lengths(records: Records, recordings: Recordings) -> Sequences:
             for record_sizes, tokens in pairs
         ]
         gaps, counts = np.unique(np.concatenate(differences), return_counts=True)
-        if len(gaps) and counts.max() > best[0]:
-            best = (int(counts.max()), records_before, int(gaps[counts.argmax()]))
-    _, records_before, gap = best
+        if len(gaps) and counts.max() > best_fit[0]:
+            best_fit = (int(counts.max()), records_before, int(gaps[counts.argmax()]))
+    _, records_before, gap = best_fit
     counts_after = [len(record_sizes) - records_before - len(tokens) for record_sizes, tokens in pairs]
     records_after = max(0, int(np.median(counts_after))) if counts_after else 0
     return Sequences.of(

@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 def invert_shadows(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
-    """Returns for each id that is a shadow all tokens whose shadow it is, ascending.
+    """Returns for each id that is a shadow all tokens that it may replace, ascending.
 
     The log-likelihood of each original t is that of its shadows drawn equally often, log 1 / |S_t|.
 
@@ -54,12 +54,13 @@ def invert_shadows(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
         raise UsageError(f"{len(starts)} starts do not divide {len(ids)} shadows", "give n + 1, from 0 to their number")
     counts = np.diff(starts)
-    original = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    order = np.lexsort((original, ids))
-    shadow, sorted_originals = ids[order].astype(np.int64), original[order]
-    ends = np.flatnonzero(np.diff(shadow)) + 1
-    heads = shadow[np.concatenate([[0], ends])] if len(shadow) else shadow
-    groups = tuple(Group(np.array([s]), m) for s, m in zip(heads, np.split(sorted_originals, ends), strict=False))
+    originals = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    order = np.lexsort((originals, ids))
+    sorted_shadows, sorted_originals = ids[order].astype(np.int64), originals[order]
+    ends = np.flatnonzero(np.diff(sorted_shadows)) + 1
+    shadows = sorted_shadows[np.concatenate([[0], ends])] if len(sorted_shadows) else sorted_shadows
+    originals_by_shadow = zip(shadows, np.split(sorted_originals, ends), strict=False)
+    groups = tuple(Group(np.array([shadow]), members) for shadow, members in originals_by_shadow)
     return Candidates(groups, tuple(-np.log(counts[group.members].astype(np.float64))[None, :] for group in groups))
 
 
@@ -79,7 +80,13 @@ class EmbeddingRule(Attack):
 
     @abc.abstractmethod
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
-        """Returns the indices of members (m, d), likeliest first, behind a shadow (d,)."""
+        """Returns the indices of a shadow's originals, likeliest first.
+
+        Args:
+            shadow: (d,) the embedding of the shadow.
+            members: (m, d) the embeddings of its originals.
+            rng: draws what the rule draws.
+        """
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.public_model is None and knowledge.step is None:
@@ -87,36 +94,39 @@ class EmbeddingRule(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        table = _table(knowledge)
+        table = _embedding_table(knowledge)
         ids = transcript.tokens.ids
         sent_ids = set(ids.tolist())
         originals_of = {
-            row: group.members
+            shadow: group.members
             for group in required(knowledge.candidates).groups
-            for row in group.rows.tolist()
-            if row in sent_ids
+            for shadow in group.rows.tolist()
+            if shadow in sent_ids
         }
-        rows = {s: (_rows(table, np.array([s]))[0], _rows(table, members)) for s, members in originals_of.items()}
+        embeddings_of = {
+            shadow: (_embeddings(table, np.array([shadow]))[0], _embeddings(table, members))
+            for shadow, members in originals_of.items()
+        }
         guess = np.full((len(ids), self.k), NO_BELIEF, np.int64)
         for place, token in enumerate(ids.tolist()):
             if budget.left() <= 0:
                 break
             if (members := originals_of.get(token)) is None:
                 continue  # not a shadow: this defence did not send it
-            budget.spend(work.CALL_SECONDS + work.elements(rows[token][1].size))
-            best = self.order(*rows[token], rng)[: self.k]
+            budget.spend(work.CALL_SECONDS + work.elements(embeddings_of[token][1].size))
+            best = self.order(*embeddings_of[token], rng)[: self.k]
             guess[place, : len(best)] = members[best]
         return Guess(by_token=guess)
 
 
-def _table(knowledge: Knowledge) -> torch.Tensor:
+def _embedding_table(knowledge: Knowledge) -> torch.Tensor:
     """Returns (n, d) the embeddings of the public model, or of the model that is trained."""
     if knowledge.public_model is not None:
         return knowledge.public_model.table
     return required(knowledge.step).table
 
 
-def _rows(table: torch.Tensor, ids: Ids) -> Floats:
+def _embeddings(table: torch.Tensor, ids: Ids) -> Floats:
     """Returns (m, d) the embeddings of some ids, in fp64."""
     return np.asarray(table[torch.from_numpy(ids)].double().numpy())
 

@@ -32,7 +32,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class Channel:
-    """Describes what a sanitizer does to tokens, estimated from an attacker's rehearsals.
+    """Holds what a sanitizer does to tokens, as an attacker estimates it from rehearsals.
 
     Attributes:
         originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer than c.
@@ -50,27 +50,27 @@ def replacement_counts(original: Sequences, rehearsed_texts: list[tuple[Sequence
 
     Args:
         original: the text that was rehearsed.
-        rehearsed_texts: of each rehearsal what was sent, and (total,) the place in it of each token of `original`,
-            NO_BELIEF for one that was not sent.
+        rehearsed_texts: for each rehearsal the text that was sent, and (total,) the place in that text of each token
+            of `original`; NO_BELIEF for a token that was not sent.
         size: n, the number of ids.
 
     Returns:
         The pairs as s * n + x, sorted, and their counts.
     """
-    keys = [np.empty(0, np.int64)]
+    pair_keys = [np.empty(0, np.int64)]
     for sent_text, origin in rehearsed_texts:
         was_sent = origin != NO_BELIEF
-        keys.append(sent_text.ids[origin[was_sent]] * size + original.ids[was_sent])
-    pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
+        pair_keys.append(sent_text.ids[origin[was_sent]] * size + original.ids[was_sent])
+    pairs, counts = np.unique(np.concatenate(pair_keys), return_counts=True)
     return pairs, counts.astype(np.int64)
 
 
 def estimate_channel(
     original: Sequences, rehearsed_texts: list[tuple[Sequences, Ids]], size: int, candidate_count: int
 ) -> Channel:
-    """Returns the channel that rehearsals of `original` show, with at most `candidate_count` originals a token.
+    """Estimates the channel from rehearsals, with at most `candidate_count` originals of each seen token.
 
-    See `replacement_counts` for the arguments.
+    See `replacement_counts` for the other arguments.
     """
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = replacement_counts(original, rehearsed_texts, size)
@@ -139,9 +139,7 @@ def posteriors(ids: Ids, channel: Channel, bigrams: BigramModel) -> list[tuple[I
 
 
 def write_guesses(tokens: Sequences, channel: Channel, bigrams: BigramModel, guess: Ids, budget: Budget) -> Ids:
-    """Writes the likeliest candidates of each place into `guess`, for as many texts as time allows.
-
-    Returns `guess`.
+    """Writes the likeliest candidates of each place into `guess`, for as many texts as time allows, and returns it.
 
     Args:
         tokens: the texts that were sent.

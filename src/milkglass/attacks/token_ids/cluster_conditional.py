@@ -52,13 +52,19 @@ class ClusterConditional(Attack):
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
             table[group.rows, : len(order)] = group.members[order]
         if knowledge.responses is not None:
-            self._order_exchanged(table, counts, required(knowledge.candidates).for_exchanged_ids(knowledge.responses))
+            self._write_exchanged(table, counts, required(knowledge.candidates).for_exchanged_ids(knowledge.responses))
         return Guess(by_id=table)
 
-    def _order_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
-        """Writes the guesses for ids that are exchanged where they occur into `table`, by count times P(id | token)."""
+    def _write_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:
+        """Writes into `table` the guesses for ids that the defence exchanges, ordered by count times P(id | token).
+
+        Args:
+            table: (n, k) the guesses by id, which are changed.
+            counts: (n,) how often each token occurs in the public text.
+            candidates: for each exchanged id the tokens that it may stand for, with log P(id | token).
+        """
         for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
-            for row, of_row in zip(group.rows.tolist(), log_likelihood, strict=True):
-                weights = counts[group.members] * np.exp(of_row - of_row.max())
+            for row, row_log_likelihood in zip(group.rows.tolist(), log_likelihood, strict=True):
+                weights = counts[group.members] * np.exp(row_log_likelihood - row_log_likelihood.max())
                 order = np.lexsort((group.members, -weights))[: self.k]
                 table[row, : len(order)] = group.members[order]

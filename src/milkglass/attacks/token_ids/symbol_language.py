@@ -11,9 +11,9 @@ listed members then get new probabilities, with the best reading as what precede
     log P(b)  =  a log p(b) + u' log (P_reader(b | what precedes) / P_reader(b)) + const,
 
 with the sum of the old ones. u' differs from u, since a text's whole reading is assumed here, errors included. a and u'
-in WEIGHTS make the true tokens of that public text least surprising. The guess of a place is the best reading's token
-or the one with the largest P, whichever reads more of that text. If the decoder reads a text badly, the likeliest whole
-text has fewer right tokens than the likeliest tokens one by one.
+in WEIGHT_PAIRS make the true tokens of that public text least surprising. The guess of a place is the best reading's
+token or the one with the largest P, whichever reads more of that text. If the decoder reads a text badly, the likeliest
+whole text has fewer right tokens than the likeliest tokens one by one.
 
 "Most" and "more" refer to the tokens that count. An attacker who wants content leaves out the most frequent tokens,
 since a large u loses content.
@@ -36,21 +36,27 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 
 STRENGTHS = (0.0, 0.2, 0.4, 0.6, 1.0)  # values of u in the module's formula that are tried
-WEIGHTS = np.array([(a, u) for a in np.linspace(0.4, 1.2, 5) for u in np.linspace(0, 1, 11)])  # a, u'
+WEIGHT_PAIRS = np.array([(a, u) for a in np.linspace(0.4, 1.2, 5) for u in np.linspace(0, 1, 11)])  # a, u'
 MAX_HELD_OUT_TEXTS = 100  # public texts by which u, a and u' are chosen, at most
 TEXTS_TOGETHER = 32  # texts of one beam search: with fewer, the reader's weights are fetched more often
 
 
-def gains_of(reader: CausalReader, read: ReadBatch, options: Ids, log_mean_probability: Floats) -> Floats:
+def gains_of(reader: CausalReader, batch: ReadBatch, options: Ids, log_mean_probability: Floats) -> Floats:
     """Returns (m, k) log (P(first(b) | what precedes) / P(first(b))) of the options b (m, k) at each place.
 
-    first(b) is the first of the reader's ids that spell b (decipherment/reader.py). The value is 0 for an option that
-    is NO_BELIEF or spelled as nothing. `log_mean_probability` (V,) is the reader's.
+    first(b) is the first of the reader's ids that spell b (decipherment/reader.py). The gain is 0 for an option that is
+    NO_BELIEF or spelled as nothing.
+
+    Args:
+        reader: the causal model with its spelling.
+        batch: the m places with the reader's states before them.
+        options: (m, k) public ids, or NO_BELIEF.
+        log_mean_probability: (V,) the logarithm of the mean probability of each of the reader's ids.
     """
     option_ids = np.maximum(options, 0)
     gains = (
-        reader.log_likelihood_ratio(read, option_ids, log_mean_probability)
-        - reader.log_normaliser(read.states)[:, None]
+        reader.log_likelihood_ratio(batch, option_ids, log_mean_probability)
+        - reader.log_normaliser(batch.states)[:, None]
     )
     return np.where((options == NO_BELIEF) | reader.spelling.is_silent[option_ids], 0.0, gains)
 
@@ -86,16 +92,23 @@ class BeamSearch:
         )
         self.states = reader.head.new_zeros(text_count * width, reader.head.shape[1])
         self.is_joined = np.ones(text_count * width, np.bool_)
-        self._begin_again()
+        self._reset_cache()
         self._read_ids([np.array([reader.begin])] * (text_count * width))
 
     @torch.inference_mode()
     def grow(self, options: Ids, scores: Floats, weight: float, log_mean_probability: Floats) -> None:
-        """Adds one place to every reading, from `options` and `scores` (b, k) of each text; `weight` is u."""
+        """Adds one place to every reading, and keeps the w best readings of each text.
+
+        Args:
+            options: (b, k) the public ids that the place may be.
+            scores: (b, k) what else is known of them, as log-probabilities.
+            weight: u of the class.
+            log_mean_probability: see `gains_of`.
+        """
         text_count, k = options.shape
         options_of_readings = np.repeat(options, self.width, axis=0)
-        read = ReadBatch(np.arange(len(options_of_readings)), self.states, self.is_joined)
-        gains = gains_of(self.reader, read, options_of_readings, log_mean_probability).reshape(
+        batch = ReadBatch(np.arange(len(options_of_readings)), self.states, self.is_joined)
+        gains = gains_of(self.reader, batch, options_of_readings, log_mean_probability).reshape(
             text_count, self.width, k
         )
         extended_scores = (self.reading_scores[:, :, None] + scores[:, None] + weight * gains).reshape(text_count, -1)
@@ -104,14 +117,14 @@ class BeamSearch:
         newest_tokens = np.take_along_axis(options, best % k, 1)
         parent_tokens = np.take_along_axis(self.tokens, parent[:, :, None], 1)
         self.tokens = np.concatenate([parent_tokens, newest_tokens[:, :, None]], axis=2)
-        self._keep((parent + self.width * np.arange(text_count)[:, None]).reshape(-1))
-        self._write(newest_tokens.reshape(-1))
+        self._select_rows((parent + self.width * np.arange(text_count)[:, None]).reshape(-1))
+        self._append_tokens(newest_tokens.reshape(-1))
 
     def best_readings(self) -> Ids:
         """Returns (b, i) each text's best reading."""
         return self.tokens[np.arange(len(self.tokens)), self.reading_scores.argmax(1)]
 
-    def _begin_again(self) -> None:
+    def _reset_cache(self) -> None:
         """Empties the model's cache, its mask and the lengths of its rows."""
         from transformers import DynamicCache
 
@@ -120,16 +133,20 @@ class BeamSearch:
         self.mask = torch.zeros(rows, 0, dtype=torch.int64, device=current_device)
         self.length = torch.zeros(rows, dtype=torch.int64, device=current_device)
 
-    def _keep(self, rows: Ids) -> None:
-        """Replaces the rows by these of them, in this order, some of them several times."""
+    def _select_rows(self, rows: Ids) -> None:
+        """Replaces the rows by a selection of them, in this order. A row may occur several times."""
         index = device.tensor(rows)
         if self.mask.shape[1]:
             self.cache.reorder_cache(index)
         self.mask, self.length, self.states = self.mask[index], self.length[index], self.states[index]
         self.is_joined = self.is_joined[rows]
 
-    def _write(self, newest: Ids) -> None:
-        """Adds a public id to each row. `newest` is (rows,)."""
+    def _append_tokens(self, newest: Ids) -> None:
+        """Adds a public id to each row.
+
+        Args:
+            newest: (rows,) the ids; NO_BELIEF adds nothing.
+        """
         spelling, rows = self.reader.spelling, list[Ids]()
         for row, token in enumerate(newest.tolist()):
             if token == NO_BELIEF or spelling.is_silent[token]:
@@ -141,12 +158,12 @@ class BeamSearch:
 
     @torch.inference_mode()
     def _read_ids(self, rows: list[Ids]) -> None:
-        """Reads the reader's ids with which each row goes on. If a row gets too long, all go on in a new part."""
+        """Reads ids of the reader at the end of each row. If a row gets too long, all rows begin a new window."""
         newest_length = max(len(row) for row in rows)
         if not newest_length:
             return
         if int(self.length.max()) + newest_length > self.max_length:
-            self._begin_again()
+            self._reset_cache()
             rows = [np.array([self.reader.begin, *row]) for row in rows]
         lengths = torch.tensor([len(row) for row in rows], device=device.current())
         width = int(lengths.max())
@@ -182,9 +199,9 @@ class PlaceOptions:
     def scores(self) -> Floats:
         """Returns (total, k) log-probabilities, -inf where there is no option; a place without options has one of 0."""
         with np.errstate(divide="ignore"):
-            log_chances = np.log(self.probabilities[:, :-1])
-        log_chances[log_chances.max(1) == -np.inf, 0] = 0
-        return log_chances
+            log_probabilities = np.log(self.probabilities[:, :-1])
+        log_probabilities[log_probabilities.max(1) == -np.inf, 0] = 0
+        return log_probabilities
 
     def reweigh(self, gains: Floats, weights: tuple[float, float]) -> Floats:
         """Returns (total, k) the probabilities combined with the reader's gains (total, k), by weights a, u'."""
@@ -198,6 +215,7 @@ class LanguageReader:
     """Chooses among the options of places by a causal reader.
 
     Attributes:
+        reader: the causal model with its spelling.
         log_mean_probability: (V,) the logarithm of each id's mean probability.
         width: how many readings of a text go on.
         strength: u of the module.
@@ -219,7 +237,7 @@ class LanguageReader:
         width: int,
         texts: Sequences,
         listed: PlaceOptions,
-        counts_token: NDArray[np.bool_],
+        is_counted_token: NDArray[np.bool_],
         budget: Budget,
         rng: np.random.Generator,
     ) -> LanguageReader:
@@ -228,7 +246,7 @@ class LanguageReader:
         Args:
             texts: public texts, as ids.
             listed: the options for each place of these texts.
-            counts_token: (n,) which public tokens count when u is chosen.
+            is_counted_token: (n,) whether each public token counts when u is chosen.
             width: readings of each text that the beam search keeps.
             budget: values of u that it does not reach are not tried.
             rng: draws the places over which the reader's probabilities are averaged.
@@ -236,7 +254,7 @@ class LanguageReader:
         reading = Sequences(listed.tokens[:, 0], texts.lengths)
         states = [batch.states for batch in reader.read_texts(reading, np.arange(len(texts)))]
         all_states = torch.cat(states) if states else reader.head.new_zeros(0, reader.head.shape[1])
-        plain = cls(
+        unfitted = cls(
             reader,
             reader.log_mean_probability(
                 all_states[torch.from_numpy(rng.permutation(len(all_states))[:PLACES_AVERAGED])]
@@ -244,20 +262,23 @@ class LanguageReader:
             width,
         )
         readings = [
-            replace(plain, strength=u).best_readings(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u
+            replace(unfitted, strength=u).best_readings(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u
         ]
-        is_counted = counts_token[texts.ids]
-        right_counts = [int((reading == texts.ids)[is_counted].sum()) for reading in readings]
+        is_counted = is_counted_token[texts.ids]
+        right_counts = [int((best_reading == texts.ids)[is_counted].sum()) for best_reading in readings]
         best_strength = int(np.argmax(right_counts))
-        gains = plain.gains(Sequences(readings[best_strength], texts.lengths), listed.tokens)
+        gains = unfitted.gains(Sequences(readings[best_strength], texts.lengths), listed.tokens)
         is_true = listed.tokens == texts.ids[:, None]
-        weighed = [listed.reweigh(gains, (a, u)) for a, u in WEIGHTS]
-        best_weights = int(np.argmin([-np.log(probabilities[is_true] + 1e-30).sum() for probabilities in weighed]))
-        likeliest = np.take_along_axis(listed.tokens, weighed[best_weights].argmax(1)[:, None], 1)[:, 0]
+        reweighed = [listed.reweigh(gains, (a, u)) for a, u in WEIGHT_PAIRS]
+        best_weights = int(np.argmin([-np.log(probabilities[is_true] + 1e-30).sum() for probabilities in reweighed]))
+        likeliest = np.take_along_axis(listed.tokens, reweighed[best_weights].argmax(1)[:, None], 1)[:, 0]
         likeliest_right = int((likeliest == texts.ids)[is_counted].sum())
-        (a, u), uses_best_reading = WEIGHTS[best_weights], right_counts[best_strength] >= likeliest_right
+        (a, u), uses_best_reading = WEIGHT_PAIRS[best_weights], right_counts[best_strength] >= likeliest_right
         return replace(
-            plain, strength=STRENGTHS[best_strength], weights=(float(a), float(u)), uses_best_reading=uses_best_reading
+            unfitted,
+            strength=STRENGTHS[best_strength],
+            weights=(float(a), float(u)),
+            uses_best_reading=uses_best_reading,
         )
 
     def read(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:
@@ -270,15 +291,20 @@ class LanguageReader:
             options = PlaceOptions(listed.tokens[places], listed.probabilities[places])
             lengths = texts.lengths[np.sort(text_indices)]
             best = self.best_readings(Sequences(texts.ids[places], lengths), options)
-            weighed = options.reweigh(self.gains(Sequences(best, lengths), options.tokens), self.weights)
+            reweighed = options.reweigh(self.gains(Sequences(best, lengths), options.tokens), self.weights)
             bonus = 2 * (options.tokens == best[:, None]) if self.uses_best_reading else 0  # puts it first
-            order = np.argsort(-(weighed + bonus), axis=1, kind="stable")
+            order = np.argsort(-(reweighed + bonus), axis=1, kind="stable")
             tokens[places] = np.take_along_axis(options.tokens, order, 1)
-            probabilities[places, :-1] = np.take_along_axis(weighed, order, 1)
+            probabilities[places, :-1] = np.take_along_axis(reweighed, order, 1)
         return PlaceOptions(tokens, probabilities)
 
     def best_readings(self, texts: Sequences, listed: PlaceOptions) -> Ids:
-        """Returns (total,) the best reading of each text. Of `texts` only the lengths are used."""
+        """Returns (total,) the best reading of each text.
+
+        Args:
+            texts: the texts, of which only the lengths are used.
+            listed: the options for each place.
+        """
         read_tokens = listed.tokens[:, 0].copy()
         if not self.strength:
             return read_tokens
@@ -300,7 +326,7 @@ class LanguageReader:
         return read_tokens
 
     def gains(self, reading: Sequences, options: Ids) -> Floats:
-        """Returns (total, k) the gains (see `gains_of`) of the options at each place, after the reading so far."""
+        """Returns (total, k) the gains (`gains_of`) of the options at each place, after the reading before it."""
         gains = np.zeros(options.shape)
         for batch in self.reader.read_texts(reading, np.arange(len(reading))):
             gains[batch.places] = gains_of(self.reader, batch, options[batch.places], self.log_mean_probability)

@@ -60,7 +60,7 @@ class IdExchange:
     def of(cls, key: Key) -> IdExchange | None:
         """Returns the exchange of a key's ids, or None if they are sent unchanged.
 
-        Codecs of older versions have no stream.
+        The exchange of a codec that an older version wrote has no stream.
 
         Raises:
             DamagedKey: the key's ids for draws do not fit its symbols.
@@ -81,7 +81,15 @@ class IdExchange:
         return cls(RandomisedResponse(np.sort(mechanism_ids), mechanism.epsilon), stream, own_ids, mechanism_ids)
 
     def exchange(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns (t,) what is sent for one text of these original tokens (t,) and their scrambled ids (t,)."""
+        """Exchanges the ids of one text.
+
+        Args:
+            tokens: (t,) the original tokens.
+            ids: (t,) their scrambled ids.
+
+        Returns:
+            (t,) the ids that are sent.
+        """
         text = np.ascontiguousarray(tokens, "<i8").tobytes()
         stream = secret_stream() if self.stream is None else self.stream.derive(text)
         if self.own_ids is None or self.mechanism_ids is None:
@@ -139,17 +147,23 @@ class AliasChoices:
         assert groups is not None
         n = len(key.sigma)
         starts, counts = np.arange(n), np.ones(n, np.int64)
-        id_parts, start = [key.sigma], n  # a token outside every cluster has its own id
+        id_arrays, start = [key.sigma], n  # a token outside every cluster has its own id
         for group in groups:
             starts[group], counts[group] = start, len(group)
-            id_parts.append(key.sigma[group])
+            id_arrays.append(key.sigma[group])
             start += len(group)
-        return cls(starts, counts, np.concatenate(id_parts))
+        return cls(starts, counts, np.concatenate(id_arrays))
 
     def pick(self, tokens: NDArray[np.int64], stream: Stream) -> NDArray[np.int32]:
-        """Returns (t,) one of its ids for each original token (t,), all equally likely.
+        """Draws one of the scrambled ids of each token, all equally likely.
 
-        A draw is at most 1 - 2^-53, so that the index is below the count.
+        Args:
+            tokens: (t,) the original tokens.
+            stream: the source of the draws.
+
+        Returns:
+            (t,) the scrambled ids.
         """
-        chosen_alias = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
-        return self.ids[self.starts[tokens] + chosen_alias]
+        # A draw is at most 1 - 2^-53, so that the index is below the count
+        alias_indices = (stream.uniform(len(tokens)) * self.counts[tokens]).astype(np.int64)
+        return self.ids[self.starts[tokens] + alias_indices]

@@ -1,4 +1,4 @@
-"""What a codec returns: scrambled ids, and labels on the tokens of the assistant's turns."""
+"""Defines what a codec returns: scrambled ids, and labels on the tokens of the assistant's turns."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ def encode_conversations(
     """Encodes the examples of each conversation, cut to `limit` tokens.
 
     Args:
+        tokenizer: the model's tokenizer.
+        conversations: the messages of each conversation.
         limit: the most tokens of an example.
         scramble: returns the scrambled ids of each list of original ids.
         tools: for each conversation the functions that the template shows to the model. Empty: there are none.
@@ -96,7 +98,7 @@ def encode_conversations(
             raise type(error).of(index, f"cannot be trained on: {error.message}", error.hint, "conversation") from None
         examples += supervised_examples
         source_indices += [index] * len(supervised_examples)
-    tokens = _tokens(tokenizer, [example.rendered for example in examples])
+    tokens = _original_ids_and_offsets(tokenizer, [example.rendered for example in examples])
     lengths, answer_starts = np.zeros(len(conversations), np.int64), dict[int, int]()
     labelled_ids = LabelledIds([], [], ())
     kept_source_indices = list[int]()
@@ -104,7 +106,7 @@ def encode_conversations(
         source_indices, examples, tokens, scramble([public_ids for public_ids, _ in tokens]), strict=True
     ):
         lengths[index] = max(lengths[index], len(public_ids))
-        is_answer = _within(offsets, example.answer_spans)
+        is_answer = _starts_within(offsets, example.answer_spans)
         if is_answer[:limit].any():
             kept_ids = ids[:limit]
             labelled_ids.ids.append(kept_ids)
@@ -122,7 +124,7 @@ def encode_conversations(
     ), lengths
 
 
-def _tokens(tokenizer: Any, rendered: Sequence[RenderedChat]) -> list[tuple[list[int], Offsets]]:
+def _original_ids_and_offsets(tokenizer: Any, rendered: Sequence[RenderedChat]) -> list[tuple[list[int], Offsets]]:
     """Returns the original ids and the offsets of each rendered conversation.
 
     Texts of a single piece are tokenized together, which is faster.
@@ -142,9 +144,10 @@ def answerless_error(
     """Returns the error for a conversation without an answer within the limit.
 
     Args:
+        tokenizer: the model's tokenizer.
         messages: the conversation.
         index: the conversation's index in `labelled`.
-        length: the conversation's tokens.
+        length: the number of the conversation's tokens.
         labelled: the encoded conversations.
         limit: the most tokens of an example.
     """
@@ -159,7 +162,7 @@ def answerless_error(
     )
 
 
-def _within(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+def _starts_within(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
     """Returns (t,) whether each token starts within one of the spans of characters."""
     starts = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
     is_within = np.zeros(len(starts), np.bool_)

@@ -34,11 +34,15 @@ SHA256_PATTERN, IDENTIFIER_PATTERN = re.compile(r"[0-9a-f]{64}"), re.compile(r"[
 SCRAMBLE_HINT = (
     "scramble a dataset with `milkglass encode --in DATA --out FILE.parquet`, or let `milkglass finetune` do it all"
 )
-BATCH_ROWS = 4096  # rows read at a time
+ROWS_PER_BATCH = 4096  # rows read at a time
 
 INT32_LIST, INT8_LIST = pa.list_(pa.int32()), pa.list_(pa.int8())
-COLUMN_TYPES = {"input_ids": (INT32_LIST,), "attention_mask": (INT8_LIST,), "token_type_ids": (INT8_LIST,),
-           "labels": (pa.int32(), pa.float32(), INT32_LIST)}  # fmt: skip
+COLUMN_TYPES = {
+    "input_ids": (INT32_LIST,),
+    "attention_mask": (INT8_LIST,),
+    "token_type_ids": (INT8_LIST,),
+    "labels": (pa.int32(), pa.float32(), INT32_LIST),
+}
 
 
 @final
@@ -63,10 +67,10 @@ class RowsMark:
                 f"{path.name} has no {mark_path.name} beside it, so nothing says that it is scrambled", SCRAMBLE_HINT
             )
         try:
-            raw: Any = json.loads(mark_path.read_text("utf-8"))
+            document: Any = json.loads(mark_path.read_text("utf-8"))
         except (ValueError, RecursionError):
-            raw = None
-        fields = raw if isinstance(raw, dict) else {}
+            document = None
+        fields = document if isinstance(document, dict) else {}
         sha256, key_id = str(fields.get("sha256")), str(fields.get("key_id"))
         is_well_formed = set(fields) == {"format", "sha256", "key_id"} and fields["format"] == MARK_FORMAT
         if not (is_well_formed and SHA256_PATTERN.fullmatch(sha256) and IDENTIFIER_PATTERN.fullmatch(key_id)):
@@ -80,7 +84,12 @@ def mark_path_of(path: Path) -> Path:
 
 
 def write_mark(path: Path, key_id: str) -> None:
-    """Writes the mark of a file that was just scrambled, beside it. `key_id` is the identifier of its key."""
+    """Writes the mark of a file that was just scrambled.
+
+    Args:
+        path: the file; the mark lies beside it.
+        key_id: the identifier of the key that scrambled the file.
+    """
     files.write_json(
         mark_path_of(path), {"format": MARK_FORMAT, "sha256": files.sha256(path), "key_id": key_id}, indent=None
     )
@@ -115,23 +124,23 @@ def sendable_copy(path: Path) -> Iterator[Path]:
 
 
 def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yields the rows of a file of `write_parquet` as parts of the tensors of `rows/1`.
+    """Yields the tensors of `rows/1` for some rows at a time of a file that `write_parquet` wrote.
 
     Raises:
         UsageError: the file has other columns than those of training rows.
     """
     with pq.ParquetFile(path, memory_map=False) as file:
         names = _checked_columns(path, file.schema_arrow)
-        for batch in file.iter_batches(BATCH_ROWS, columns=names):
+        for batch in file.iter_batches(ROWS_PER_BATCH, columns=names):
             ids, labels = batch.column("input_ids"), batch.column("labels")
-            part = {"lengths": ids.value_lengths(), "input_ids": ids.flatten()}
+            columns = {"lengths": ids.value_lengths(), "input_ids": ids.flatten()}
             if "token_type_ids" in names:
-                part["token_type_ids"] = batch.column("token_type_ids").flatten()
+                columns["token_type_ids"] = batch.column("token_type_ids").flatten()
             if pa.types.is_list(labels.type):
-                part["token_labels"] = labels.flatten()
+                columns["token_labels"] = labels.flatten()
             else:
-                part["scores" if pa.types.is_floating(labels.type) else "labels"] = labels
-            yield {name: column.to_numpy(zero_copy_only=False) for name, column in part.items()}
+                columns["scores" if pa.types.is_floating(labels.type) else "labels"] = labels
+            yield {name: column.to_numpy(zero_copy_only=False) for name, column in columns.items()}
 
 
 def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> None:
@@ -139,39 +148,39 @@ def write_tensors(out: Path, parts: Iterable[Mapping[str, NDArray[Any]]]) -> Non
 
     Args:
         out: the file, which appears when it is complete.
-        parts: the tensors of spec.ROWS_TENSORS for some rows each, all with the same names. They are not held in
-            memory.
+        parts: the tensors of spec.ROWS_TENSORS for some rows each, all with the same names. One part is in memory at a
+            time.
     """
     with ExitStack() as stack:
-        file_by_tensor: dict[str, IO[bytes]] = {}
+        file_of_tensor: dict[str, IO[bytes]] = {}
         for part in parts:
             for name in part:
-                if name not in file_by_tensor:
-                    file_by_tensor[name] = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
-                file_by_tensor[name].write(part[name].astype(NUMPY_DTYPES[ROWS_TENSORS[name]]).tobytes())
+                if name not in file_of_tensor:
+                    file_of_tensor[name] = stack.enter_context(tempfile.TemporaryFile(dir=out.parent))
+                file_of_tensor[name].write(part[name].astype(NUMPY_DTYPES[ROWS_TENSORS[name]]).tobytes())
         header, offset = dict[str, Any]({METADATA: ROWS_METADATA}), 0
-        names = [name for name in ROWS_TENSORS if name in file_by_tensor]
+        names = [name for name in ROWS_TENSORS if name in file_of_tensor]
         for name in names:
-            size, dtype = file_by_tensor[name].tell(), ROWS_TENSORS[name]
-            shape = [size // DTYPE_BYTES[dtype]]
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
-            offset += size
+            byte_count, dtype = file_of_tensor[name].tell(), ROWS_TENSORS[name]
+            shape = [byte_count // DTYPE_BYTES[dtype]]
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + byte_count]}
+            offset += byte_count
         file = stack.enter_context(files.atomic_write(out, "wb"))
         file.write(packed_header(header))
         for name in names:
-            file_by_tensor[name].seek(0)
-            shutil.copyfileobj(file_by_tensor[name], file)
+            file_of_tensor[name].seek(0)
+            shutil.copyfileobj(file_of_tensor[name], file)
 
 
 def _checked_columns(path: Path, schema: pa.Schema) -> list[str]:
-    """Returns the names of the columns. Raises UsageError for other columns than those of training rows."""
+    """Returns the names of a file's columns. Raises UsageError for other columns than those of training rows."""
     names: list[str] = schema.names
     if len(set(names)) < len(names) or not {"input_ids", "labels"} <= set(names) <= set(COLUMN_TYPES):
         raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", SCRAMBLE_HINT)
     for field in schema:
         is_list = pa.types.is_list(field.type)  # an element's name and notes do not matter: they are not sent
-        kind = pa.list_(field.type.value_type) if is_list else field.type
-        if kind not in COLUMN_TYPES[field.name]:
+        value_type = pa.list_(field.type.value_type) if is_list else field.type
+        if value_type not in COLUMN_TYPES[field.name]:
             raise UsageError(
                 f"the column {field.name} of {path.name} holds other values than ids and labels", SCRAMBLE_HINT
             )

@@ -1,4 +1,4 @@
-"""The user's texts as token ids, with their names, numbers and rare words, which users ask about first."""
+"""Encodes the user's texts as token ids, and marks names, numbers and rare words, which users ask about first."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TokenClass = Literal["number", "name", "rare word", "other word", "common word o
 TOKEN_CLASSES: tuple[TokenClass, ...] = ("number", "name", "rare word", "other word", "common word or mark")
 MAX_RARE_COUNT = 3  # a content token with at most so many occurrences in the audited text is rare
 
-# A capitalised word that does not begin a sentence. It misses names at a sentence's start and includes titles and,
-# in German, every noun: a rough measure, and reports say so.
+# A capitalised word that does not begin a sentence. The pattern misses names at a sentence's start, and includes titles
+# and, in German, every noun: a rough measure, and reports say so.
 _NAME = re.compile(r"(?<=[^.!?:\"'\s][ \t])[A-Z][\w'-]*[a-z][\w'-]*")
 _NUMBER = re.compile(r"\S*\d\S*")
 
@@ -47,10 +47,10 @@ class PrivateTexts:
 
     def select(self, rows: NDArray[np.int64]) -> PrivateTexts:
         """Returns the texts with these indices, in the order in which they are here."""
-        keep = np.isin(self.original.sequence_indices, rows)
+        is_kept = np.isin(self.original.sequence_indices, rows)
         order = np.sort(rows)
         return PrivateTexts(
-            self.scrambled.select(order), self.original.select(order), self.is_name[keep], self.is_number[keep],
+            self.scrambled.select(order), self.original.select(order), self.is_name[is_kept], self.is_number[is_kept],
             None if self.source_indices is None else self.source_indices[order],
         )  # fmt: skip
 
@@ -156,7 +156,7 @@ def name_and_number_masks(
 
 
 def token_classes(texts: PrivateTexts, is_content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns (total,) the index in CLASSES of each token. Number precedes name, and name precedes rare word.
+    """Returns (total,) the index in TOKEN_CLASSES of each token. Number precedes name, and name precedes rare word.
 
     Args:
         texts: the texts whose tokens are classed.
@@ -164,7 +164,7 @@ def token_classes(texts: PrivateTexts, is_content: NDArray[np.bool_], counts: ND
         counts: (n,) how often each public id occurs in the audited text.
     """
     ids = texts.original.ids
-    class_of = np.where(is_content[ids], np.where(counts[ids] <= MAX_RARE_COUNT, 2, 3), 4)
-    class_of[texts.is_name] = 1
-    class_of[texts.is_number] = 0
-    return class_of.astype(np.int64)
+    class_indices = np.where(is_content[ids], np.where(counts[ids] <= MAX_RARE_COUNT, 2, 3), 4)
+    class_indices[texts.is_name] = 1
+    class_indices[texts.is_number] = 0
+    return class_indices.astype(np.int64)

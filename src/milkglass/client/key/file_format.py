@@ -1,7 +1,7 @@
-"""The bytes of a key file, version 1: its header line and its sealed payload (docs/formats.md), read strictly.
+"""Writes the bytes of a key file, version 1, and reads them strictly: the header line and the payload.
 
-A header line must equal what its fields are written as. This refuses duplicate keys, other spacing, another order,
-other spellings of a number or a string, and fields that version 1 does not define.
+docs/formats.md describes both. A header line must equal the line that its fields are written as. This refuses duplicate
+keys, other spacing, another order, other spellings of a number or a string, and fields that version 1 does not define.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ KDF_FIELDS = {"name", "n", "r", "p", "salt"}
 
 # The payload is a safetensors file with the root secret, the permutation and further information. It is authentic when
 # it is read, since only someone with the passphrase can seal. It is read strictly nevertheless: a key that is not of
-# version 1 must not reach a user's models. A codec alone has no root; it keeps the identifier, which it cannot derive.
+# version 1 must not reach a user's models. A codec alone has no root, from which the identifier is derived, so the
+# payload has the identifier.
 TENSOR_DTYPES = {KEY_FORMAT: {"root": np.uint8, "sigma": np.int32}, CODEC_FORMAT: {"sigma": np.int32}}
 METADATA_NAMES = {KEY_FORMAT: {"model_digest", "about", "sigma_sha256"}}
 METADATA_NAMES[CODEC_FORMAT] = METADATA_NAMES[KEY_FORMAT] | {"identifier"}
@@ -46,13 +47,13 @@ IDENTIFIER_PATTERN = re.compile("[0-9a-f]{32}")
 @final
 @dataclass(frozen=True)
 class Header:
-    """Holds the header of a key file. `parse` has checked every value of one that was read.
+    """Holds the header of a key file. `parse` checks every value of a header that is read.
 
     Attributes:
         scrypt_n: scrypt's cost, a power of two from 2 to 2^20.
         salt: scrypt's salt.
         nonce: the cipher's nonce.
-        passphrase_check: is derived from the passphrase, and distinguishes a wrong one from an altered file.
+        passphrase_check: bytes derived from the passphrase, which distinguish a wrong passphrase from an altered file.
         seal_bytes: the size of the seal, with its tag.
         format: KEY_FORMAT for a whole key, CODEC_FORMAT for a codec alone.
     """
@@ -66,16 +67,16 @@ class Header:
 
     def line(self) -> bytes:
         """Returns the header as the file has it: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
-        kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
+        kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _to_base64(self.salt)}
         header = {
             "format": self.format, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
-            "nonce": _b64(self.nonce), "check": _b64(self.passphrase_check), "length": self.seal_bytes,
+            "nonce": _to_base64(self.nonce), "check": _to_base64(self.passphrase_check), "length": self.seal_bytes,
         }  # fmt: skip
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tuple[Header, bytes]:
-    """Returns the header, and its line as bytes.
+    """Parses the header of a key file, and returns it with its line as bytes.
 
     Args:
         file_bytes: the file's bytes, or its beginning with the whole header line.
@@ -84,7 +85,7 @@ def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tu
         name: the file's name in messages.
 
     Raises:
-        KeyFileError: it is not a key file; also its kinds TruncatedKey, DamagedKey and UnknownKeyVersion.
+        KeyFileError: the file is not a key file; or, as its subclasses, TruncatedKey, DamagedKey, UnknownKeyVersion.
     """
     if not file_bytes:
         raise TruncatedKey(f"the key file is empty: {name} has no bytes", "is it the right file? Restore a backup")
@@ -94,7 +95,7 @@ def parse(file_bytes: bytes, has_valid_checksum: bool, name: str = "this") -> tu
     if not line:
         raise TruncatedKey(f"the key file is cut off in its header: {len(file_bytes)} bytes", "restore a backup")
     try:
-        return _header(line, has_valid_checksum, name), line
+        return _read_header(line, has_valid_checksum, name), line
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
 
@@ -110,7 +111,7 @@ def _looks_like_key(file_bytes: bytes) -> bool:
     )
 
 
-def _header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
+def _read_header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
     """Reads a header. Raises DamagedKey; ValueError, KeyError or TypeError for what version 1 never writes."""
     fields = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
     if has_valid_checksum and fields["format"] not in TENSOR_DTYPES:
@@ -119,13 +120,17 @@ def _header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
         raise UnknownKeyVersion(f"key file version {fields['version']}, this reads {VERSION}", "update milkglass")
     kdf = fields["kdf"]
     _require_types(fields, kdf)
-    fixed = (fields["version"], fields["cipher"], kdf["name"], kdf["r"], kdf["p"])
+    fixed_values = (fields["version"], fields["cipher"], kdf["name"], kdf["r"], kdf["p"])
     header = Header(
-        kdf["n"], _unb64(kdf["salt"]), _unb64(fields["nonce"]), _unb64(fields["check"]), fields["length"],
+        kdf["n"],
+        _from_base64(kdf["salt"]),
+        _from_base64(fields["nonce"]),
+        _from_base64(fields["check"]),
+        fields["length"],
         fields["format"],
-    )  # fmt: skip
+    )
     is_plausible = (
-        fixed == (VERSION, CIPHER, KDF, SCRYPT_R, SCRYPT_P)
+        fixed_values == (VERSION, CIPHER, KDF, SCRYPT_R, SCRYPT_P)
         and header.format in TENSOR_DTYPES
         and 2 <= header.scrypt_n <= MAX_SCRYPT_N
         and header.scrypt_n & (header.scrypt_n - 1) == 0
@@ -149,15 +154,18 @@ def _require_types(header: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
         raise TypeError("a number of the header is not a whole number")
 
 
-def _b64(data: bytes) -> str:
+def _to_base64(data: bytes) -> str:
+    """Returns bytes as base64."""
     return base64.b64encode(data).decode("ascii")
 
 
-def _unb64(text: str) -> bytes:
+def _from_base64(text: str) -> bytes:
+    """Returns the bytes of a base64 text. Raises ValueError for any other text."""
     return base64.b64decode(text, validate=True)
 
 
 def _foreign_error(name: str) -> KeyFileError:
+    """Returns the error for a file that is not a key file."""
     return KeyFileError(f"{name} is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
 
 
@@ -167,26 +175,26 @@ def format_of(key: Key) -> str:
 
 
 def pack(key: Key) -> bytes:
-    """Returns a key as the payload of its file, which is not sealed yet."""
+    """Returns a key as the payload of its file, not yet sealed."""
     document = json.dumps(dict(key.info.document))
     arrays = {"sigma": np.asarray(key.sigma, np.int32)}
-    notes = {"model_digest": key.model_digest, "about": document, "sigma_sha256": _sigma_digest(key.sigma)}
+    metadata = {"model_digest": key.model_digest, "about": document, "sigma_sha256": _sigma_digest(key.sigma)}
     if key.secret is None:
-        return save(arrays, {**notes, "identifier": key.identifier})
-    return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, notes)
+        return save(arrays, {**metadata, "identifier": key.identifier})
+    return save({"root": np.frombuffer(key.secret, np.uint8), **arrays}, metadata)
 
 
 def unpack(payload: bytes, payload_format: str = KEY_FORMAT) -> Key:
     """Returns the key in a payload of the header's format.
 
     Raises:
-        DamagedKey: the payload has other tensors or notes than version 1 defines.
+        DamagedKey: the payload has other tensors or metadata than version 1 defines.
     """
     try:
         arrays = load(payload)
-        table = parse_header(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
-        notes = table.get(METADATA, {})
-        document = json.loads(notes["about"]) if notes.keys() == METADATA_NAMES[payload_format] else None
+        safetensors_header = parse_header(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
+        metadata = safetensors_header.get(METADATA, {})
+        document = json.loads(metadata["about"]) if metadata.keys() == METADATA_NAMES[payload_format] else None
     except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
         raise _damage_error("cannot be read") from error
     dtypes = {name: array.dtype for name, array in arrays.items()}
@@ -197,17 +205,19 @@ def unpack(payload: bytes, payload_format: str = KEY_FORMAT) -> Key:
         raise _damage_error("holds no permutation")
     if root is not None and root.shape != (ROOT_BYTES,):
         raise _damage_error("holds a root of another size than 32 bytes")
-    if _sigma_digest(sigma) != notes["sigma_sha256"]:
+    if _sigma_digest(sigma) != metadata["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
-    if root is None and not IDENTIFIER_PATTERN.fullmatch(notes["identifier"]):
+    if root is None and not IDENTIFIER_PATTERN.fullmatch(metadata["identifier"]):
         raise _damage_error("holds an identifier that is not of 32 hexadecimal digits")
     secret = None if root is None else root.tobytes()
-    return Key(secret, notes["model_digest"], sigma, KeyInfo(document), notes.get("identifier"))
+    return Key(secret, metadata["model_digest"], sigma, KeyInfo(document), metadata.get("identifier"))
 
 
 def _sigma_digest(sigma: NDArray[np.int32]) -> str:
+    """Returns the SHA-256 of a permutation, as little-endian 32-bit integers, in hex."""
     return hashlib.sha256(np.asarray(sigma, "<i4").tobytes()).hexdigest()
 
 
 def _damage_error(fault: str) -> DamagedKey:
+    """Returns the error for a payload that is not valid. `fault` says why, as the end of a sentence."""
     return DamagedKey(f"the content of the key file {fault}", "restore a backup")

@@ -2,8 +2,8 @@
 
 Tensors are changed one at a time. Memory: one matrix of a layer with its product in fp32, and two (d, d) matrices.
 While W* is drawn, the mixed table is held as columns in its own dtype: EmbedCluster compares each column with every
-other, and from a table of rows each comparison would read all pages. Gains of norms are folded into what reads after
-them and become ones, so a head that is tied to the table gets its own tensor.
+other, and from a table of rows each comparison would read all pages. Gains of norms are folded into the matrices that
+read after them and become ones, so a head that is tied to the table gets its own tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.obfuslm_plus import DimensionMixing, DimensionTransform
 
-BATCH_ROWS = 4096  # rows of the table that are transposed at a time
+ROWS_PER_BATCH = 4096  # rows of the table that are transposed at a time
 
 
 def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint, str]:
@@ -41,18 +41,20 @@ def with_head(base: Checkpoint, architecture: Architecture) -> tuple[Checkpoint,
 def dimension_transform(
     plus: DimensionMixing, key: Key, table: RowBlocks, count: int, width: int, stage: Stage = no_stage
 ) -> DimensionTransform:
-    """Returns the dimension transform (W* and sigma*) of a key.
+    """Computes the dimension transform (W* and sigma*) of a key.
 
     Args:
         plus: the settings of the transform.
+        key: the key.
         table: the mixed and permuted embedding table, (count, width).
         count: the number of the table's rows.
         width: the number of the table's columns.
+        stage: reports the progress.
     """
     advance = stage("read the table for the dimension transform", count)
     columns = torch.empty(0)  # replaced by one in the table's dtype: fp32 would take twice the memory
-    for start in range(0, count, BATCH_ROWS):
-        stop = min(count, start + BATCH_ROWS)
+    for start in range(0, count, ROWS_PER_BATCH):
+        stop = min(count, start + ROWS_PER_BATCH)
         rows = table.block(start, stop)
         columns = columns if start else rows.new_empty(width, count)
         columns[:, start:stop] = rows.T
@@ -72,18 +74,25 @@ def dimension_transform(
 
 @dataclass(frozen=True)
 class TransformedRows:
-    """Multiplies rows (n, d) of another replacement by a gain (d,), if there is one, and a matrix (d, D), in fp32."""
+    """Multiplies rows by a gain and a matrix, in fp32, when they are read.
+
+    Attributes:
+        source: the rows (n, d).
+        matrix: (d, D) the matrix.
+        gain: (d,) the gain. None: there is none.
+    """
 
     source: RowBlocks
     matrix: torch.Tensor
     gain: torch.Tensor | None = None
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        return _times(self.source.block(start, stop), self.matrix, self.gain)
+        """Returns (stop - start, D) some of the changed rows."""
+        return _multiply(self.source.block(start, stop), self.matrix, self.gain)
 
 
-def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns rows (n, d) times the gain (d,), if there is one, times the matrix (d, D).
+def _multiply(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns (n, D) rows (n, d) times the gain (d,), if there is one, times the matrix (d, D).
 
     The product is computed in fp32, and has the dtype of the rows.
     """
@@ -93,13 +102,18 @@ def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None =
 
 @dataclass
 class TensorHolder:
-    """Holds the last tensor that was changed. Asking for another drops it, even if it was not read to its end."""
+    """Holds the last tensor that was changed, and drops it when another is requested.
+
+    Attributes:
+        name: the name of the tensor; "" before the first.
+        tensor: the tensor. None: it was dropped.
+    """
 
     name: str = ""
     tensor: torch.Tensor | None = None
 
     def get(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Returns the tensor of this name, which `make` computes unless it is the one that is held."""
+        """Returns the tensor of a name, which `make` computes unless it is held."""
         if self.tensor is None or self.name != name:
             self.tensor = None  # frees its memory before the next one is made
             self.name, self.tensor = name, make()
@@ -111,6 +125,12 @@ class LazyTensor:
     """Reads and changes a tensor when its first row is needed, and drops it after its last.
 
     All tensors of a model share one holder, so that only one of them is in memory.
+
+    Attributes:
+        base: the checkpoint that has the tensor.
+        name: the tensor's name.
+        change: returns the changed tensor.
+        holder: the shared holder.
     """
 
     base: Checkpoint
@@ -119,6 +139,7 @@ class LazyTensor:
     holder: TensorHolder
 
     def block(self, start: int, stop: int) -> torch.Tensor:
+        """Returns some rows of the changed tensor."""
         tensor = self.holder.get(self.name, lambda: self.change(self.base.read(self.name)))
         if stop == len(tensor):
             self.holder.tensor = None
@@ -132,7 +153,7 @@ def transform_dimensions(
     tables: Mapping[str, RowBlocks],
     head: str,
 ) -> dict[str, RowBlocks]:
-    """Returns the replaced tensors by name.
+    """Returns the tensors that ObfusLM+ changes, as rows that are computed when they are read, by name.
 
     Args:
         base: the original checkpoint, with an entry for each of `tables`.
@@ -142,24 +163,26 @@ def transform_dimensions(
         head: the name of the output head.
     """
     holder = TensorHolder()
-    gain = {name: residual.gain_offset + base.read(name).float() for name in residual.norms}
+    gain_of_norm = {name: residual.gain_offset + base.read(name).float() for name in residual.norms}
     replaced: dict[str, RowBlocks] = {}
     for name, rows in tables.items():
         if name == head:
-            replaced[name] = TransformedRows(rows, transform.readers, gain[residual.final])
+            replaced[name] = TransformedRows(rows, transform.readers, gain_of_norm[residual.final])
         else:
             replaced[name] = TransformedRows(rows, transform.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
         replaced[name] = LazyTensor(
             base,
             name,
-            lambda whole, norm=norm: _times(whole, transform.readers, gain[norm]),  # type: ignore[misc]
+            lambda tensor, norm=norm: _multiply(tensor, transform.readers, gain_of_norm[norm]),  # type: ignore[misc]
             holder,
         )
     for name in (*residual.writers, *residual.biases):
         replaced[name] = LazyTensor(
-            base, name, lambda whole: (transform.writers @ whole.float()).to(whole.dtype), holder
+            base, name, lambda tensor: (transform.writers @ tensor.float()).to(tensor.dtype), holder
         )
     for name in residual.norms:
-        replaced[name] = LazyTensor(base, name, lambda whole: torch.full_like(whole, 1 - residual.gain_offset), holder)
+        replaced[name] = LazyTensor(
+            base, name, lambda tensor: torch.full_like(tensor, 1 - residual.gain_offset), holder
+        )
     return replaced

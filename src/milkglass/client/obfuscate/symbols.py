@@ -42,23 +42,24 @@ from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.symbols.finder import Evidence, Floats, TaskTexts, VectorSource
 from milkglass.sequences import Sequences
 
-BATCH_TOKENS = 512  # tokens whose vectors are computed at a time
-FILE_TOKENS = 8 * BATCH_TOKENS  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
+TOKENS_PER_BATCH = 512  # tokens whose vectors are computed at a time
+TOKENS_PER_FILE = 8 * TOKENS_PER_BATCH  # tokens of a file in the cache; a smaller vocabulary is fast, and not kept
 PROGRESS_STEPS = 1000  # steps of the progress bar while the map is searched
 
 
 def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stage) -> Floats:
-    """Returns the vectors (n, d) of all tokens in fp32. They are public: no data of the client are read.
+    """Computes (n, d) the vectors of all tokens in fp32, from the public model alone.
 
     Args:
+        base: the public model.
         source: "table" for the rows of the embedding table; else the vectors are computed by the encoder.
     """
     table = architecture_of(base).table
     if source == "table":
         return base.map_tensor(table).to(torch.float32, copy=True).numpy()
     prefix, suffix = special_ids_around(load_tokenizer(base.folder))
-    size = base.tensors[table].shape[0]
-    progress = stage("vectors of tokens", size)
+    token_count = base.tensors[table].shape[0]
+    progress = stage("vectors of tokens", token_count)
     models: list[Any] = []  # only where a block is missing
 
     def encode_ids(ids: torch.Tensor) -> Floats:
@@ -67,21 +68,29 @@ def token_vectors(base: Checkpoint, source: VectorSource, stage: Stage = no_stag
         with torch.inference_mode():
             return _mean_states(models[0], ids, prefix, suffix, progress)
 
-    if size < FILE_TOKENS:
-        return encode_ids(torch.arange(size))
-    digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, prefix, suffix])
-    blocks = torch.arange(size).split(FILE_TOKENS)
+    if token_count < TOKENS_PER_FILE:
+        return encode_ids(torch.arange(token_count))
+    digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, token_count, prefix, suffix])
+    blocks = torch.arange(token_count).split(TOKENS_PER_FILE)
     all_vectors = np.empty((0, 0), np.float32)
-    for number, ids in enumerate(blocks):
-        vectors = _cached_vectors(f"{digest}-{number}", ids, encode_ids, progress)
-        all_vectors = all_vectors if number else np.empty((size, vectors.shape[1]), np.float32)
-        all_vectors[number * FILE_TOKENS : number * FILE_TOKENS + len(ids)] = vectors
+    for block_index, ids in enumerate(blocks):
+        vectors = _cached_vectors(f"{digest}-{block_index}", ids, encode_ids, progress)
+        all_vectors = all_vectors if block_index else np.empty((token_count, vectors.shape[1]), np.float32)
+        all_vectors[block_index * TOKENS_PER_FILE : block_index * TOKENS_PER_FILE + len(ids)] = vectors
     return all_vectors
 
 
 def _cached_vectors(
     name: str, ids: torch.Tensor, encode: Callable[[torch.Tensor], Floats], progress: Progress
 ) -> Floats:
+    """Returns the vectors of a block of tokens, from the cache or computed.
+
+    Args:
+        name: the name of the block in the cache.
+        ids: the tokens of the block.
+        encode: computes the vectors.
+        progress: receives the number of tokens read from the cache.
+    """
     cache = ArrayCache("token_vectors", {"vectors": np.float32})
     arrays = cache(name, lambda: {"vectors": encode(ids)}, lambda block: len(block["vectors"]) == len(ids))
     if cache.is_reused:
@@ -92,17 +101,24 @@ def _cached_vectors(
 def _mean_states(
     model: Any, ids: torch.Tensor, prefix: Sequence[int], suffix: Sequence[int], progress: Progress
 ) -> Floats:
-    """Returns for each token, alone in a text, the mean of the last states over all positions, special ones too."""
-    long_tensor = partial(torch.tensor, dtype=torch.long)
-    parts = []
-    for batch in ids.split(BATCH_TOKENS):
+    """Returns (n, d) the mean last state of a text of each token alone, over all positions, special tokens included.
+
+    Args:
+        model: the body of the encoder.
+        ids: (n,) the tokens.
+        prefix, suffix: the special ids around a text.
+        progress: receives the number of tokens that were read.
+    """
+    id_tensor = partial(torch.tensor, dtype=torch.long)
+    means = []
+    for batch in ids.split(TOKENS_PER_BATCH):
         rows = torch.cat(
-            [long_tensor(prefix).repeat(len(batch), 1), batch[:, None], long_tensor(suffix).repeat(len(batch), 1)],
+            [id_tensor(prefix).repeat(len(batch), 1), batch[:, None], id_tensor(suffix).repeat(len(batch), 1)],
             dim=1,
         )
-        parts.append(model(input_ids=rows).last_hidden_state.mean(1))
+        means.append(model(input_ids=rows).last_hidden_state.mean(1))
         progress(len(batch))
-    return torch.cat(parts).numpy().astype(np.float32)
+    return torch.cat(means).numpy().astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +126,11 @@ class CountedTexts:
     """Holds the client's rows, and how often each token occurs in them and in public text.
 
     Attributes:
-        task: the client's rows with their labels. None: they have none.
+        task: the client's rows with their labels, or None if they have no labels.
         own_counts: (n,) occurrences in the client's rows.
         public_counts: (n,) occurrences in public text, if any is given.
         special: the ids of special tokens.
-        questions: what each row asks (`question_digest`), as `finetune` knows rows that it holds out together.
+        questions: the digest of what each row asks (`question_digest`), by which rows are held out together.
     """
 
     task: TaskTexts | None
@@ -148,16 +164,16 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, is_regres
             "give rows of text and label for a classifier; to train answers leave --scheme coarse out",
         )
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
-    size = len(codec.sigma)
+    token_count = len(codec.sigma)
     examples = list(read_examples(data, are_scores=is_regression))
     texts = encode_examples(codec, examples).original
-    task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
-    special = reserved_ids(base, size)
-    own_counts = _count_ordinary(texts.counts(size), special, data)
+    task = None if summary.kind != "labelled" else _labelled_texts(examples, texts, summary.labels, summary.scale)
+    special = reserved_ids(base, token_count)
+    own_counts = _count_ordinary(texts.counts(token_count), special, data)
     questions = [question_digest(example) for example in examples]
     if public is None:
         return CountedTexts(task, own_counts, None, special, questions)
-    counts = encode_examples(codec, examples_of(public)).original.counts(size)
+    counts = encode_examples(codec, examples_of(public)).original.counts(token_count)
     return CountedTexts(task, own_counts, _count_ordinary(counts, special, public), special, questions)
 
 
@@ -194,7 +210,10 @@ def count_corpus(
     return CountedTexts(task, counts, None, special, [question_digest(example) for example in examples])
 
 
-def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
+def _labelled_texts(
+    examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None
+) -> TaskTexts:
+    """Returns the encoded rows with the numbers of their classes, or with standardised scores if there is a scale."""
     if scale is not None:
         return TaskTexts(texts, np.array([scale.standardise(float(str(example.label))) for example in examples]), 0)
     number_of_label = {name: number for number, name in enumerate(names)}
@@ -202,16 +221,17 @@ def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], sca
     return TaskTexts(texts, labels, len(names))
 
 
-def coarse_key(
+def new_coarse_key(
     base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts, root: bytes | None = None,
     stage: Stage = no_stage,
 ) -> Key:  # fmt: skip
-    """Makes a key with a map that was found under its own streams.
+    """Makes a key of a coarse vocabulary, whose map is found under the key's own streams.
 
     The labels of rows that `finetune` would hold out of the same file are not used: otherwise the accuracy on them
-    would be far above the accuracy on new texts. See `new_key` for the other arguments.
+    would be far above the accuracy on new texts.
 
     Args:
+        base, ref, digest, root: see `new_key`.
         scheme: a coarse vocabulary without a map.
         texts: the counted texts by which the map is found.
     """
@@ -221,7 +241,7 @@ def coarse_key(
     def draws(label: str) -> Stream:
         return Stream(subkey(root, digest, label))
 
-    return new_key(base, ref, find_map(base, scheme, texts, draws, stage), digest, root)
+    return new_key(base, ref, fit_map(base, scheme, texts, draws, stage), digest, root)
 
 
 def _without_held_out(texts: CountedTexts, root: bytes, digest: str) -> TaskTexts | None:
@@ -232,15 +252,17 @@ def _without_held_out(texts: CountedTexts, root: bytes, digest: str) -> TaskText
     return replace(texts.task, texts=texts.task.texts.select(rows), labels=texts.task.labels[rows])
 
 
-def find_map(
+def fit_map(
     base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
 ) -> Scheme:
-    """Returns the scheme with the map that was found.
+    """Returns the scheme with a map that fits the counted texts.
 
     Args:
+        base: the public model.
         scheme: a coarse vocabulary without a map.
         texts: the counted texts by which the map is found.
         draws: returns the key's stream for a label.
+        stage: reports the progress.
     """
     weights = np.ones(len(texts.own_counts)) if texts.public_counts is None else mass_of(texts.public_counts)
     evidence = Evidence(

@@ -1,7 +1,7 @@
-"""A Milkglass server as the client sees it: models, files, fine-tuning jobs, classification, generation.
+"""Calls a Milkglass server: models, files, fine-tuning jobs, classification, generation.
 
-All that is sent here is scrambled already, or is a setting. A model folder in which a tokenizer, or names that
-scrambling removes, are found is not sent.
+All that is sent is scrambled already, or is a setting. A model folder that holds a tokenizer, or names that scrambling
+removes, is not sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from milkglass.progress import Stage, no_stage
 IdSequence = Sequence[int] | NDArray[Any]
 
 MODELS_ROUTE, JOBS_ROUTE = "/v1/models", "/v1/fine_tuning/jobs"
-NO_MODEL_ENDING = "there is no such model"  # the end of the server's message
+NO_MODEL_ENDING = "there is no such model"  # the end of the server's message for an unknown model
 ASSEMBLY_SECONDS = 1800.0  # seconds that a server may take to join a delta and its base
 END_STATUSES = ("succeeded", "failed", "cancelled")
 JOB_SILENCE_SECONDS = 24 * 3600.0  # seconds without an event of a job: it may wait for others
@@ -41,7 +41,7 @@ MAX_EMPTY_EVENTS = 1000  # events of a completion without a token
 
 @dataclass(frozen=True)
 class Sampling:
-    """Holds how the server draws tokens. For None a session takes the value of the model's generation_config.json.
+    """Holds how the server draws tokens. In place of None a session takes the value of generation_config.json.
 
     Attributes:
         max_tokens: the most tokens of the answer.
@@ -64,7 +64,11 @@ class Sampling:
     repetition_penalty: float | None = None
 
     def with_defaults(self, values: Mapping[str, float]) -> Sampling:
-        """Returns the sampling with `values`, which are given by field name, in place of fields that are None."""
+        """Returns the sampling with values in place of fields that are None.
+
+        Args:
+            values: the values by field name.
+        """
         missing: dict[str, Any] = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **missing)
 
@@ -72,9 +76,13 @@ class Sampling:
         """Returns the sampling as fields of a request's JSON."""
         fields = {"max_tokens": self.max_tokens, "temperature": self.temperature or 0.0}
         names = ("top_p", "top_k", "seed", "min_p", "repetition_penalty")
-        optional = {name: getattr(self, name) for name in names}
-        stop = {"stop_token_ids": list(self.stop_token_ids)} if self.stop_token_ids else {}
-        return {**fields, **{name: value for name, value in optional.items() if value is not None}, **stop}
+        optional_fields = {name: getattr(self, name) for name in names}
+        stop_fields = {"stop_token_ids": list(self.stop_token_ids)} if self.stop_token_ids else {}
+        return {
+            **fields,
+            **{name: value for name, value in optional_fields.items() if value is not None},
+            **stop_fields,
+        }
 
 
 class Remote(AbstractContextManager["Remote"]):
@@ -107,7 +115,7 @@ class Remote(AbstractContextManager["Remote"]):
         from milkglass.client.data.marked_rows import sendable_copy
 
         with sendable_copy(path) as copy:
-            return self._send(copy, "fine-tune", "data.safetensors", path.name, stage)
+            return self._send_file(copy, "fine-tune", "data.safetensors", path.name, stage)
 
     def upload_model(self, folder: Path, name: str | None = None, stage: Stage = no_stage) -> str:
         """Sends a scrambled folder or a delta, registers it, and returns its id. All is checked before.
@@ -125,11 +133,11 @@ class Remote(AbstractContextManager["Remote"]):
         if documents["delta"] is not None:
             self._require_base(str(documents["delta"]["base"]))
         if name is not None:
-            self._require_free(name, (documents["config"] or {}).get(KEY_ID))
+            self._require_free_name(name, (documents["config"] or {}).get(KEY_ID))
         name = name or f"model-{secrets.token_hex(4)}"
         document = {"id": name, **documents}
         files = [
-            {"name": outgoing_name, "file_id": self._send(path, "model", outgoing_name, path.name, stage)}
+            {"name": outgoing_name, "file_id": self._send_file(path, "model", outgoing_name, path.name, stage)}
             for outgoing_name, path in outgoing.weights.items()
         ]
         advance = stage("the server puts the model together", 0)
@@ -149,7 +157,7 @@ class Remote(AbstractContextManager["Remote"]):
             if error.status != 404 or digest in error.message:
                 raise
 
-    def _require_free(self, name: str, key_id: object) -> None:
+    def _require_free_name(self, name: str, key_id: object) -> None:
         """Raises UsageError if another key made the server's model of this name.
 
         A model of the same key may be this very model, whose answer was lost: the server decides.
@@ -161,11 +169,11 @@ class Remote(AbstractContextManager["Remote"]):
                 f"give another --name, or delete that one first: milkglass models --delete {name}",
             )
 
-    def _send(self, path: Path, purpose: str, name: str, shown_name: str, stage: Stage) -> str:
+    def _send_file(self, path: Path, purpose: str, name: str, shown_name: str, stage: Stage) -> str:
         """Sends a file as `name`, and returns its id. Progress bars show it as `shown_name`."""
-        size = path.stat().st_size
-        digest = sha256(path, stage(f"check {shown_name}", size))
-        return upload_file(self.connection, path, digest, purpose, name, stage(f"upload {shown_name}", size))
+        byte_count = path.stat().st_size
+        digest = sha256(path, stage(f"check {shown_name}", byte_count))
+        return upload_file(self.connection, path, digest, purpose, name, stage(f"upload {shown_name}", byte_count))
 
     def models(self) -> list[dict[str, Any]]:
         """Returns the server's descriptions of its models."""
@@ -176,7 +184,7 @@ class Remote(AbstractContextManager["Remote"]):
         try:
             return responses.MODEL_SHAPE.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
         except RemoteError as error:
-            if error.message.endswith(NO_MODEL_ENDING):  # it does not repeat what it was asked
+            if error.message.endswith(NO_MODEL_ENDING):  # the server does not repeat the name
                 error.message = f"{error.message}: {model}"
             raise
 
@@ -190,9 +198,13 @@ class Remote(AbstractContextManager["Remote"]):
             return None
 
     def require(self, route: str, name: str) -> None:
-        """Raises RemoteError for an object that does not exist.
+        """Raises RemoteError if an object does not exist.
 
-        One that the server cannot read exists, and can be deleted.
+        An object that the server cannot read (status 500) exists, and can be deleted.
+
+        Args:
+            route: the route of objects of its kind, such as "/v1/models".
+            name: the object's id.
         """
         try:
             self.connection.json("GET", f"{route}/{plain_name(name)}")
@@ -201,7 +213,15 @@ class Remote(AbstractContextManager["Remote"]):
                 raise
 
     def delete(self, route: str, name: str) -> None:
-        """Deletes an object. Raises RemoteError with status 404 if it does not exist, 409 if it is still needed."""
+        """Deletes an object.
+
+        Args:
+            route: the route of objects of its kind, such as "/v1/models".
+            name: the object's id.
+
+        Raises:
+            RemoteError: with status 404 if the object does not exist, 409 if it is still needed.
+        """
         self.connection.json("DELETE", f"{route}/{plain_name(name)}")
 
     def files(self) -> list[dict[str, Any]]:
@@ -277,30 +297,34 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.read_job(self.connection.json("POST", route, may_repeat=True))
 
     def resume(self, job: str) -> dict[str, Any]:
-        """Queues a job again that a full disk ended. Raises RemoteError: 409 if it cannot go on, 507 without room."""
+        """Queues a job again that a full disk ended.
+
+        Raises:
+            RemoteError: with status 409 if the job cannot go on, 507 if the disk is still full.
+        """
         return responses.read_job(self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/resume"))
 
     def follow(self, job: str, restart_seconds: float = 600.0) -> Iterator[dict[str, Any]]:
-        """Yields the job's events until it ends, past ones first. No event comes twice.
+        """Yields a job's events until the job ends, past events first, each once.
 
         Args:
             job: the job's id.
-            restart_seconds: how long a server that does not answer is waited for, since it may be restarting.
+            restart_seconds: how long the call waits for a server that does not answer, since it may be restarting.
 
         Raises:
             Unreachable: no event came for JOB_SILENCE_SECONDS, or the server did not come back.
             RemoteError: the job has more than MAX_MESSAGES messages.
         """
-        last: str | None = None
+        last_event_id: str | None = None
         message_count = 0
         last_event_time, attempt = time.monotonic(), 0
         while True:
             has_new = False
             try:
-                for event_id, kind, event in self._events(job, last):
+                for event_id, kind, event in self._events(job, last_event_id):
                     if kind == "done":
                         return
-                    last, has_new = event_id or last, True
+                    last_event_id, has_new = event_id or last_event_id, True
                     message_count += event["data"].get("step") is None
                     if message_count > MAX_MESSAGES:
                         raise RemoteError(f"the job has more than {MAX_MESSAGES} messages", "don't trust the server")
@@ -309,30 +333,33 @@ class Remote(AbstractContextManager["Remote"]):
                 if not has_new and self.job(job).get("status") in END_STATUSES:
                     return
             except RemoteError as error:
-                unreachable = isinstance(error, Unreachable) or error.status >= 500
-                if not unreachable or time.monotonic() - last_event_time > restart_seconds:
+                is_unreachable = isinstance(error, Unreachable) or error.status >= 500
+                if not is_unreachable or time.monotonic() - last_event_time > restart_seconds:
                     raise
             self.connection.retry.wait(min(attempt, 6))
             attempt += 1
 
-    def _events(self, job: str, last: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
-        """Yields (id, kind, event) of each event that one connection receives after the event with the id `last`."""
+    def _events(self, job: str, last_event_id: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
+        """Yields (id, kind, event) of each event after `last_event_id` that one connection receives."""
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
-        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
+        headers = {
+            "Accept": "text/event-stream",
+            **({"Last-Event-ID": last_event_id} if last_event_id is not None else {}),
+        }
         with self.connection.stream("GET", route, headers=headers) as stream:
             for event_id, kind, data in server_events(stream, JOB_SILENCE_SECONDS):
                 yield event_id, kind, {} if kind == "done" else responses.read_event(data)
 
     def result(self, job: str) -> dict[str, Any]:
         """Returns the finished job, with `fine_tuned_model`. Raises JobFailed if it did not succeed."""
-        state = self.job(job)
-        if state.get("status") != "succeeded":
-            reason = (state["error"] or {}).get("message")
+        job_record = self.job(job)
+        if job_record.get("status") != "succeeded":
+            reason = (job_record["error"] or {}).get("message")
             hint = f"`milkglass job {job}` shows how far it came" if reason else "ask for the server's worker.log"
-            hint = f"milkglass job {job} --resume" if state.get("resumable") is True else hint
-            raise JobFailed(f"the job {job} is {state.get('status')}: {reason or 'no reason given'}", hint)
-        response_id(state, "fine_tuned_model")
-        return state
+            hint = f"milkglass job {job} --resume" if job_record.get("resumable") is True else hint
+            raise JobFailed(f"the job {job} is {job_record.get('status')}: {reason or 'no reason given'}", hint)
+        response_id(job_record, "fine_tuned_model")
+        return job_record
 
     # --- inference ----------------------------------------------------------------------------------------------------
     def classify(
@@ -342,8 +369,8 @@ class Remote(AbstractContextManager["Remote"]):
         body: dict[str, Any] = {"model": plain_name(model), "input": [_id_list(ids) for ids in batch]}
         if token_type_ids is not None:
             body["token_type_ids"] = [_id_list(ids) for ids in token_type_ids]
-        result = responses.records_of(self.connection.json("POST", "/classify", body, may_repeat=True))
-        return [read_prediction(row) for row in sort_by_index(result, len(batch))]
+        answers = responses.records_of(self.connection.json("POST", "/classify", body, may_repeat=True))
+        return [read_prediction(answer) for answer in sort_by_index(answers, len(batch))]
 
     def generate(self, model: str, ids: IdSequence, sampling: Sampling | None = None) -> Iterator[list[int]]:
         """Yields scrambled ids as they arrive, at most `sampling.max_tokens`, and then closes the connection.
@@ -386,9 +413,11 @@ class Remote(AbstractContextManager["Remote"]):
             "return_token_ids": True,
             **sampling.body(),
         }
-        result = responses.records_of(self.connection.json("POST", "/v1/completions", body, may_repeat=True), "choices")
-        return [token_ids(choice)[: sampling.max_tokens] for choice in sort_by_index(result, len(batch))]
+        answer = self.connection.json("POST", "/v1/completions", body, may_repeat=True)
+        choices = sort_by_index(responses.records_of(answer, "choices"), len(batch))
+        return [token_ids(choice)[: sampling.max_tokens] for choice in choices]
 
 
 def _id_list(ids: IdSequence) -> list[int]:
+    """Returns ids as a list, for JSON."""
     return np.asarray(ids, np.int64).tolist()

@@ -1,9 +1,9 @@
 """Checks the answers of a server, which is not trusted, before they are used.
 
-A RecordShape reads records of models, files, uploads, jobs and events, so that their fields have the expected types.
-strict_json.py makes strings and numbers themselves safe. Each function raises RemoteError.
+A RecordShape checks the types of the fields of models, files, uploads, jobs and events. strict_json.py makes strings
+and numbers themselves safe. Each function that reads an answer raises RemoteError for an invalid one.
 
-Before any id leaves, `require_key` checks that the server's model was made with the key. With another key the answers
+Before any id leaves, `check_key` checks that the server's model was made with the key. With another key the answers
 would be nonsense, and the server would get text in ids that belong to another model. A server that lies gains nothing.
 """
 
@@ -21,18 +21,21 @@ from milkglass.errors import KeyForOtherModel, RemoteError
 if TYPE_CHECKING:
     from milkglass.client.key.key import Key
 
-MAX_ROWS = 100_000  # records of one list
+MAX_RECORDS = 100_000  # the most records of one list
 
 
 def is_text(value: Any) -> TypeGuard[str]:
+    """Returns whether a value is a string."""
     return isinstance(value, str)
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
+    """Returns whether a value is a whole number, and not a truth value."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_count(value: Any) -> TypeGuard[int]:
+    """Returns whether a value is a whole number from 0 on."""
     return is_whole(value) and value >= 0
 
 
@@ -75,7 +78,7 @@ class RecordShape:
 
     def records_of(self, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns the records in the list `data` of an answer, each checked by `read`."""
-        return [self.read(row) for row in records_of(answer)]
+        return [self.read(record) for record in records_of(answer)]
 
 
 MODEL_SHAPE = RecordShape(
@@ -121,20 +124,24 @@ def read_event(event_data: str) -> dict[str, Any]:
 def records_of(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
     """Returns the records in the list `name` of an answer, which must be JSON objects."""
     records = answer.get(name)
-    if not isinstance(records, list) or len(records) > MAX_ROWS or not all(isinstance(row, dict) for row in records):
-        raise RemoteError(f"the answer has no list of {name}, or one of more than {MAX_ROWS} entries", SERVER_HINT)
+    if (
+        not isinstance(records, list)
+        or len(records) > MAX_RECORDS
+        or not all(isinstance(record, dict) for record in records)
+    ):
+        raise RemoteError(f"the answer has no list of {name}, or one of more than {MAX_RECORDS} entries", SERVER_HINT)
     return records
 
 
 def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
-    """Returns an id of the server that can be part of an address."""
+    """Returns the field `name`, which must be an id that can be part of an address."""
     identifier = answer.get(name)
     if not isinstance(identifier, str) or not is_plain(identifier):
         raise RemoteError(f"the answer has no proper {name}", SERVER_HINT)
     return identifier
 
 
-def response_number(answer: Mapping[str, Any], name: str) -> int:
+def response_count(answer: Mapping[str, Any], name: str) -> int:
     """Returns the field `name`, which must be a whole number from 0 on."""
     count = answer.get(name)
     if not is_count(count):
@@ -144,10 +151,10 @@ def response_number(answer: Mapping[str, Any], name: str) -> int:
 
 def sort_by_index(answers: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Returns answers sorted by their `index`, which must be 0 to count - 1, each once."""
-    by_index = {row["index"]: row for row in answers if is_whole(row.get("index"))}
-    if len(answers) != count or set(by_index) != set(range(count)):
+    answer_by_index = {answer["index"]: answer for answer in answers if is_whole(answer.get("index"))}
+    if len(answers) != count or set(answer_by_index) != set(range(count)):
         raise RemoteError(f"the server's {len(answers)} answers do not fit the {count} questions", "try again")
-    return [by_index[number] for number in range(count)]
+    return [answer_by_index[number] for number in range(count)]
 
 
 # --- inference --------------------------------------------------------------------------------------------------------
@@ -180,10 +187,10 @@ def read_prediction(row: Mapping[str, Any]) -> Prediction:
         raise RemoteError("the server's classification has no label or no probabilities", "is the model a classifier?")
     if not all(map(is_number, probabilities)):
         raise RemoteError("the server's probabilities are not finite numbers", "try again")
-    number = int(label.removeprefix("LABEL_"))
-    if number >= len(probabilities):
+    label_number = int(label.removeprefix("LABEL_"))
+    if label_number >= len(probabilities):
         raise RemoteError(f"the server answers {label} of {len(probabilities)} classes", "try again")
-    return Prediction(number, tuple(float(probability) for probability in probabilities))
+    return Prediction(label_number, tuple(float(probability) for probability in probabilities))
 
 
 def completion_ids(event_data: str) -> list[int]:
@@ -213,18 +220,27 @@ def is_made_with(description: Mapping[str, Any], key: Key) -> bool | None:
     return None if identifier is None else identifier == key.identifier
 
 
-def require_key(description: Mapping[str, Any], key: Key, model: str) -> str | None:
-    """Refuses a model that was not made with a key. Returns a warning if that could not be checked, else None.
+def check_key(description: Mapping[str, Any], key: Key, model: str) -> str | None:
+    """Checks that a server's model was made with a key.
+
+    Args:
+        description: the server's description of the model.
+        key: the key.
+        model: the model's name, for messages.
+
+    Returns:
+        A warning if the server does not say which key made the model, else None.
 
     Raises:
-        KeyForOtherModel: another key made the model; also RemoteError if the description is invalid.
+        KeyForOtherModel: another key made the model.
+        RemoteError: the description is invalid.
     """
     is_same_key = is_made_with(description, key)
     if is_same_key:
         return None
     if is_same_key is False:
         raise _other_key_error(f"{model} was scrambled with another key than this one")
-    vocab_size, kind = response_number(description, "vocab_size"), description.get("kind")
+    vocab_size, kind = response_count(description, "vocab_size"), description.get("kind")
     if vocab_size != len(key.sigma):
         raise _other_key_error(f"{model} has {vocab_size} tokens, this key is for a model of {len(key.sigma)}")
     if kind != key.info.kind:
@@ -237,6 +253,7 @@ def require_key(description: Mapping[str, Any], key: Key, model: str) -> str | N
 
 
 def _other_key_error(message: str) -> KeyForOtherModel:
+    """Returns the error for a model of another key. `message` says how that was recognised."""
     return KeyForOtherModel(
         f"{message}, so nothing was sent",
         "give the key that the model was scrambled with; `milkglass models --server URL --key FILE` shows which fit",

@@ -22,7 +22,7 @@ from milkglass import files
 from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
-from milkglass.client.remote.responses import FILE_SHAPE, is_count, is_text, records_of, response_id, response_number
+from milkglass.client.remote.responses import FILE_SHAPE, is_count, is_text, records_of, response_count, response_id
 from milkglass.client.remote.strict_json import SERVER_HINT
 from milkglass.errors import ModelError, RemoteError, Unreachable, UsageError
 from milkglass.files import rename_into_place
@@ -71,8 +71,8 @@ def upload_file(
         )  # a lost answer leaves an empty upload
         files.make_private_dir(id_file.parent)
         files.write_json(id_file, {"id": response_id(upload)}, indent=None)
-    route, offset = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
-    chunk_bytes = min(CHUNK_BYTES, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES
+    route, offset = f"/v1/uploads/{response_id(upload)}", response_count(upload, "received")
+    chunk_bytes = min(CHUNK_BYTES, response_count(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK_BYTES
     if chunk_bytes < MIN_CHUNK_BYTES:
         raise RemoteError(
             f"the server asks for chunks of {chunk_bytes} bytes, {MIN_CHUNK_BYTES} is the least", SERVER_HINT
@@ -137,13 +137,13 @@ def _send_chunks(
                 "Content-Type": "application/octet-stream",
             }
             try:
-                new_offset = response_number(
+                new_offset = response_count(
                     connection.json("PUT", route, content=chunk, headers=headers, may_repeat=True), "received"
                 )
             except RemoteError as error:
                 if error.status != 409:
                     raise
-                new_offset = response_number(connection.json("GET", route), "received")
+                new_offset = response_count(connection.json("GET", route), "received")
             short_chunk_count = short_chunk_count + 1 if new_offset < offset + len(chunk) else 0
             if short_chunk_count > 3 or not 0 <= new_offset <= size:
                 raise RemoteError(

@@ -1,4 +1,4 @@
-"""Recipes of kind "attacks": attacks by several attackers on the variants of a defence.
+"""Runs recipes of kind "attacks": attacks by several attackers on the variants of a defence.
 
 The private text is a random part of a file, by the recipe's seed. The rest of that file may be the attacker's, and with
 "private 10 %" among an attacker's texts also that share of the private texts. The attacks run with the audit's code.
@@ -47,7 +47,7 @@ from milkglass.threat.defence import LabelledTexts
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
 OBSERVED_ENTRY = "observed"  # entry of a variant: the share of the rows that is observed
 MAX_KEYS = 1000
-MAX_ROWS = 10**8  # an order of them is drawn before the text is read
+MAX_ROWS = 10**8  # an order of the rows is drawn before the text is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class AttackRecipe(Recipe):
         attacks: the attacks (entries.py).
         variants: parameters of a scheme, and "observed": the share of the private texts that attackers see, by default
             1.
-        curve: whether the key's budget is measured too.
-        seconds: the time of an attack by all its attackers together. If one does not end by then, the recipe fails,
-            since its figures would be too low. None: as long as it takes.
+        curve: whether recovery is also measured over the growing number of tokens sent under one key.
+        seconds: the time of an attack by all its attackers together. If an attack does not end in time, the recipe
+            fails, since its figures would be too low. None: no limit.
     """
 
     seed: int
@@ -116,20 +116,24 @@ class AttackRecipe(Recipe):
         digest = base.digest()
         all_records: list[ResultRecord] = []
         for name, parameters in self.variants.items():
-            part = replace(self, rows=max(1, round(parameters.get(OBSERVED_ENTRY, 1.0) * self.rows)))
-            texts = private[: part.rows]
+            observed_recipe = replace(self, rows=max(1, round(parameters.get(OBSERVED_ENTRY, 1.0) * self.rows)))
+            texts = private[: observed_recipe.rows]
             run.progress(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
             records_by_key = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
             for index in range(self.keys):
-                fitted = TableDefence(scheme).fit_scheme(base, rows, secret_of(self.seed + index))
-                key = seeded_key(base, self.model, digest, self.seed + index, fitted)
+                fitted_scheme = TableDefence(scheme).fit_scheme(base, rows, secret_of(self.seed + index))
+                key = seeded_key(base, self.model, digest, self.seed + index, fitted_scheme)
                 work_name = name if self.keys == 1 else f"{name}, key {index + 1}"
-                about = _work_identity(part, name, run.data, digest) | ({} if self.keys == 1 else {"key": index})
-                work = ResumeStore.open(run.out / work_name, about)
+                work_identity = _work_identity(observed_recipe, name, run.data, digest) | (
+                    {} if self.keys == 1 else {"key": index}
+                )
+                work = ResumeStore.open(run.out / work_name, work_identity)
                 records_by_key.append(
-                    part._measure_with_key(key, base, texts, public, work, name, _log_once(work_name, run.progress))
+                    observed_recipe._measure_with_key(
+                        key, base, texts, public, work, name, _log_once(work_name, run.progress)
+                    )
                 )
             all_records += merge_records(records_by_key, np.median, {"least": np.min, "most": np.max}, "keys")
         return all_records
@@ -146,22 +150,22 @@ class AttackRecipe(Recipe):
         """Returns the figures of one variant under one key."""
         leaked_rows, codec = leaked_rows_by_attacker(self), seeded_codec(key, base.folder, "attacks")
         texts = encode_examples(codec, private)
-        corpora = {who: encode_examples(codec, part).original for who, part in public.items()}
-        attackers = {who: AttackerText(ids, leaked_rows.get(who)) for who, ids in corpora.items()}
+        corpora = {attacker: encode_examples(codec, examples).original for attacker, examples in public.items()}
+        attackers = {attacker: AttackerText(ids, leaked_rows.get(attacker)) for attacker, ids in corpora.items()}
         scene = assemble(key, codec, base, texts, attackers)
-        finished = attack_scene(self, scene, work, progress)
-        seconds = sum(cell.seconds for cell in finished.results)  # of earlier runs as well
+        finished_run = attack_scene(self, scene, work, progress)
+        seconds = sum(attack_result.seconds for attack_result in finished_run.results)  # of earlier runs as well
         figures = make_records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
-        figures += _figures(finished.results, name)
-        figures += _unleaked_figures(scene, finished, leaked_rows, name)
+        figures += _attack_figures(finished_run.results, name)
+        figures += _unleaked_figures(scene, finished_run, leaked_rows, name)
         if self.curve:
             progress("the key's budget")
-            figures += _curve_figures(self, scene, finished, name)
+            figures += _curve_figures(self, scene, finished_run, name)
         return figures
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a variant's scheme, without "observed"."""
+    """Returns a variant's entry without "observed": the parameters of the scheme."""
     return {name: value for name, value in parameters.items() if name != OBSERVED_ENTRY}
 
 
@@ -178,6 +182,7 @@ def _log_once(name: str, progress: Log) -> Log:
 
 
 def _result_line(result: AttackResult) -> str:
+    """Returns the line of progress for a result."""
     if result.state != "done":
         return f"{result.title} ({result.adversary}): {result.state}, {result.reason}"
     top = f", {result.measures['tokens top-1']} of the tokens" if "tokens top-1" in result.measures else ""
@@ -194,28 +199,31 @@ def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress
         UsageError: an attack did not end.
     """
 
-    def report_result(cell: AttackResult) -> None:
-        progress(_result_line(cell))
+    def report_result(attack_result: AttackResult) -> None:
+        progress(_result_line(attack_result))
 
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
         return run_attacks(scene, attacks, work, Budget(), recipe.seed, report_result, RECIPE_OPTIONS)
     # Solvers first: the others start from their candidates
-    ordered = sorted(attacks.items(), key=lambda entry: not isinstance(entry[1], Solver))
-    for count in range(1, len(ordered) + 1):
+    attacks_in_order = sorted(attacks.items(), key=lambda entry: not isinstance(entry[1], Solver))
+    for count in range(1, len(attacks_in_order) + 1):
         budget = Budget(recipe.seconds)
-        part = dict(islice(ordered, count))
-        finished = run_attacks(scene, part, work, budget, recipe.seed, report_result, RECIPE_OPTIONS)
-        _require_ended(finished.results)
-    return finished
+        started_attacks = dict(islice(attacks_in_order, count))
+        finished_run = run_attacks(scene, started_attacks, work, budget, recipe.seed, report_result, RECIPE_OPTIONS)
+        _require_ended(finished_run.results)
+    return finished_run
 
 
 def _require_ended(attack_results: Sequence[AttackResult]) -> None:
     """Raises UsageError if an attack that applies did not end, or was cut."""
-    for cell in attack_results:
-        if cell.state not in ("done", "does not apply"):
-            raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
-        require_uncut(cell)
+    for attack_result in attack_results:
+        if attack_result.state not in ("done", "does not apply"):
+            raise UsageError(
+                f"{attack_result.attack} by {attack_result.adversary} is {attack_result.state}: {attack_result.reason}",
+                "see the recipe",
+            )
+        require_uncut(attack_result)
 
 
 def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
@@ -223,7 +231,8 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
 
     `assemble` later removes private texts from the attackers' texts, and adds those that leaked.
 
-    Raises UsageError if no row is left beside the private ones.
+    Raises:
+        UsageError: no row is left besides the private ones.
     """
     all_rows = data_refs.load_examples(data, recipe.private)
     order = np.arange(len(all_rows))
@@ -233,14 +242,16 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
         raise UsageError(f"{recipe.rows} private rows of {len(all_rows)} leave no rest", "lower rows")
     private = [all_rows[i] for i in order[: recipe.rows]]
     remaining = [all_rows[i] for i in order[recipe.rows :]]
-    files = {who: [name for name in names if private_share(name) is None] for who, names in recipe.public.items()}
+    named_texts = {
+        attacker: [name for name in names if private_share(name) is None] for attacker, names in recipe.public.items()
+    }
     public = {
-        who: [
+        attacker: [
             example
             for name in names
             for example in (remaining if name == "rest" else data_refs.load_examples(data, name))
         ][: recipe.public_rows]
-        for who, names in files.items()
+        for attacker, names in named_texts.items()
     }
     return private, public
 
@@ -258,67 +269,70 @@ def private_share(name: str) -> float | None:
 def leaked_rows_by_attacker(recipe: AttackRecipe) -> dict[str, Ids]:
     """Returns which private texts leaked to each attacker who has some. A larger share contains every smaller one.
 
-    Raises UsageError if an attacker has several shares.
+    Raises:
+        UsageError: an attacker has several shares.
     """
     order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
     leaked_rows = {}
-    for who, names in recipe.public.items():
+    for attacker, names in recipe.public.items():
         shares = [leaked_share for leaked_share in map(private_share, names) if leaked_share is not None]
         if len(shares) > 1:
-            raise UsageError(f"{who} has {len(shares)} shares of the private texts", "give one")
+            raise UsageError(f"{attacker} has {len(shares)} shares of the private texts", "give one")
         if shares:
-            leaked_rows[who] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
+            leaked_rows[attacker] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
     return leaked_rows
 
 
 def _work_identity(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
     """Returns all that decides the results in a variant's work folder."""
-    files = {ref for part in recipe.public.values() for ref in part if ref != "rest" and private_share(ref) is None}
-    sums = data_refs.file_digests(data, sorted({recipe.private, *files}))
+    files = {ref for refs in recipe.public.values() for ref in refs if ref != "rest" and private_share(ref) is None}
+    data_digests = data_refs.file_digests(data, sorted({recipe.private, *files}))
     return {
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
-        "scheme": dict(recipe.variants[variant]), "data": sums,
-        "public": {who: list(names) for who, names in recipe.public.items()},
+        "scheme": dict(recipe.variants[variant]), "data": data_digests,
+        "public": {attacker: list(names) for attacker, names in recipe.public.items()},
         "attacks": {name: signature(attack) for name, attack in attacks_of(recipe.attacks).items()},
         **({} if recipe.public_rows is None else {"public rows": recipe.public_rows}),
     }  # fmt: skip
 
 
-def _figures(attack_results: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
+def _attack_figures(attack_results: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     """Returns the figures of all attacks that apply."""
     _require_ended(attack_results)
     figures: list[ResultRecord] = []
-    for cell in attack_results:
-        if cell.state == "does not apply":
+    for attack_result in attack_results:
+        if attack_result.state == "does not apply":
             continue
-        measured = with_spread(cell.selected_measures(MEASURES))
-        measured |= {} if cell.in_group is None else {"in group": 100 * cell.in_group}
-        measured |= {"seconds": cell.seconds}
-        figures += make_records(measured, attack=cell.attack, attacker=cell.adversary, variant=variant)
+        measures = with_spread(attack_result.selected_measures(MEASURES))
+        measures |= {} if attack_result.in_group is None else {"in group": 100 * attack_result.in_group}
+        measures |= {"seconds": attack_result.seconds}
+        figures += make_records(
+            measures, attack=attack_result.attack, attacker=attack_result.adversary, variant=variant
+        )
     return figures
 
 
 def _unleaked_figures(
-    scene: Scene, finished: AuditRun, leaked_rows: Mapping[str, Ids], variant: str
+    scene: Scene, finished_run: AuditRun, leaked_rows: Mapping[str, Ids], variant: str
 ) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     tokens = scene.truth.tokens
-    results = list[ResultRecord]()
-    for (who, attack), reading in finished.readings.items():
-        if who in leaked_rows:
-            is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[who])
+    figures = list[ResultRecord]()
+    for (attacker, attack), reading in finished_run.readings.items():
+        if attacker in leaked_rows:
+            is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[attacker])
             if is_counted.any():
                 hit_share = float((reading == tokens.ids)[is_counted].mean())
-                results += make_records(
-                    {"unleaked top-1": 100 * hit_share}, attack=attack, attacker=who, variant=variant
+                figures += make_records(
+                    {"unleaked top-1": 100 * hit_share}, attack=attack, attacker=attacker, variant=variant
                 )
-    return results
+    return figures
 
 
-def _curve_figures(recipe: AttackRecipe, scene: Scene, finished: AuditRun, variant: str) -> list[ResultRecord]:
+def _curve_figures(recipe: AttackRecipe, scene: Scene, finished_run: AuditRun, variant: str) -> list[ResultRecord]:
     """Returns the figures of the strongest attack on growing parts of the text."""
-    best = strongest(finished.results)
-    points = reading_curve(scene, attacks_of(recipe.attacks), finished, best, Budget(), recipe.seed)
+    best = strongest(finished_run.results)
+    points = reading_curve(scene, attacks_of(recipe.attacks), finished_run, best, Budget(), recipe.seed)
     return [
         record
         for point in points

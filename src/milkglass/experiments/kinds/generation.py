@@ -53,7 +53,7 @@ from milkglass.threat.observations import Outputs, Transcript, Weights
 from milkglass.threat.truth import Truth, score
 
 PROMPTS_PER_BATCH, PROMPTS_PER_GPU_BATCH = 8, 64  # prompts answered at a time; a GPU takes as long for many as for few
-MEASURES = ("rouge-1", "rouge-l")
+ROUGE_MEASURES = ("rouge-1", "rouge-l")
 RowValues = NDArray[np.float64]  # (rows,)
 RecordFields = Mapping[str, str]  # the values of `variant`, `when` and `note` in records
 
@@ -92,7 +92,11 @@ class InstructionFile:
             raise UsageError("instructions has no prompts, or answers of no tokens", "give 1 or more of both")
 
     def read(self, data: Path) -> list[ifeval.Prompt]:
-        """Returns the prompts. Raises UsageError if the file does not exist or is not IFEval's."""
+        """Reads the prompts from the folder of data sets.
+
+        Raises:
+            UsageError: the file does not exist, or is not IFEval's.
+        """
         with data_refs.files_of(data, self.file)[0].open(encoding="utf-8") as lines:
             try:
                 rows = [json.loads(line) for line in islice(lines, self.prompts)]
@@ -104,8 +108,8 @@ class InstructionFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorTuning(FineTuningRecipe):
-    """Fine-tunes decoders, which then generate answers. Subclasses write `grade_variants`.
+class GeneratorTuningRecipe(FineTuningRecipe):
+    """Fine-tunes decoders, which then generate answers. Subclasses implement `grade_variants`.
 
     Attributes:
         evaluation: `answers`, how many validation prompts are answered; `new_tokens`, the most tokens of each answer.
@@ -116,11 +120,11 @@ class GeneratorTuning(FineTuningRecipe):
 
     task = "causal-lm"
     evaluation_names: ClassVar[tuple[str, ...]] = ("answers", "new_tokens")
-    rouge: ClassVar[tuple[str, ...]] = ("rouge-1", "rouge-2", "rouge-l")
+    rouge_measures: ClassVar[tuple[str, ...]] = ("rouge-1", "rouge-2", "rouge-l")
 
     @property
     def instruction_file(self) -> InstructionFile | None:
-        """Returns the prompts whose answers are checked by rule. None: there are none."""
+        """Returns the file of prompts whose answers are checked by rule, or None if the recipe names none."""
         return from_entries(InstructionFile, self.instructions) if self.instructions else None
 
     def about(self) -> dict[str, Any]:
@@ -148,7 +152,9 @@ class GeneratorTuning(FineTuningRecipe):
         """
         scores = text.scores_by_text(texts, references)
         figures = loss_figures(losses, self.seed, fields, run.predictions)
-        return figures + mean_figures({name: scores[name] for name in self.rouge}, self.seed, fields, run.predictions)
+        return figures + mean_figures(
+            {name: scores[name] for name in self.rouge_measures}, self.seed, fields, run.predictions
+        )
 
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         if self.instruction_file:  # before hours of training
@@ -157,10 +163,10 @@ class GeneratorTuning(FineTuningRecipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationRecipe(GeneratorTuning):
+class GenerationRecipe(GeneratorTuningRecipe):
     """Fine-tunes decoders: measures their answers before and after, and what attackers read of the answers."""
 
-    rouge = MEASURES
+    rouge_measures = ROUGE_MEASURES
 
     def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
@@ -199,6 +205,10 @@ def instruction_figures(
     """Returns IFEval's accuracies of the model's answers in percent, such as "ifeval prompt strict".
 
     Args:
+        model: answers the prompts.
+        codec: the codec of the model's ids.
+        prompts: IFEval's prompts.
+        new_tokens: the most tokens of each answer.
         fields: the fields of every record.
         predictions: receives how many instructions of each prompt are followed strictly.
     """
@@ -216,9 +226,11 @@ def instruction_answers(
 def rule_figures(
     prompts: Sequence[ifeval.Prompt], texts: Sequence[str], fields: RecordFields, predictions: dict[str, str]
 ) -> list[ResultRecord]:
-    """Returns IFEval's accuracies of given answers in percent.
+    """Returns IFEval's accuracies of answers in percent.
 
     Args:
+        prompts: IFEval's prompts.
+        texts: the answer to each prompt.
         fields: the fields of every record.
         predictions: receives how many instructions of each prompt are followed strictly.
     """
@@ -228,7 +240,7 @@ def rule_figures(
 
 
 def load_generator(folder: Path) -> PreTrainedModel:
-    """Returns the decoder of a folder in fp32, on the device."""
+    """Loads the decoder of a folder in fp32, on the device."""
     return device.move(
         AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
@@ -237,7 +249,7 @@ def load_generator(folder: Path) -> PreTrainedModel:
 
 
 def reference_answers(examples: Sequence[Example]) -> list[str]:
-    """Returns the rows' own last answers."""
+    """Returns the last message of each conversation: the data set's answer."""
     return [str(example.messages[-1]["content"]) for example in examples]
 
 
@@ -259,11 +271,19 @@ def row_losses(
     return device.array(torch.cat(losses).double()), device.array(torch.cat(tokens).double())
 
 
-def add_predictions(predictions: dict[str, str], rows: Mapping[str, NDArray[Any]], fields: RecordFields) -> None:
-    """Adds the packed values of each row to `predictions`, by the name of the record with these fields."""
-    for measure, row in rows.items():
+def add_predictions(
+    predictions: dict[str, str], values_by_measure: Mapping[str, NDArray[Any]], fields: RecordFields
+) -> None:
+    """Adds each measure's values to `predictions`, packed, under the name of the record with these fields.
+
+    Args:
+        predictions: receives the packed values.
+        values_by_measure: for each measure (rows,) its values.
+        fields: the fields of the record.
+    """
+    for measure, values in values_by_measure.items():
         record = ResultRecord(measure=measure, value=0.0, **fields)  # type: ignore[arg-type]
-        predictions[record.name] = pack_answers(row)
+        predictions[record.name] = pack_answers(values)
 
 
 def loss_figures(
@@ -308,11 +328,10 @@ def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation:
 def greedy_ids(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
     """Returns the ids of the greedy answer to each prompt, up to its end-of-sequence id, included."""
     generated: list[np.ndarray[Any, Any]] = []
-    size = PROMPTS_PER_GPU_BATCH if device.on_gpu() else PROMPTS_PER_BATCH
-    for start in range(0, len(prompts), size):
-        group = prompts[start : start + size]
-        rows = [torch.from_numpy(prompt).long() for prompt in group]
-        # On the left, so that all answers begin at one place
+    batch_size = PROMPTS_PER_GPU_BATCH if device.on_gpu() else PROMPTS_PER_BATCH
+    for start in range(0, len(prompts), batch_size):
+        rows = [torch.from_numpy(prompt).long() for prompt in prompts[start : start + batch_size]]
+        # Padding is on the left, so that all answers begin at the same position
         ids = pad_sequence(rows, True, model.config.pad_token_id or 0, "left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
         output_ids = model.generate(
@@ -340,9 +359,16 @@ def cut_at_stop(ids: np.ndarray[Any, Any], stop_ids: Sequence[int]) -> np.ndarra
 def attack_figures(
     seed: int, base: Checkpoint, variant: Variant, codec: Codec, answers: GeneratedAnswers
 ) -> list[ResultRecord]:
-    """Returns the figures of what ERA reads, and for scrambled variants also the map of matching, and ERA+.
+    """Returns the figures of what the attackers read of a variant's answers.
 
-    ERA on the plain variant is the control.
+    ERA reads every variant; on the plain one it is the control. Matching and ERA+ read scrambled variants only.
+
+    Args:
+        seed: draws each attack's random numbers and the samples from which intervals are computed.
+        base: the public model, before it was scrambled.
+        variant: the model that answered, with its key.
+        codec: the codec of the variant's key.
+        answers: the answers after training.
     """
     transcript = Transcript(
         (
@@ -354,17 +380,17 @@ def attack_figures(
     )
     knowledge = Knowledge(public_model=Model.open(base.folder), alias_count=variant.key.slots.aliases_per_token)
 
-    def rng() -> np.random.Generator:
+    def new_rng() -> np.random.Generator:
         return np.random.default_rng(seed)
 
-    guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
+    guesses = {"era": ERA()(transcript, knowledge, Budget(), new_rng())}
     if not variant.is_plain:
-        candidates = table_candidates(transcript, knowledge, rng())
+        candidates = table_candidates(transcript, knowledge, new_rng())
         guesses["matching"] = guess_by_rank(candidates, transcript.size)
-        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=candidates), Budget(), rng())
+        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=candidates), Budget(), new_rng())
     figures: list[ResultRecord] = []
     for attack, guess in guesses.items():
-        measures = guess_figures(guess, codec, answers, rng())
+        measures = guess_figures(guess, codec, answers, new_rng())
         figures += make_records(measures, attack=attack, variant=variant.name, when="after")
     return figures
 
@@ -382,9 +408,8 @@ def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np
     """
 
     def decode_visible(ids: np.ndarray[Any, Any]) -> str:
-        known_ids = ids[
-            (ids >= 0) & codec.is_visible[ids]
-        ]  # without special tokens, and ids of which nothing is believed
+        # Without special tokens, and places of which the attacker believes nothing
+        known_ids = ids[(ids >= 0) & codec.is_visible[ids]]
         return str(codec.tokenizer.decode(known_ids.tolist(), clean_up_tokenization_spaces=False))
 
     read_ids = Sequences(guess.for_tokens(answers.ids)[:, 0], answers.ids.lengths)
@@ -392,4 +417,4 @@ def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np
     recovery = score(guess, Truth(codec.inverse, codec.is_visible, codec.is_visible, decode_visible, answers.ids), rng)
     client_measures = ("tokens top-1", "rouge-1", "rouge-l")
     client_recovery = {f"{name} of the client's": recovery[name] for name in client_measures}
-    return with_spread({name: likeness[name] for name in MEASURES} | client_recovery)
+    return with_spread({name: likeness[name] for name in ROUGE_MEASURES} | client_recovery)

@@ -34,7 +34,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import naming_refusals
 from milkglass.experiments.kinds.generation import (
-    GeneratorTuning,
+    GeneratorTuningRecipe,
     RecordFields,
     add_predictions,
     greedy_ids,
@@ -82,7 +82,7 @@ class PromptSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SanitizedGeneration(GeneratorTuning):
+class SanitizedGeneration(GeneratorTuningRecipe):
     """Fine-tunes decoders on sanitized text, and measures their answers to sanitized prompts.
 
     Attributes:

@@ -29,14 +29,14 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.symbols import CountedTexts, find_map
+from milkglass.client.obfuscate.symbols import CountedTexts, fit_map
 from milkglass.client.special_tokens import reserved_ids
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
-from milkglass.experiments.kinds.generation import GeneratorTuning, RecordFields, loss_figures
+from milkglass.experiments.kinds.generation import GeneratorTuningRecipe, RecordFields, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, write_layer_subset
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
@@ -54,7 +54,7 @@ PLAIN, CLIENT, PUBLIC = "plain", "client", "public"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SymbolGeneration(GeneratorTuning):
+class SymbolGeneration(GeneratorTuningRecipe):
     """Fine-tunes decoders over symbols, and measures clients that write with them.
 
     Attributes:
@@ -95,7 +95,7 @@ class SymbolGeneration(GeneratorTuning):
             return super().key(base, digest, parameters, run)
         secret = secret_of(self.seed)
         counted = self._count_public_tokens(base, run)
-        with_map = find_map(base, scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
+        with_map = fit_map(base, scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
         return new_key(base, self.model, with_map, digest, secret)
 
     def _count_public_tokens(self, base: Checkpoint, run: RunFolder) -> CountedTexts:

@@ -1,4 +1,4 @@
-"""A bidirectional LSTM over a word table (GloVe), and its training, for ObfusLM's Table 12.
+"""Trains a bidirectional LSTM over a word table (GloVe), for ObfusLM's Table 12.
 
 A text is split at white space, as SST-2 is published, in lower case. A piece with punctuation becomes the words in it.
 Punctuation alone is left out, since `read_glove` reads no rows for it.
@@ -30,7 +30,7 @@ from milkglass.sequences import Ids, Sequences
 
 PADDING_ID, UNKNOWN_ID = 0, 1
 SPECIAL_IDS: tuple[int, ...] = (PADDING_ID, UNKNOWN_ID)
-SPECIAL_WORDS = ("", "<unk>")  # how the two are read
+SPECIAL_WORDS = ("", "<unk>")  # the words of SPECIAL_IDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,8 @@ class BiLSTM(torch.nn.Module):
         """Returns (texts, classes) logits.
 
         Args:
-            ids: (texts, tokens), padded on the right with anything.
-            lengths: (texts,), on the CPU.
+            ids: (texts, tokens), padded on the right with any ids.
+            lengths: (texts,) the number of tokens of each text, on the CPU.
         """
         packed = pack_padded_sequence(
             self.table(ids.to(self.table.weight.device)), lengths, batch_first=True, enforce_sorted=False
@@ -149,13 +149,16 @@ def train(
     seed: int,
     progress: Log,
 ) -> BiLSTM:
-    """Trains an LSTM. The seed decides the initial weights and the texts' order.
+    """Trains an LSTM, and returns it in evaluation mode.
 
     Args:
         rows: (n, d) the word table.
         texts: the ids of the training texts.
         labels: (texts,) the class of each text.
-        progress: receives a line at intervals.
+        class_count: the number of classes.
+        training: the settings.
+        seed: decides the initial weights and the order of the texts.
+        progress: receives a line every STEPS_BETWEEN_LINES steps.
 
     Raises:
         JobFailed: the loss is not finite.
@@ -163,14 +166,16 @@ def train(
     ids = list(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = device.move(BiLSTM(rows, class_count, training))
+        model = device.move(BiLSTM(rows, class_count, training))
         optimiser = torch.optim.Adam(
-            [p for p in net.parameters() if p.requires_grad], training.learning_rate, fused=True
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            training.learning_rate,
+            fused=True,
         )
         for epoch in range(training.epochs):
             batches = length_batches(texts.lengths, training.batch_size)
             for step, batch in enumerate(batches):
-                logits = net(*pad_sequences([ids[i] for i in batch]))
+                logits = model(*pad_sequences([ids[i] for i in batch]))
                 loss = torch.nn.functional.cross_entropy(logits, device.tensor(labels[batch]))
                 if not torch.isfinite(loss):
                     raise JobFailed(f"the loss is not finite at step {step} of epoch {epoch}", "lower learning_rate")
@@ -180,7 +185,7 @@ def train(
                 if step % STEPS_BETWEEN_LINES == 0:
                     position = f"epoch {epoch + 1} of {training.epochs}, step {step} of {len(batches)}"
                     progress(f"{position}, loss {loss.item():.4f}")
-    return net.eval()
+    return model.eval()
 
 
 def length_batches(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
@@ -192,18 +197,18 @@ def length_batches(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int
     order = torch.randperm(len(lengths)).numpy()
     batches: list[NDArray[np.int64]] = []
     for start in range(0, len(order), BATCHES_SORTED_TOGETHER * size):
-        group = order[start : start + BATCHES_SORTED_TOGETHER * size]
-        group = group[np.argsort(lengths[group], kind="stable")]
-        batches += [group[i : i + size] for i in range(0, len(group), size)]
+        block = order[start : start + BATCHES_SORTED_TOGETHER * size]
+        block = block[np.argsort(lengths[block], kind="stable")]
+        batches += [block[i : i + size] for i in range(0, len(block), size)]
     return [batches[index] for index in torch.randperm(len(batches)).tolist()]
 
 
 @torch.inference_mode()
-def predicted_classes(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
-    """Returns (texts,) the class that the model predicts for each text."""
+def predicted_classes(model: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
+    """Returns (texts,) the class that a model predicts for each text."""
     ids = list(texts)
     batches = (pad_sequences(ids[start : start + batch_size]) for start in range(0, len(ids), batch_size))
-    return np.concatenate([net(*batch).argmax(1).cpu().numpy() for batch in batches])
+    return np.concatenate([model(*batch).argmax(1).cpu().numpy() for batch in batches])
 
 
 def pad_sequences(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The utility of each defence against what the strongest attack reads of what it sends: of one result, and of several.
+"""Plots the utility of each defence against what the strongest attack reads, for one result or several.
 
 Of one result every defence is drawn, against the share of its tokens. The frontier takes several comparisons on one
 data set, all with the same model, rows and training, so that "plain" has the same utility in each. Attacks and attacked
@@ -62,7 +62,7 @@ class DefencePoint:
         """Returns what is read of the content in percent, or of all tokens if there is no such figure."""
         return self.tokens if self.content is None else self.content
 
-    def is_beaten(self, others: Sequence[DefencePoint]) -> bool:
+    def is_dominated(self, others: Sequence[DefencePoint]) -> bool:
         """Returns whether another defence, controls aside, is no worse in both figures and better in one."""
         return any(
             other.utility >= self.utility
@@ -81,20 +81,20 @@ def points_by_data(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoi
     content_figures = [
         record for record in records if (record.measure, record.attack) == ("content top-1", STRONGEST_ATTACK)
     ]
-    content = {(record.data, record.variant): record for record in content_figures}
-    points_by_data: dict[str, list[DefencePoint]] = {}
+    content_by_variant = {(record.data, record.variant): record for record in content_figures}
+    points: dict[str, list[DefencePoint]] = {}
     for record in records:
         possible_utilities = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY_MEASURES)
         utility = next((entry for entry in possible_utilities if entry is not None), None)
         if (record.measure, record.attack) == ("tokens top-1", STRONGEST_ATTACK) and utility is not None:
-            content_read = content.get((record.data, record.variant))
+            content_read = content_by_variant.get((record.data, record.variant))
             point = DefencePoint(
                 record.data, record.variant, utility.measure, utility.value, record.value,
                 None if content_read is None else content_read.value,
                 utility.half_width or 0.0, 0.0 if content_read is None else content_read.half_width or 0.0,
             )  # fmt: skip
-            points_by_data.setdefault(record.data, []).append(point)
-    return points_by_data
+            points.setdefault(record.data, []).append(point)
+    return points
 
 
 def one_result_svg(points: Sequence[DefencePoint]) -> str:
@@ -117,9 +117,11 @@ def points_of_results(results: Sequence[Sequence[ResultRecord]], data: str) -> l
         UsageError: "plain" differs, so that the results cannot be compared.
     """
     all_points = [defence_point for records in results for defence_point in points_by_data(records).get(data, ())]
-    plain = {round(point.utility, 1) for point in all_points if point.defence == PLAIN_VARIANT}
-    if len(plain) > 1:
-        raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
+    plain_utilities = {round(point.utility, 1) for point in all_points if point.defence == PLAIN_VARIANT}
+    if len(plain_utilities) > 1:
+        raise UsageError(
+            f"plain has {sorted(plain_utilities)} in these results", "give results of one model and one training"
+        )
     point_of_defence: dict[str, DefencePoint] = {}
     for point in all_points:
         if point.content is not None:
@@ -128,38 +130,45 @@ def points_of_results(results: Sequence[Sequence[ResultRecord]], data: str) -> l
     return list(point_of_defence.values())
 
 
-def _accuracies(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
+def _accuracy_records(results: Sequence[Sequence[ResultRecord]], data: str) -> list[ResultRecord]:
+    """Returns the accuracies of all variants on a data set, without those of attacks."""
     all_records = (record for records in results for record in records)
     return [record for record in all_records if (record.measure, record.data, record.attack) == ("accuracy", data, "")]
 
 
-def best_alone(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
+def best_alone_utility(results: Sequence[Sequence[ResultRecord]], data: str) -> float | None:
     """Returns the best utility of a client that sends nothing; None if no result has it."""
     return max(
-        (accuracy.value for accuracy in _accuracies(results, data) if accuracy.variant == CLIENT_ALONE), default=None
+        (accuracy.value for accuracy in _accuracy_records(results, data) if accuracy.variant == CLIENT_ALONE),
+        default=None,
     )
 
 
-def without_point(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
-    """Returns the defences that have a utility but no point, since they send one vector for a text."""
+def defences_without_point(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
+    """Returns the names of the defences with a utility but no point, since they send one vector for a text."""
     known_names = {COMMONEST_CLASS, CLIENT_ALONE, *(point.defence for point in points_of_results(results, data))}
-    names = dict.fromkeys(record.variant for record in _accuracies(results, data))
+    names = dict.fromkeys(record.variant for record in _accuracy_records(results, data))
     return [name for name in names if name not in known_names]
 
 
 def frontier_mask(all_points: Sequence[DefencePoint], alone_utility: float | None) -> list[bool]:
-    """Returns whether each defence is on the frontier. `alone_utility` is the client's alone."""
+    """Returns for each defence whether it is on the frontier.
+
+    Args:
+        all_points: the defences.
+        alone_utility: the utility of a client that sends nothing. None: it is not known.
+    """
     return [
         not point.is_control
         and point.content_read < ALL_READ_PERCENT
         and (alone_utility is None or point.utility > alone_utility)
-        and not point.is_beaten(all_points)
+        and not point.is_dominated(all_points)
         for point in all_points
     ]
 
 
 def finding_text(all_points: Sequence[DefencePoint], alone_utility: float | None) -> str:
-    """Returns in a sentence what the points show. `alone_utility` is the client's alone."""
+    """Returns a sentence on what the points show. See `frontier_mask` for the arguments."""
     candidates = [point for point in all_points if not point.is_control and point.content_read < ALL_READ_PERCENT]
     if alone_utility is None:
         return f"Of {len(candidates)} defences, none is compared with a client alone."
@@ -189,38 +198,44 @@ def frontier_svg(
         alone_utility: the utility of the client alone. None: it is not known.
         caption: one line on what was measured.
         notes: further lines below it.
-        names: the defences that are drawn, and how each is called there. None: all, by their own names.
+        names: the names in the picture of the defences that are drawn. None: all are drawn, by their own names.
     """
-    shown = [entry for entry in all_points if names is None or entry.defence in names]
-    is_on = dict(zip((entry.defence for entry in all_points), frontier_mask(all_points, alone_utility), strict=True))
+    shown_points = [entry for entry in all_points if names is None or entry.defence in names]
+    is_on_frontier = dict(
+        zip((entry.defence for entry in all_points), frontier_mask(all_points, alone_utility), strict=True)
+    )
     sentences = (finding_text(all_points, alone_utility), caption, *notes)
     caption_lines = [line for sentence in sentences for line in textwrap.wrap(sentence, 95)]
     with plot_style():
         figure, (axes,) = panels(1, 640, 420 + 16 * len(caption_lines))
         axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
-        for point in shown:
+        for point in shown_points:
             axes.errorbar(
                 point.content_read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
                 elinewidth=0.8,
-                color=ON_FRONTIER if is_on[point.defence] else OFF_FRONTIER, markersize=7,
+                color=ON_FRONTIER if is_on_frontier[point.defence] else OFF_FRONTIER, markersize=7,
             )  # fmt: skip
         lines = [] if alone_utility is None else [(alone_utility, "a linear model, nothing sent")]
-        plain = [point.utility for point in all_points if point.defence == PLAIN_VARIANT]
-        lines += [(utility, "the same model at home, nothing sent") for utility in plain]
+        plain_utilities = [point.utility for point in all_points if point.defence == PLAIN_VARIANT]
+        lines += [(utility, "the same model at home, nothing sent") for utility in plain_utilities]
         for height, label in lines:
             axes.axhline(height, color=GREY, linestyle="--", linewidth=1)
             axes.text(0, height, f"{label}, {height:.1f}", va="bottom", color=GREY, fontsize=11)
         figure.supxlabel("\n".join(caption_lines), x=0.01, ha="left", fontsize=11, color=GREY)
-        point_names = [shown_point.defence if names is None else names[shown_point.defence] for shown_point in shown]
-        write_names(axes, [(shown_point.content_read, shown_point.utility) for shown_point in shown], point_names)
+        point_names = [
+            shown_point.defence if names is None else names[shown_point.defence] for shown_point in shown_points
+        ]
+        write_names(
+            axes, [(shown_point.content_read, shown_point.utility) for shown_point in shown_points], point_names
+        )
         return svg(figure, finding_text(all_points, alone_utility))
 
 
 def svg_of_results(
     results: Sequence[Mapping[str, Any]], data: str, caption: str, names: Mapping[str, str] | None = None
 ) -> str:
-    """Returns the frontier of results as their files have them. `names` as for `frontier_svg`."""
+    """Returns the frontier as SVG for results as their files have them. See `frontier_svg` for the arguments."""
     figures = [read_records(result) for result in results]
-    undrawn = without_point(figures, data)
+    undrawn = defences_without_point(figures, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(undrawn)}."] if undrawn else []
-    return frontier_svg(points_of_results(figures, data), best_alone(figures, data), caption, notes, names)
+    return frontier_svg(points_of_results(figures, data), best_alone_utility(figures, data), caption, notes, names)

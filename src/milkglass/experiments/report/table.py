@@ -1,4 +1,4 @@
-"""A result as a table for people: Markdown, and an HTML page that needs nothing else.
+"""Writes a result as a table for people: Markdown, and an HTML page that needs no other file.
 
 First come an overview of a comparison's defences (frontier.py), figures over epsilon (curves.py), and the figures that
 have a paper's figure or a demand beside them, with the reason if ours differs. Then follow all other figures by
@@ -53,8 +53,8 @@ class TableLine:
         return None if self.record.published is None else self.record.value - self.record.published
 
     @property
-    def more(self) -> str:
-        """Returns the further numbers about the figure in words."""
+    def more_text(self) -> str:
+        """Returns the further numbers about the figure as text, such as "seeds 3, rows 400"."""
         return ", ".join(f"{word} {format_number(extra)}" for word, extra in self.record.more.items())
 
 
@@ -64,9 +64,9 @@ class ResultTable:
 
     Attributes:
         title: the name of the recipe, and that the run was a quick one if it was.
-        quick: the changes of a quick run; "" for a full run.
+        quick_changes: what a quick run changes, as JSON; "" for a full run.
         paper: the citation of the recipe's paper.
-        about: the settings, as names and values.
+        settings: the settings, the texts and the code, as names and values.
         overview: the defences of a comparison by data set, in the order of its figures.
         curves: the figures that are drawn over epsilon.
         compared_lines: the lines with a paper's figure or a demand beside them.
@@ -77,9 +77,9 @@ class ResultTable:
     """
 
     title: str
-    quick: str
+    quick_changes: str
     paper: str
-    about: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
     overview: Mapping[str, list[frontier.DefencePoint]]
     curves: tuple[curves.Curves, ...]
     compared_lines: tuple[TableLine, ...]
@@ -90,7 +90,7 @@ class ResultTable:
 
 
 def result_table(result: Mapping[str, Any]) -> ResultTable:
-    """Returns the table of a result, which a run wrote as JSON."""
+    """Makes the table of a result, from the JSON document that a run wrote."""
     notes: list[str] = []
     all_records = record.read_records(result)
     records = [entry for entry in all_records if not math.isnan(entry.value)]
@@ -105,9 +105,9 @@ def result_table(result: Mapping[str, Any]) -> ResultTable:
     )
     return ResultTable(
         title=str(result["recipe"]).removesuffix(".quick") + (" (quick)" if quick_changes is not None else ""),
-        quick="" if quick_changes is None else json.dumps(quick_changes, ensure_ascii=False),
+        quick_changes="" if quick_changes is None else json.dumps(quick_changes, ensure_ascii=False),
         paper=str(result["paper"]),
-        about=tuple(_settings_rows(result)),
+        settings=tuple(_settings_rows(result)),
         overview=frontier.points_by_data(records),
         curves=curves.curves_of(records, result.get("variants", {})),
         compared_lines=tuple(line for line in lines if line.record.published is not None or line.record.asked),
@@ -144,29 +144,35 @@ def _settings_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings, the texts and the code of a result, as names and values."""
     settings = [(name, _setting_text(result[name])) for name in SETTING_NAMES if name in result]
     settings += [("data", _named_values(result["data"]))] if "data" in result else []
-    settings += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
+    settings += [
+        (f"attacker {attacker}", ", ".join(files) or "no text") for attacker, files in result.get("public", {}).items()
+    ]
     for name, values in result.get("variants", {}).items():
         settings.append((f"variant {name}", _named_values(values) or "nothing is obfuscated"))
     if "texts" in result:
         settings.append(("texts", _named_values(result["texts"])))
     if "training" in result:
         settings.append(("training", _named_values({n: v for n, v in result["training"].items() if v is not None})))
-    code = result.get("made", {})
-    other_commits = f", begun by {code['begun']['commit']}" if "begun" in code else ""
-    other_commits += f", parts of it by {', '.join(code['cells'])}" if "cells" in code else ""
+    provenance = result.get("made", {})
+    other_commits = f", begun by {provenance['begun']['commit']}" if "begun" in provenance else ""
+    other_commits += f", parts of it by {', '.join(provenance['cells'])}" if "cells" in provenance else ""
     return [
         *settings,
-        ("made by", f"milkglass {code.get('milkglass')} {code.get('commit')}, {code.get('date')}{other_commits}"),
+        (
+            "made by",
+            f"milkglass {provenance.get('milkglass')} {provenance.get('commit')}, {provenance.get('date')}"
+            f"{other_commits}",
+        ),
     ]
 
 
 def _named_values(values: Mapping[str, Any]) -> str:
-    """Returns settings by name in words."""
+    """Returns settings as text, such as "epochs = 3, rate = 0.01"."""
     return ", ".join(f"{name} = {_setting_text(value, True)}" for name, value in values.items())
 
 
 def _setting_text(value: Any, is_nested: bool = False) -> str:
-    """Returns a setting in words, in brackets if it is a list or a table `is_nested` to another setting."""
+    """Returns the value of a setting as text, in brackets if it is a list or a table inside of another setting."""
     if isinstance(value, Mapping):
         text = _named_values({name: inner_value for name, inner_value in value.items() if inner_value is not None})
     elif isinstance(value, list):
@@ -232,7 +238,7 @@ def write_pages(result: Path) -> tuple[Path, Path]:
 
 def terminal_text(table: ResultTable) -> str:
     """Returns the figures for a terminal: those with a paper's figure or a demand, or all if no figure has either."""
-    lines = table.compared_lines or tuple(table_line for _, part in table.groups for table_line in part)
+    lines = table.compared_lines or tuple(table_line for _, group_lines in table.groups for table_line in group_lines)
     width = max((len(table_line.name) for table_line in lines), default=0)
     text_lines = [table.title]
     for line in lines:

@@ -1,4 +1,4 @@
-"""Encoders with layer norms after the sum: BERT, RoBERTa, DistilBERT and MPNet.
+"""Describes encoders with layer norms after the sum: BERT, RoBERTa, DistilBERT and MPNet.
 
 Their masked-language head is tied to the table and has its own bias. DistilBERT has half the layers of BERT and no
 token types. MPNet's attention also depends on how far apart two tokens stand.
@@ -35,10 +35,10 @@ DISTILBERT = Family(
 )
 
 
-def _padding(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the padding id, from which RoBERTa counts positions: its *number* also indexes the position table.
+def _padding_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the padding id, which must not move, since RoBERTa counts positions from its *number*.
 
-    It therefore keeps its place. This reveals nothing: the attention mask shows the padding anyway.
+    This reveals nothing: the attention mask shows the padding anyway.
     """
     pad = config.get("pad_token_id", 1)
     return (pad,) if isinstance(pad, int) else ()
@@ -53,13 +53,13 @@ ROBERTA = Family(
     neurons="intermediate.dense",
     heads=("lm_head.decoder.weight",),
     biases=("lm_head.bias", "lm_head.decoder.bias"),
-    pinned=_padding,
+    pinned=_padding_ids,
 )
 
 
-def _mpnet_padding(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _mpnet_padding_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns MPNet's padding id. Its code counts positions from 1 whatever the config says."""
     return (1,)
 
 
-MPNET = replace(ROBERTA, name="MPNet", model_types=("mpnet",), pinned=_mpnet_padding)
+MPNET = replace(ROBERTA, name="MPNet", model_types=("mpnet",), pinned=_mpnet_padding_ids)

@@ -1,6 +1,6 @@
-"""Reads tool calls as models write them: what comes before one, and its JSON.
+"""Reads tool calls as models write them: what comes before a call, and its JSON.
 
-A call is a JSON object that names a tool of the request. The marks before it only say where it may begin.
+A call is a JSON object that names a tool of the request. Marks only say where a call may begin.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class ToolFormat:
 
     def prefix_pattern(self, tools: Tools) -> regex.Pattern[str]:
         """Returns a pattern of what precedes the JSON of a call. Its groups are `mark`, if it has one, and `name`."""
-        ahead = r"(?=[\[{])"
+        lookahead = r"(?=[\[{])"
         if self.allows_name:
             name = r"(?P<name>[\w.\-]{1,128})\s{0,64}+(?:\[CALL_ID\][\w\-]{1,128})?(?:\[ARGS\])?\s{0,64}+(?=\{)"
-            ahead = f"(?:{ahead}|{name})"
+            lookahead = f"(?:{lookahead}|{name})"
         mark = regex.escape(self.mark)
-        call = rf"(?P<mark>{mark})\s{{0,64}}+(?:{mark}\s{{0,64}}+)*{FENCE_PATTERN}{ahead}"
+        call = rf"(?P<mark>{mark})\s{{0,64}}+(?:{mark}\s{{0,64}}+)*{FENCE_PATTERN}{lookahead}"
         return regex.compile(FENCE_PATTERN + (f"(?:{call}|{_bare_call_pattern(tools)})" if self.is_bare else call))
 
     def answer_start(self, name: str) -> str:
@@ -108,9 +108,7 @@ def tool_format(template: str) -> ToolFormat | None:
     """Returns the format of a chat template. None: it shows no known format."""
     if any(mark in template for mark in UNKNOWN_MARKS):
         return None
-    return next(
-        (tool_format for tool_format in FORMATS if any(mark in template for mark in tool_format.template_marks)), None
-    )
+    return next((known for known in FORMATS if any(mark in template for mark in known.template_marks)), None)
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def short_id(key: str) -> str:
 
 
 def shorten_call_ids(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a chat message whose call ids are shortened."""
+    """Returns a copy of a chat message with call ids of nine letters and digits (`short_id`)."""
     shortened = dict(message)
     if "tool_call_id" in shortened:
         shortened["tool_call_id"] = short_id(shortened["tool_call_id"])
@@ -151,15 +149,16 @@ def shorten_call_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     return shortened
 
 
-def _no_number(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
+    """Raises ValueError for NaN and the infinities, which Python's decoder takes as numbers."""
     raise ValueError(f"{name} is not a number of JSON")
 
 
-DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number)  # models write line feeds inside strings
+DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)  # models write line feeds inside strings
 
 
 def parse_calls(text: str, tools: Tools, name: str | None = None, is_bare: bool = False) -> list[ToolCall] | None:
-    """Returns the calls in a JSON object or list. None: it has none, or one of a tool that is not in `tools`.
+    """Returns the calls in a JSON object or list. None: there are none, or one is of a tool that is not in `tools`.
 
     Args:
         text: a JSON object or list, perhaps followed by other text.
@@ -196,22 +195,22 @@ def _first_value(text: str) -> tuple[str, Any]:
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
     """Yields the members of a valid JSON object or list, each as its text, with its name in an object."""
-    at = _skip_white_space(text, 1)
-    while text[at] not in "}]":
+    position = _skip_white_space(text, 1)
+    while text[position] not in "}]":
         name = ""
         if text[0] == "{":
-            name, at = DECODER.raw_decode(text, at)
-            at = _skip_white_space(text, _skip_white_space(text, at) + 1)
-        _, stop = DECODER.raw_decode(text, at)
-        yield name, text[at:stop]
-        at = _skip_white_space(text, stop)
-        at = _skip_white_space(text, at + 1) if text[at] == "," else at
+            name, position = DECODER.raw_decode(text, position)
+            position = _skip_white_space(text, _skip_white_space(text, position) + 1)
+        _, stop = DECODER.raw_decode(text, position)
+        yield name, text[position:stop]
+        position = _skip_white_space(text, stop)
+        position = _skip_white_space(text, position + 1) if text[position] == "," else position
 
 
-def _skip_white_space(text: str, at: int) -> int:
-    """Returns the position after white space."""
-    space = WHITE_SPACE_PATTERN.match(text, at)
-    return at if space is None else space.end()
+def _skip_white_space(text: str, position: int) -> int:
+    """Returns the position after white space that begins at `position`."""
+    space = WHITE_SPACE_PATTERN.match(text, position)
+    return position if space is None else space.end()
 
 
 def _parse_call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
@@ -221,21 +220,21 @@ def _parse_call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
     members = dict(_members(text))
     function = members.get("function", "")
     if function.startswith("{"):
-        inner = dict(_members(function))
-        if any(key in members and key in inner for key in ARGUMENT_NAMES):
+        function_members = dict(_members(function))
+        if any(key in members and key in function_members for key in ARGUMENT_NAMES):
             return None
-        members |= inner
+        members |= function_members
     elif function:  # {"function": NAME, "arguments": ...}
         members.setdefault("name", function)
     arguments_written = [members[key] for key in ARGUMENT_NAMES if key in members]
-    nonempty = [written for written in arguments_written if not _is_empty(written)]
-    if "name" not in members or (is_bare and "description" in members) or len(nonempty) > 1:
+    nonempty_arguments = [written for written in arguments_written if not _is_empty(written)]
+    if "name" not in members or (is_bare and "description" in members) or len(nonempty_arguments) > 1:
         return None
-    if not nonempty and not {*members} <= CALL_KEYS:
+    if not nonempty_arguments and not {*members} <= CALL_KEYS:
         return None
     return _make_call(
         DECODER.decode(members["name"]),
-        (nonempty or [written for written in arguments_written if written[0] == "{"] or [""])[0],
+        (nonempty_arguments or [written for written in arguments_written if written[0] == "{"] or [""])[0],
         tools,
     )
 
@@ -285,19 +284,24 @@ def _write_arguments(text: str, arguments: Mapping[str, Any]) -> str:
 
 def required_arguments(tools: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
     """Returns the names of the arguments that each tool, in OpenAI's format, requires by its schema."""
-    required_of = {}
+    required_by_tool = {}
     for tool in tools:
         schema = tool["function"].get("parameters")
         required = schema.get("required") if isinstance(schema, Mapping) else None
         names = required if isinstance(required, list) else []
-        required_of[tool["function"]["name"]] = frozenset(name for name in names if isinstance(name, str))
-    return required_of
+        required_by_tool[tool["function"]["name"]] = frozenset(name for name in names if isinstance(name, str))
+    return required_by_tool
 
 
 def demanded_tool(choice: Any, names: frozenset[str]) -> str | None:
     """Returns the name of the tool that `tool_choice` demands; "" for any tool; None if the model may choose.
 
-    Raises UsageError if it names none of the request's tools.
+    Args:
+        choice: the field `tool_choice` of the request.
+        names: the names of the request's tools.
+
+    Raises:
+        UsageError: the choice names none of the request's tools, or is not valid.
     """
     if choice in (None, "auto", "none"):
         return None

@@ -1,6 +1,6 @@
-"""Options of a request for the chat template: how much the model thinks, and options by name.
+"""Translates a request's options for the chat template: how much the model thinks, and options by name.
 
-Applications have several fields for them. Each becomes a variable that the template reads, or is refused.
+Applications have several fields for these options. Each becomes a variable that the template reads, or is refused.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from milkglass.errors import UsageError
 
 SWITCH_VARIABLES = ("enable_thinking", "thinking")  # variables by which templates switch thinking on and off
 EFFORT_VARIABLE = "reasoning_effort"
-OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # set by the proxy, or never
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "documents"})  # no request sets these
 WORD_PATTERN = re.compile(r"[\w .:+-]{1,64}")  # what an option may be: no special token of a tokenizer is spelled so
 
 
 def template_options(requested: Mapping[str, Any], variables: frozenset[str], marks_reasoning: bool) -> dict[str, Any]:
-    """Returns variables of the template for the request's fields.
+    """Returns the values of the template's variables for a request's fields, by the variable's name.
 
     Args:
         requested: the request's fields by name, among READERS.
-        variables: those that the template reads.
+        variables: the variables that the template reads.
         marks_reasoning: whether the template's model marks its reasoning.
 
     Raises:
@@ -61,7 +61,7 @@ class _TemplateOptions:
         switch = next((name for name in SWITCH_VARIABLES if name in self.readable), None)
         if switch is not None:
             self.set_variable(switch, switch_value, field_path)
-        elif switch_value != self.marks_reasoning:  # else the model does so anyway
+        elif switch_value != self.marks_reasoning:  # otherwise the model does what is asked without a switch
             problem = "thinks always" if self.marks_reasoning else "has no marks of thinking"
             raise _refusal(field_path, f"by its chat template the model {problem}")
 
@@ -122,12 +122,13 @@ READERS = {
 }
 
 
-def _fields(field_path: str, field: Any) -> dict[str, Any]:
-    """Returns the entries of a field that are not null. Raises UsageError if it is no object."""
-    if not isinstance(field, Mapping):
+def _fields(field_path: str, value: Any) -> dict[str, Any]:
+    """Returns the entries of a field's value that are not null. Raises UsageError if it is no object."""
+    if not isinstance(value, Mapping):
         raise UsageError(f"`{field_path}` is not an object", "give its fields by name", param=field_path)
-    return {name: item for name, item in field.items() if item is not None}
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def _refusal(field_path: str, reason: str) -> UsageError:
+    """Returns the error for a field that is not offered."""
     return UsageError(f"`{field_path}` is not offered: {reason}", param=field_path)

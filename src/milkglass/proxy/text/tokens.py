@@ -1,6 +1,6 @@
 """Names tokens where OpenAI's API does: log-probabilities with real token texts, biases by the tokenizer's ids.
 
-The engine sees scrambled ids in both places.
+The engine sees scrambled ids for both.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ class NamedLogprob:
 
     Attributes:
         token: the token's text, in which bytes that are no character are replaced.
-        raw: the bytes of the text.
+        text_bytes: the bytes of the text.
         logprob: the natural logarithm of the token's probability.
     """
 
     token: str
-    raw: bytes
+    text_bytes: bytes
     logprob: float
 
     def document(self) -> dict[str, Any]:
         """Returns the entry in OpenAI's format for chats."""
-        return {"token": self.token, "logprob": self.logprob, "bytes": list(self.raw)}
+        return {"token": self.token, "logprob": self.logprob, "bytes": list(self.text_bytes)}
 
 
 @dataclass(frozen=True)
 class TokenNames:
-    """Names a codec's tokens for applications, and reads the names of applications."""
+    """Translates between scrambled ids and the tokens that applications know.
+
+    Attributes:
+        codec: the codec of the key.
+    """
 
     codec: Codec
 
@@ -68,8 +72,8 @@ class TokenNames:
             logprobs[original_id] = entry.logprob if previous is None else float(np.logaddexp(previous, entry.logprob))
         named_logprobs = []
         for original_id, logprob in logprobs.items():
-            raw = self.token_bytes(original_id)
-            named_logprobs.append(NamedLogprob(raw.decode("utf-8", "replace"), raw, logprob))
+            text_bytes = self.token_bytes(original_id)
+            named_logprobs.append(NamedLogprob(text_bytes.decode("utf-8", "replace"), text_bytes, logprob))
         return named_logprobs
 
     def drawn_and_best(self, entries: Sequence[IdLogprob]) -> tuple[NamedLogprob, list[NamedLogprob]]:

@@ -36,11 +36,11 @@ from milkglass.sequences import Ids
 BF16_NOISE_FACTOR = 0.5  # factor of sqrt(loss noise) in the error of a loss
 BF16_SKIP_FACTOR = 4  # a candidate whose limit is at most so many times the noise is measured in fp32 at once
 SelectionMethod = Literal["states", "random", "nearest"]
-GROUP_SENTENCES = 32  # sentences of one length at a time
+MAX_GROUP_SENTENCES = 32  # the most sentences of one length that go through the model together
 
 
 def bf16_error(losses: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns by how much losses in bf16 may be off, given the noise; inf for inf."""
+    """Returns the error of losses in bf16, given the noise; inf for an infinite loss."""
     return np.asarray(2 * noise + BF16_NOISE_FACTOR * np.sqrt(losses * noise))
 
 
@@ -50,19 +50,19 @@ def is_worth_measuring(
     widths: NDArray[np.int64],
     noise: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """Returns (candidates,) which may be among the best of their sentence in fp32, by losses in bf16; inf never is.
+    """Returns (candidates,) whether each may be among the best of its sentence in fp32, by its loss in bf16.
 
-    It is used on CPUs that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). With d the distance of the states
-    and e the error of bf16, a loss is |d + e|^2 and not |d|^2. It is off by |e|^2, the noise, and by 2 d e, at most 2
-    sqrt(loss noise) (Cauchy-Schwarz). The noise of a sentence is its own loss in bf16, where d is 0. Errors of single
-    numbers have their own signs, so a quarter of that bound is allowed. That the choices are those of fp32 is tested,
-    also with shadows so near that noise dominates, and not proven; bench/parts/ghost.py compares them.
+    This screening is used on CPUs that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). With d the distance of the
+    states and e the error of bf16, a loss is |d + e|^2 and not |d|^2. It is off by |e|^2, the noise, and by 2 d e, at
+    most 2 sqrt(loss noise) (Cauchy-Schwarz). The noise of a sentence is its own loss in bf16, where d is 0. Errors of
+    single numbers have their own signs, so a quarter of that bound is allowed. That the choices are those of fp32 is
+    tested, also with shadows so near that noise dominates, and not proven; bench/parts/ghost.py compares them.
 
     Args:
-        bf16_losses: (candidates,) the losses in bf16.
-        sentence_indices: (candidates,) the sentence of each, in ascending order.
-        widths: (candidates,) how many candidates of its sentence are kept.
-        noise: (candidates,) the noise of its sentence.
+        bf16_losses: (candidates,) the losses in bf16; inf for a candidate that is surely not among the best.
+        sentence_indices: (candidates,) the sentence of each candidate, in ascending order.
+        widths: (candidates,) how many candidates of the sentence are kept.
+        noise: (candidates,) the noise of the sentence.
     """
     is_worth = np.zeros(len(bf16_losses), np.bool_)
     for start in np.flatnonzero(np.diff(sentence_indices, prepend=-1)):
@@ -82,7 +82,8 @@ class Candidate:
     Attributes:
         ids: (t,) the shadows.
         parent: the index, in the previous beam, of the sequence from which it was made.
-        loss: nan until it is measured, inf if it is known not to be among the best; a start has inf.
+        loss: the distance of hidden states; nan until it is measured, inf for a start and for a candidate that is
+            known not to be among the best.
     """
 
     ids: Ids
@@ -116,12 +117,17 @@ class Sentence:
             for shadow in shadows:
                 changed = sequence.ids.copy()
                 changed[place] = shadow
-                name = changed.tobytes()
-                candidates.setdefault(name, Candidate(changed, parent, loss_of_beam.get(name, math.nan)))
+                ids_key = changed.tobytes()
+                candidates.setdefault(ids_key, Candidate(changed, parent, loss_of_beam.get(ids_key, math.nan)))
         return [*candidates.values()]
 
-    def take(self, place: int, pool: list[Candidate]) -> None:
-        """Replaces the beam by the best candidates of the pool. Ties go to the earlier one."""
+    def update_beam(self, place: int, pool: list[Candidate]) -> None:
+        """Replaces the beam by the best candidates of a pool. Ties go to the earlier candidate.
+
+        Args:
+            place: the place that was visited.
+            pool: candidates with their losses.
+        """
         ids_before = [candidate.ids.tobytes() for candidate in self.beam]
         best = sorted(pool, key=lambda candidate: candidate.loss)[: self.width]
         self.beam = [candidate for candidate in best if candidate.loss < math.inf]
@@ -143,7 +149,7 @@ class Sentence:
         return self.beam[-1].loss if len(self.beam) == self.width else math.inf
 
     def end_sweep(self, threshold: float) -> None:
-        """Notes the best loss, and whether it fell by less than the threshold."""
+        """Records the best loss, and whether it fell by less than the threshold."""
         self.loss_history.append(self.beam[0].loss)
         self.is_settled = len(self.loss_history) > 1 and self.loss_history[-2] - self.loss_history[-1] < threshold
 
@@ -206,22 +212,30 @@ def select(
     starts: Sequence[Ids],
     settings: SelectionSettings,
 ) -> list[SelectedShadow]:
-    """Returns the choice for each nonempty sentence (t,), which starts from shadows (t,), by hidden states."""
+    """Selects the shadow of each sentence by hidden states.
+
+    Args:
+        network: computes hidden states and losses.
+        shadows: the shadows of each token.
+        originals: (t,) each the ids of a nonempty sentence.
+        starts: (t,) each the shadows from which a sentence starts.
+        settings: the parameters of the selection.
+    """
     choices: list[SelectedShadow | None] = [None] * len(originals)
     lengths = np.array([len(original) for original in originals], np.int64)
     for length in np.unique(lengths):
         indices = np.flatnonzero(lengths == length)
-        for start in range(0, len(indices), GROUP_SENTENCES):
-            group_indices = indices[start : start + GROUP_SENTENCES].tolist()
+        for start in range(0, len(indices), MAX_GROUP_SENTENCES):
+            group_indices = indices[start : start + MAX_GROUP_SENTENCES].tolist()
             sentences = [Sentence(originals[i], starts[i], settings.beams) for i in group_indices]
-            _Group(network, shadows, sentences).run(settings)
+            _SentenceGroup(network, shadows, sentences).run(settings)
             for index, sentence in zip(group_indices, sentences, strict=True):
                 best = sentence.beam[0]
                 choices[index] = SelectedShadow(best.ids, best.loss, tuple(sentence.loss_history), sentence.is_settled)
     return [choice for choice in choices if choice is not None]
 
 
-class _Group:
+class _SentenceGroup:
     """Selects shadows for sentences of one length together, place by place."""
 
     def __init__(self, network: HeadlessModel, shadows: Shadows, sentences: list[Sentence]) -> None:
@@ -264,7 +278,7 @@ class _Group:
         pools = {n: self.sentences[n].candidates(place, shadows[n]) for n in due_indices}
         self._measure([(n, c) for n in due_indices for c in pools[n] if math.isnan(c.loss)], place, prefixes)
         for n in due_indices:
-            self.sentences[n].take(place, pools[n])
+            self.sentences[n].update_beam(place, pools[n])
         if prefixes is not None:
             prefixes.reorder(due_indices)
 
@@ -299,9 +313,9 @@ class _Group:
     ) -> Ids:  # fmt: skip
         """Returns the rows that may be among the best, by their losses in bf16."""
         bf16_losses, is_near = np.full(len(sentence_indices), math.inf), limits <= BF16_SKIP_FACTOR * noise
-        rough_rows = np.flatnonzero(~is_near)
+        screened_rows = np.flatnonzero(~is_near)
         with torch.autocast("cpu", torch.bfloat16):
-            bf16_losses[rough_rows] = measure(rough_rows, (limits + bf16_error(limits, noise))[rough_rows])
+            bf16_losses[screened_rows] = measure(screened_rows, (limits + bf16_error(limits, noise))[screened_rows])
         widths = np.array([self.sentences[n].width for n in sentence_indices.tolist()])
         return np.flatnonzero(is_near | is_worth_measuring(bf16_losses, sentence_indices, widths, noise))
 
@@ -321,16 +335,18 @@ class _Group:
             prefix_of_rows: the prefixes of all beams, and which of them each row continues. None: `ids` are whole
                 sentences.
             row_indices: the rows to measure.
-            limits: of these rows.
+            limits: (measured rows,) the losses above which a row need not be measured to the end.
         """
-        step = max(1, self.network.max_forward_tokens // ids.shape[1])
+        rows_per_forward = max(1, self.network.max_forward_tokens // ids.shape[1])
         losses_of_steps = [np.empty(0)]
-        for first in range(0, len(row_indices), step):
-            rows = torch.from_numpy(row_indices[first : first + step])
+        for start in range(0, len(row_indices), rows_per_forward):
+            rows = torch.from_numpy(row_indices[start : start + rows_per_forward])
             prefix = None if prefix_of_rows is None else prefix_of_rows[0].select(torch.tensor(prefix_of_rows[1])[rows])
-            bounds = torch.from_numpy(limits[first : first + step])
-            owners = torch.from_numpy(sentence_indices)[rows]
-            losses = self.network.losses(torch.from_numpy(ids)[rows], self.original_states, owners, bounds, prefix)
+            bounds = torch.from_numpy(limits[start : start + rows_per_forward])
+            sentences_of_rows = torch.from_numpy(sentence_indices)[rows]
+            losses = self.network.losses(
+                torch.from_numpy(ids)[rows], self.original_states, sentences_of_rows, bounds, prefix
+            )
             losses_of_steps.append(losses.numpy())
         return np.concatenate(losses_of_steps)
 
@@ -338,12 +354,12 @@ class _Group:
 class _BeamPrefixes:
     """Keeps the keys and values of the prefix that the candidates of each sequence share, for a causal model."""
 
-    def __init__(self, group: _Group, active: list[int]) -> None:
+    def __init__(self, group: _SentenceGroup, active: list[int]) -> None:
         self.group, self.active = group, active
-        self._number()
+        self._number_sequences()
         self.prefix = CachedPrefixes.empty(len(self.places))
 
-    def _number(self) -> None:
+    def _number_sequences(self) -> None:
         """Numbers the sequences of all beams."""
         pairs = [(n, i) for n in self.active for i in range(len(self.group.sentences[n].beam))]
         self.places = {pair: place for place, pair in enumerate(pairs)}
@@ -353,16 +369,16 @@ class _BeamPrefixes:
         begin = self.prefix.length
         if begin < place:
             ids = np.stack([self.group.sentences[n].beam[i].ids[begin:place] for n, i in self.places])
-            owner = torch.tensor([n for n, _ in self.places])
+            sentences_of_rows = torch.tensor([n for n, _ in self.places])
             self.prefix = self.group.network.extend_prefix(
-                self.prefix, torch.from_numpy(ids), self.group.original_states, owner
+                self.prefix, torch.from_numpy(ids), self.group.original_states, sentences_of_rows
             )
         return self.prefix
 
     def reorder(self, visited_indices: list[int]) -> None:
         """Takes each prefix from its parent's after beams have changed."""
         places_before = dict(self.places)
-        self._number()
+        self._number_sequences()
         visited_set = {*visited_indices}
         rows = [
             places_before[n, self.group.sentences[n].beam[i].parent if n in visited_set else i] for n, i in self.places

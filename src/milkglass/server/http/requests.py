@@ -1,7 +1,7 @@
-"""The bodies of /v1/completions, /v1/embeddings and /classify, which have ids only.
+"""Checks the bodies of /v1/completions, /v1/embeddings and /classify, which have ids only.
 
-All that needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work. Such
-a request gets a 400 that says so.
+All that needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work. A
+request for it gets a 400 that says so.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _refuse_text(value: Any) -> Any:
+    """Returns prompts unchanged. Raises PydanticCustomError if one is text."""
     prompts = value if isinstance(value, list) else [value]
     if any(isinstance(item, str) for item in prompts):
         raise PydanticCustomError("text_prompt", "text never reaches this server: the client encodes it into ids")
@@ -42,7 +43,7 @@ Prompts = Annotated[Ids | IdLists, BeforeValidator(_refuse_text)]
 
 
 class StreamOptions(RequestBody):
-    """Says what a streamed answer reports beside its ids."""
+    """Describes what a streamed answer reports beside its ids."""
 
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
@@ -80,18 +81,18 @@ class CompletionRequest(RequestBody):
         """
         if not isinstance(value, dict):
             return value
-        present = {name: field_value for name, field_value in value.items() if field_value is not None}
+        requested_fields = {name: field_value for name, field_value in value.items() if field_value is not None}
         for name in TOKENIZER_FIELDS:
-            requested = present.pop(name, None)
+            requested = requested_fields.pop(name, None)
             if requested is not None and requested is not False and requested != [] and requested != {}:
                 raise PydanticCustomError("clients_work", f"`{name}` needs the tokenizer: the client must do it")
         for name, neutral in NEUTRAL_VALUES.items():
-            if present.pop(name, None) not in (None, neutral):
+            if requested_fields.pop(name, None) not in (None, neutral):
                 raise PydanticCustomError("not_offered", f"`{name}` can only be {neutral} here")
-        return present
+        return requested_fields
 
     def prompts(self) -> list[Ids]:
-        """Returns the prompts, also where there is one."""
+        """Returns the prompts as a list, also where there is only one."""
         return prompt_rows(self.prompt)
 
     def sampling(self, end_ids: frozenset[int], prompt_index: int) -> SamplingParams:
@@ -133,9 +134,19 @@ def prompt_rows(value: Ids | IdLists) -> list[Ids]:
 
 
 def require_prompts(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra_tokens: int = 0) -> None:
-    """Checks prompts against the model and `extra_tokens` further tokens each. No message names an id.
+    """Checks prompts against the limits of the server and the model. No message names an id.
 
-    Raises TooLarge for too many or too long prompts, EmptyText, IdOutOfRange, and TooLong for the model's positions.
+    Args:
+        rows: the prompts.
+        model: the model that reads them.
+        settings: the limits of the server.
+        extra_tokens: how many tokens each prompt may be continued by.
+
+    Raises:
+        TooLarge: there are too many prompts, or one is longer than the server allows.
+        EmptyText: a prompt is empty.
+        IdOutOfRange: an id is beyond the model's vocabulary.
+        TooLong: a prompt with its continuation is longer than the model's positions.
     """
     if len(rows) > settings.max_inputs:
         raise TooLarge(f"{len(rows)} inputs are more than the {settings.max_inputs} of one request", "send several")
@@ -171,9 +182,11 @@ def require_max_tokens(count: int, settings: ServerSettings) -> None:
 
 
 def token_types(body: ClassificationRequest, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
-    """Returns the token types of each row. None: the model needs none.
+    """Returns the token types of each row; None for a row whose types the model does not need.
 
-    Raises UsageError if their shape is not that of the rows, IdOutOfRange for a type that the model does not have.
+    Raises:
+        UsageError: the shape of the types is not that of the rows.
+        IdOutOfRange: the model does not have one of the types.
     """
     if body.token_type_ids is None:
         return [None] * len(rows)

@@ -1,4 +1,4 @@
-"""/v1/models: register, list, fetch, delete."""
+"""Serves /v1/models: register, list, fetch and delete models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from milkglass.server.storage.registry import Delta, Registration
 from milkglass.server.storage.store import ModelRecord
 
 router = APIRouter(route_class=StrictRoute)
-DIGEST = r"^sha256:[0-9a-f]{64}$"
-Digest = Annotated[str, FromPath(pattern=DIGEST)]
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+Digest = Annotated[str, FromPath(pattern=DIGEST_PATTERN)]
 
 
 class DeltaBody(RequestBody):
     """Names a delta's format, and the digest of the base model that it changes."""
 
     format: str = Field(max_length=64)
-    base: str = Field(pattern=DIGEST)
+    base: str = Field(pattern=DIGEST_PATTERN)
 
 
 class FileBody(RequestBody):
@@ -37,7 +37,11 @@ class FileBody(RequestBody):
 class NewModel(RequestBody):
     """Describes a model that a client registers.
 
-    `config`, `generation_config` and `index` are the JSON files of a Hugging Face folder.
+    Attributes:
+        id: the model's new name.
+        config, generation_config, index: the JSON files of a Hugging Face folder.
+        delta: the base model that the files change. None: they are a whole model.
+        files: the weights files.
     """
 
     id: Name
@@ -48,7 +52,7 @@ class NewModel(RequestBody):
     files: Annotated[list[FileBody], Field(fail_fast=True, min_length=1, max_length=10_000)]
 
     def registration(self) -> Registration:
-        """Returns the model to add. Raises BadUpload if two files have one name."""
+        """Returns the registration of the model. Raises BadUpload if two files have one name."""
         files = {file.name: file.file_id for file in self.files}
         if len(files) != len(self.files):
             raise BadUpload("two files have the same name", "name each weights file once")
@@ -57,7 +61,7 @@ class NewModel(RequestBody):
 
 
 def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
-    """Returns a model in OpenAI's format, with further fields."""
+    """Returns the description of a model in OpenAI's format, with further fields."""
     return {
         "id": model.id,
         "object": "model",
@@ -76,13 +80,13 @@ def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
 
 @router.post("/v1/models")
 async def add_model(body: NewModel, shared: SharedContext) -> dict[str, Any]:
-    """Makes a model of uploaded files."""
+    """Makes a model from uploaded files."""
     return await shared.run_slow(lambda: model_json(shared.registry.add(body.registration()), shared))
 
 
 @router.get("/v1/base-models/{digest}")
 async def get_base_model(digest: Digest, shared: SharedContext) -> dict[str, Any]:
-    """Answers if this server has the base model of a delta. Raises NotFound if it does not."""
+    """Returns the base model of a delta by its digest. Raises NotFound if this server does not have it."""
     await shared.run_slow(lambda: shared.registry.require_base(digest))
     return {"id": digest, "object": "base_model"}
 
@@ -95,7 +99,7 @@ def list_models(shared: SharedContext) -> dict[str, Any]:
 
 @router.get("/v1/models/{model_id}")
 def get_model(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
-    """Returns what is known of a model."""
+    """Returns the description of a model."""
     return model_json(shared.store.models.get(model_id), shared)
 
 
@@ -111,11 +115,13 @@ def list_model_files(model_id: PathName, shared: SharedContext) -> dict[str, Any
     """Lists the files of a model. Weights have a `sha256`."""
     digests = shared.store.models.get(model_id).sha256
     paths = shared.registry.files(model_id)
-    data = [{"name": p.name, "bytes": p.stat().st_size, "sha256": digests.get(p.name)} for p in paths]
-    return {"object": "list", "data": data}
+    file_entries = [
+        {"name": path.name, "bytes": path.stat().st_size, "sha256": digests.get(path.name)} for path in paths
+    ]
+    return {"object": "list", "data": file_entries}
 
 
 @router.get("/v1/models/{model_id}/files/{name}")
 def get_model_file(model_id: PathName, name: PathName, shared: SharedContext) -> FileResponse:
-    """Returns a file. Takes `Range`, so that a download can resume."""
+    """Returns a file of a model. Honours `Range`, so that a download can resume."""
     return FileResponse(shared.registry.file(model_id, name), media_type="application/octet-stream")

@@ -1,6 +1,6 @@
-"""Models in memory: they are loaded when first requested.
+"""Keeps models in memory, and loads each when it is first requested.
 
-The least recently requested one that is not in use makes room for the next.
+The least recently requested model that is not in use makes room for the next.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from milkglass.server.storage.store import ModelRecord
 
 log = logging.getLogger("milkglass.server")
 Task = Literal["classify", "embed", "generate"]
-
-
 CacheKey = tuple[str, float, Task]  # with the time when the model was created, since a name can be reused
 
 
@@ -43,8 +41,10 @@ class LoadedModel:
     """Holds a model's engine for one task.
 
     Attributes:
-        user_count: requests that use it now.
-        engine: is done once the model is loaded, or fails with what loading raised.
+        model: the record of the model.
+        task: what the engine does.
+        user_count: the number of requests that use the model now.
+        engine: a future of the engine, which fails with what loading raised.
     """
 
     model: ModelRecord
@@ -80,7 +80,7 @@ class ModelCache:
         self._entries: OrderedDict[CacheKey, LoadedModel] = OrderedDict()  # the least recently requested first
 
     def acquire(self, model: ModelRecord, task: Task) -> LoadedModel:
-        """Returns an entry at once, whose `engine` is a future, which fails with whatever its load raises.
+        """Returns a model's entry at once. A new entry's `engine` is done when the model is loaded.
 
         Raises:
             Busy: every loaded model is in use.
@@ -104,7 +104,11 @@ class ModelCache:
         return entry
 
     def _make_room(self) -> LoadedModel | None:
-        """Removes and returns the entry that a new one replaces, or None if there is room. Raises Busy."""
+        """Removes and returns the entry that a new one replaces, or None if there is room.
+
+        Raises:
+            Busy: every loaded model is in use.
+        """
         if len(self._entries) < self._settings.max_loaded_models:
             return None
         for key, entry in self._entries.items():
@@ -120,12 +124,12 @@ class ModelCache:
     def forget(self, model_id: str) -> None:
         """Removes a deleted model from memory. Raises Conflict while it is in use."""
         with self._lock:
-            removed = [entry for entry in self._entries.values() if entry.model.id == model_id]
-            if any(entry.user_count or not entry.engine.done() for entry in removed):
+            removed_entries = [entry for entry in self._entries.values() if entry.model.id == model_id]
+            if any(entry.user_count or not entry.engine.done() for entry in removed_entries):
                 raise Conflict("this model is answering someone right now", "try again in a moment")
-            for entry in removed:
+            for entry in removed_entries:
                 del self._entries[entry.key]
-        for entry in removed:
+        for entry in removed_entries:
             entry.close()
 
     def close(self) -> None:
@@ -213,6 +217,7 @@ def build_engine(folder: Path, model: ModelRecord, task: Task, settings: ServerS
 
 
 def _require_all_tensors(report: dict[str, Any], task: Task) -> None:
+    """Raises UnsupportedModel if transformers' loading report names a tensor that the task needs as missing."""
     missing_names = sorted(report.get("missing_keys", ()))
     if task == "embed":  # the mean of hidden states needs no pooler
         missing_names = [name for name in missing_names if not name.startswith("pooler.")]

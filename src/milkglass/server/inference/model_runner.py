@@ -130,7 +130,7 @@ class CachedRows:
         width = max(self.mask.shape[1], other.mask.shape[1])
 
         def join_tensors(tensor: torch.Tensor, other_tensor: torch.Tensor) -> torch.Tensor:
-            return torch.cat([pad(part, (0, 0, width - part.shape[-2], 0)) for part in (tensor, other_tensor)])
+            return torch.cat([pad(rows, (0, 0, width - rows.shape[-2], 0)) for rows in (tensor, other_tensor)])
 
         self.mask = join_tensors(self.mask[..., None], other.mask[..., None])[..., 0]
         for layer, other_layer in zip(self.cache.layers, other.cache.layers, strict=True):
@@ -141,7 +141,11 @@ class CachedRows:
 @final
 @dataclass(frozen=True, eq=False)
 class CachedPrefix:
-    """Holds the keys and values (1, heads, t, d) of one row, for each layer."""
+    """Holds the keys and values of one row.
+
+    Attributes:
+        layers: the keys and the values (1, heads, t, d) of each layer.
+    """
 
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
@@ -183,9 +187,9 @@ class PrefixCache:
             self._drop(next(iter(self._rows)))
 
     def longest_match(self, prompt: Sequence[int]) -> tuple[CachedPrefix, int] | None:
-        """Returns the row with the longest common prefix, and that prefix's length, at most len(prompt) - 1.
+        """Returns the cached row with the longest common prefix with a prompt, and the prefix's length.
 
-        None if no prefix has MIN_PREFIX_IDS. The row counts as used.
+        The length is at most len(prompt) - 1. Returns None if no prefix has MIN_PREFIX_IDS. The row counts as used.
         """
         best_ids, length = None, MIN_PREFIX_IDS - 1
         for ids in self._rows:
@@ -211,27 +215,27 @@ class CachingRunner:
     def prefill(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
         """Runs prompts without a cached prefix together, and the others one by one.
 
-        Their suffixes are short, and padding between a prefix and its suffix would shift attention windows.
+        What follows a cached prefix is short, and padding between the two would shift attention windows.
         """
         cache = self.prefixes
         prefixes = [None if isinstance(prompt, torch.Tensor) else cache.longest_match(prompt) for prompt in prompts]
         uncached = [index for index, prefix in enumerate(prefixes) if prefix is None]
         groups = [self._runner.prefill([prompts[index] for index in uncached])] if uncached else []
-        order = list(uncached)
+        prompt_order = list(uncached)
         for index, prefix in enumerate(prefixes):
             if prefix is not None:
                 groups.append(self._prefill_after(*prefix, prompts[index]))
-                order.append(index)
+                prompt_order.append(index)
         rows = groups[0][0]
         for other, _ in groups[1:]:
             rows.join(other)
-        inverse_order = sorted(range(len(order)), key=order.__getitem__)
+        inverse_order = sorted(range(len(prompt_order)), key=prompt_order.__getitem__)
         if inverse_order != list(range(len(inverse_order))):
             rows.keep(inverse_order)
         return rows, torch.cat([logits for _, logits in groups])[inverse_order]
 
     def _prefill_after(self, prefix: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
-        """Runs what follows the first `length` ids, which `prefix` has."""
+        """Runs what follows the first `length` ids of a prompt, whose keys and values `prefix` has."""
         from transformers import DynamicCache
 
         cache, device = DynamicCache(), self._model.device
@@ -243,7 +247,13 @@ class CachingRunner:
         return rows, rows.forward({"input_ids": suffix_ids}, positions)
 
     def cache_row(self, rows: RunningRows, index: int, ids: Sequence[int]) -> None:
-        """Caches a finished row. `ids` are its prompt and answer, whose last id may not have been run."""
+        """Caches a finished row.
+
+        Args:
+            rows: the rows of which it is one.
+            index: its index among them.
+            ids: its prompt and answer, of which the last id may not have been run.
+        """
         assert isinstance(rows, CachedRows)
         length = int(rows.mask[index].sum())
         if length < MIN_PREFIX_IDS:

@@ -1,8 +1,9 @@
-"""A job's folder as server and worker read it, without torch: events.jsonl, and which checkpoint a job resumes from.
+"""Reads and writes a job's folder without torch: its events, and the checkpoint from which it resumes.
 
 events.jsonl has a worker's reports; the id of an event is the byte after its line. A job resumes from the newest
 complete checkpoint, even if a newer one has the weights without the optimiser's state: only from a complete one does
-training end at the weights of an uninterrupted run. One without that state is used if there is no complete one.
+training end at the weights of an uninterrupted run. A checkpoint without that state is used if there is no complete
+one.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ from milkglass.server.spec import COMPLETE_MARK, RESERVE_FILE, WEIGHTS_ONLY_MARK
 EVENTS_FILE = "events.jsonl"
 TEMPORARY_NAMES = ("checkpoints", "result.partial", RESERVE_FILE)  # files and folders that only a resumed job needs
 PROGRESS_FIELDS = ("step", "total_steps", "loss")
-TAIL_BYTES = 1 << 16  # of the event file, in which the newest progress is looked for
+TAIL_BYTES = 1 << 16  # bytes at the end of the event file in which the newest progress is looked for
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,15})", re.ASCII)
 
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """Holds an event of events.jsonl. `id` is the position of the byte after the event's line."""
+    """Holds an event of events.jsonl.
+
+    Attributes:
+        id: the position of the byte after the event's line.
+        event: the event.
+    """
 
     id: int
     event: Event
@@ -48,7 +54,12 @@ class StoredEvent:
 
 
 def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
-    """Returns the events after an id (0: all), without a line that a killed worker left unfinished."""
+    """Returns the events of a job, without a line that a killed worker left unfinished.
+
+    Args:
+        job: the job's folder.
+        after: the id of the event after which they begin. 0: all events.
+    """
     path = job / EVENTS_FILE
     if not path.is_file() or after >= path.stat().st_size:
         return []
@@ -60,7 +71,7 @@ def read_events(job: Path, after: int = 0) -> list[StoredEvent]:
             if not line.endswith(b"\n"):
                 break  # still being written
             line_end += len(line)
-            event = _parse(line)
+            event = _parse_event(line)
             if event is not None:
                 stored_events.append(StoredEvent(line_end, event))
     return stored_events
@@ -75,16 +86,17 @@ def read_progress(job: Path) -> dict[str, float]:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).splitlines()
     for line in reversed(lines):
-        event = _parse(line)
+        event = _parse_event(line)
         metrics = event.data if event else {}
-        older = {name: metrics[name] for name in PROGRESS_FIELDS if type(metrics.get(name)) in (int, float)}
-        progress = older | progress
+        older_progress = {name: metrics[name] for name in PROGRESS_FIELDS if type(metrics.get(name)) in (int, float)}
+        progress = older_progress | progress
         if len(progress) == len(PROGRESS_FIELDS):
             break
     return progress
 
 
-def _parse(line: bytes) -> Event | None:
+def _parse_event(line: bytes) -> Event | None:
+    """Returns the event in a line, or None if the line is not one."""
     try:
         return Event.model_validate_json(line)
     except ValidationError:
@@ -92,7 +104,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def write_event(job: Path, message: str, level: str = "info", data: Mapping[str, Any] | None = None) -> None:
-    """Writes an event, of metrics if it has data. Each is one write in append mode, so that writers never mix lines."""
+    """Appends an event, of metrics if it has data. Each is one write in append mode, so that lines are never mixed."""
     event_type = "metrics" if data else "message"
     event = Event(time=time.time(), level=level, type=event_type, message=message, data=dict(data or {}))  # type: ignore[arg-type]
     with (job / EVENTS_FILE).open("ab", buffering=0) as file:
@@ -145,9 +157,10 @@ def step_to_resume(job: Path) -> int:
 
 
 def drop_temporary(job: Path, is_resumable: bool = False) -> None:
-    """Removes the files of an ended job that only a resumed one needs: up to three times a model's size.
+    """Removes the files of an ended job that only a resumed job needs: up to three times a model's size.
 
     Args:
+        job: the job's folder.
         is_resumable: whether the job can be resumed, so that its checkpoints stay.
     """
     (job / RESERVE_FILE).unlink(missing_ok=True)

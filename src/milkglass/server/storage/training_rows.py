@@ -1,4 +1,4 @@
-"""Training rows as they are uploaded: flat tensors in a safetensors file, format `rows/1` (docs/formats.md).
+"""Checks uploaded training rows: flat tensors in a safetensors file, format `rows/1` (docs/formats.md).
 
 Every claim of the header is checked when the file is opened, so that readers meet only numbers of known types and
 counts. The check reads a few MiB at a time, and a worker maps the tensors: no file is read into memory whole.
@@ -21,7 +21,7 @@ from milkglass.models.safetensors_header import TensorRef, read_tensors_and_note
 from milkglass.server.spec import IGNORED_LABEL, LABEL_TENSORS, NUMPY_DTYPES, ROWS_METADATA, ROWS_TENSORS
 from milkglass.server.storage.store import TrainingFileInfo
 
-MAX_HEADER_BYTES = 4096  # bytes; five tensors need about 400
+MAX_HEADER_BYTES = 4096  # five tensors need about 400
 MAX_ROW_IDS = 65_536  # ids of a row, which a worker cuts to spec.MAX_LENGTH or less
 MAX_IDS = 2**28  # ids of a file
 NUMBERS_PER_PART = 1 << 20  # numbers that are read at a time
@@ -31,24 +31,29 @@ FORMAT_HINT = "write the file with this version of Milkglass; docs/formats.md de
 @final
 @dataclass(frozen=True)
 class TrainingRows:
-    """Names the tensors of a training file, which are not read yet. `label` is the name of the one with labels."""
+    """Lists the tensors of a training file, which are not read yet.
+
+    Attributes:
+        tensors: the tensors by name.
+        label: the name of the tensor with labels.
+    """
 
     tensors: dict[str, TensorRef]
     label: str
 
     @classmethod
     def open(cls, path: Path) -> TrainingRows:
-        """Reads the header. Raises BadUpload for any other file than `rows/1`, and for tensors whose shapes differ."""
+        """Reads the header of a file. Raises BadUpload if it is not `rows/1`, or shapes do not fit each other."""
         tensors = _tensors(path)
         labels = [name for name in LABEL_TENSORS if name in tensors]
         if unknown := len(tensors.keys() - ROWS_TENSORS.keys()):
             _refuse(f"the file holds {unknown} tensors that are not of rows/1, which has {', '.join(ROWS_TENSORS)}")
         if not {"lengths", "input_ids"} <= tensors.keys() or len(labels) != 1:
-            present, label_names = ", ".join(sorted(tensors)) or "none", ", ".join(LABEL_TENSORS)
-            _refuse(f"lengths, input_ids and one of {label_names} are needed, the file has {present}")
-        for name, ref in tensors.items():
-            if ref.dtype != (dtype := ROWS_TENSORS[name]) or len(ref.shape) != 1:
-                _refuse(f"{name} is {ref.dtype} of shape {list(ref.shape)}; {dtype} of one dimension is needed")
+            present_names, label_names = ", ".join(sorted(tensors)) or "none", ", ".join(LABEL_TENSORS)
+            _refuse(f"lengths, input_ids and one of {label_names} are needed, the file has {present_names}")
+        for name, tensor in tensors.items():
+            if tensor.dtype != (dtype := ROWS_TENSORS[name]) or len(tensor.shape) != 1:
+                _refuse(f"{name} is {tensor.dtype} of shape {list(tensor.shape)}; {dtype} of one dimension is needed")
         row_count, id_count = tensors["lengths"].shape[0], tensors["input_ids"].shape[0]
         if not 1 <= row_count <= id_count <= MAX_IDS:
             _refuse(
@@ -62,30 +67,34 @@ class TrainingRows:
 
     def map_tensor(self, name: str) -> NDArray[Any]:
         """Returns a tensor (n,), whose numbers are read from the file when they are used."""
-        ref = self.tensors[name]
-        return np.asarray(np.memmap(ref.file, NUMPY_DTYPES[ref.dtype], "r", ref.start, ref.shape))
+        tensor = self.tensors[name]
+        return np.asarray(np.memmap(tensor.file, NUMPY_DTYPES[tensor.dtype], "r", tensor.start, tensor.shape))
 
     def read_parts(self, name: str) -> Iterator[NDArray[Any]]:
         """Yields a whole tensor in parts of NUMBERS_PER_PART numbers, each read into memory."""
-        ref = self.tensors[name]
-        with ref.file.open("rb") as file:
-            file.seek(ref.start)
-            for start in range(0, ref.shape[0], NUMBERS_PER_PART):
-                count = min(NUMBERS_PER_PART, ref.shape[0] - start)
-                part = np.fromfile(file, NUMPY_DTYPES[ref.dtype], count)
-                if len(part) < count:
+        tensor = self.tensors[name]
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.start)
+            for start in range(0, tensor.shape[0], NUMBERS_PER_PART):
+                count = min(NUMBERS_PER_PART, tensor.shape[0] - start)
+                numbers = np.fromfile(file, NUMPY_DTYPES[tensor.dtype], count)
+                if len(numbers) < count:
                     _refuse(f"the file became shorter while {name} was read")
-                yield part
+                yield numbers
 
 
-def check(path: Path) -> TrainingFileInfo:
-    """Reads a whole training file, and returns its facts. Raises BadUpload. No message names an id or a label."""
+def check_training_file(path: Path) -> TrainingFileInfo:
+    """Checks a whole training file, and returns its size and the ranges of its numbers.
+
+    Raises:
+        BadUpload: the file is not valid. No message names an id or a label.
+    """
     rows = TrainingRows.open(path)
     id_count = rows.tensors["input_ids"].shape[0]
     shortest, longest, length_sum = math.inf, 0, 0
-    for part in rows.read_parts("lengths"):
-        shortest, longest = min(shortest, int(part.min())), max(longest, int(part.max()))
-        length_sum += int(part.sum(dtype=np.int64))
+    for numbers in rows.read_parts("lengths"):
+        shortest, longest = min(shortest, int(numbers.min())), max(longest, int(numbers.max()))
+        length_sum += int(numbers.sum(dtype=np.int64))
     if shortest < 1 or longest > MAX_ROW_IDS:
         _refuse(f"a row has {shortest if shortest < 1 else longest} ids; 1 to {MAX_ROW_IDS} are taken")
     if length_sum != id_count:
@@ -98,14 +107,14 @@ def check(path: Path) -> TrainingFileInfo:
         min_number, max_type = _extremes(rows, "token_type_ids")
         if min_number < 0:
             _refuse("token_type_ids holds a negative number; token types count from 0")
-    extreme_labels, unlabelled = list[int](), False
-    for part in rows.read_parts(rows.label):
+    extreme_labels, has_unlabelled = list[int](), False
+    for numbers in rows.read_parts(rows.label):
         if rows.label == "scores":
-            if not np.isfinite(part).all():
+            if not np.isfinite(numbers).all():
                 _refuse("scores holds a number that is not finite")
             continue
-        used_labels = part[part != IGNORED_LABEL]
-        unlabelled |= len(used_labels) < len(part)
+        used_labels = numbers[numbers != IGNORED_LABEL]
+        has_unlabelled |= len(used_labels) < len(numbers)
         if len(used_labels):
             extreme_labels += [int(used_labels.min()), int(used_labels.max())]
     return TrainingFileInfo(
@@ -117,7 +126,7 @@ def check(path: Path) -> TrainingFileInfo:
         min_label=min(extreme_labels, default=None),
         max_label=max(extreme_labels, default=None),
         max_token_type=max_type,
-        unlabelled=unlabelled,
+        unlabelled=has_unlabelled,
         real_labels=rows.label == "scores",
     )
 
@@ -141,17 +150,18 @@ def _tensors(path: Path) -> dict[str, TensorRef]:
 
 
 def parquet_error() -> BadUpload:
-    """Returns the error for rows in the format that earlier versions took."""
+    """Returns the error for rows in Parquet, which older clients send."""
     return BadUpload(
         "these training rows are Parquet, which servers took before rows/1", "update Milkglass on the client's side"
     )
 
 
 def _extremes(rows: TrainingRows, name: str) -> tuple[int, int]:
-    """Returns the least and the largest number of a tensor that is not empty."""
-    extremes = [(int(part.min()), int(part.max())) for part in rows.read_parts(name)]
+    """Returns the least and the largest number of a nonempty tensor."""
+    extremes = [(int(numbers.min()), int(numbers.max())) for numbers in rows.read_parts(name)]
     return min(low for low, _ in extremes), max(high for _, high in extremes)
 
 
 def _refuse(message: str) -> NoReturn:
+    """Raises BadUpload."""
     raise BadUpload(message, FORMAT_HINT)

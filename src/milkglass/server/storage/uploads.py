@@ -241,7 +241,7 @@ class Uploads:
     def _adopt(self, part: Path, file_id: str, filename: str, purpose: Purpose, sha256: str) -> FileRecord:
         """Checks a complete file, records it and moves it into its place. Raises BadUpload."""
         with self._check_slots:
-            rows = training_rows.check(part) if purpose == "fine-tune" else None
+            rows = training_rows.check_training_file(part) if purpose == "fine-tune" else None
             if purpose == "model":
                 check_weights(part)
         size = part.stat().st_size

@@ -31,7 +31,7 @@ from milkglass.server.process import run
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES
-from milkglass.split.decoder.gate import CHALLENGE_PATH, MAX_BODY_BYTES, RELEASE_PATH, Gate, ReleaseRequest
+from milkglass.split.decoder.gate import CHALLENGE_PATH, MAX_BODY_BYTES, RELEASE_PATH, ReleaseRequest, TableGate
 from milkglass.split.decoder.server import SessionTable, SplitSession
 from milkglass.split.spec import SPLIT_PATH, STREAM_PATH, DecoderInfo, OpenRequest
 
@@ -47,7 +47,7 @@ def max_message_bytes(info: DecoderInfo) -> int:
     return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE_BYTES
 
 
-def create_app(table: SessionTable, gate: Gate, bearer_token: str, idle_seconds: float = IDLE_SECONDS) -> FastAPI:
+def create_app(table: SessionTable, gate: TableGate, bearer_token: str, idle_seconds: float = IDLE_SECONDS) -> FastAPI:
     """Returns the application behind its guard.
 
     Args:
@@ -172,7 +172,7 @@ class StreamConnection:
             return
 
 
-def serve(table: SessionTable, gate: Gate, home: Path, port: int, bearer_token: str) -> None:
+def serve(table: SessionTable, gate: TableGate, home: Path, port: int, bearer_token: str) -> None:
     """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
     settings = ServerSettings(home, port=port, token=bearer_token)
     app = create_app(table, gate, bearer_token)

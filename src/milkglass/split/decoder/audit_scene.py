@@ -23,7 +23,7 @@ from milkglass.audit.key_scene import AuditFiles, truth_of
 from milkglass.audit.report.findings import words_of_enclave
 from milkglass.audit.scene import ALIKE, OTHER, Adversary, require_texts
 from milkglass.client.codec.codec import Codec
-from milkglass.defences.obfuscated_tables import key_from
+from milkglass.defences.obfuscated_tables import key_from_secret
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.folder import token_counts_of
@@ -110,7 +110,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     if table_digest(table) != enclave.table_info["table"]:
         raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
     private_texts, alike_texts = private_and_other_texts(read_texts(files.text, files.max_rows), files)
-    codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
+    codec = Codec.open(key_from_secret(base, None, bytes(32)), base.folder)
     enclave_texts = _sanitize_in_enclave(enclave, settings, codec, table, private_texts)
     texts = {ALIKE: alike_texts} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
     package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)

@@ -54,8 +54,8 @@ class ReleaseRequest(RequestBody):
 
 
 @dataclass
-class Gate:
-    """Releases a table to enclaves.
+class TableGate:
+    """Releases the provider's table to enclaves that may have it.
 
     Attributes:
         package: the table with what belongs to it.
@@ -70,7 +70,7 @@ class Gate:
     _lock: Lock = field(default_factory=Lock, repr=False)  # challenges and releases run in different threads
 
     def challenge(self) -> str:
-        """Returns a nonce that can be used once. Raises Busy if too many are open."""
+        """Returns the nonce of a new challenge, which can be used once. Raises Busy if too many challenges are open."""
         now, nonce = time.monotonic(), secrets.token_hex(release.NONCE_BYTES)
         with self._lock:
             self._deadlines = {
@@ -82,7 +82,11 @@ class Gate:
         return nonce
 
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:
-        """Returns the pieces of the encrypted package, if the enclave may have it. Raises EnclaveError."""
+        """Returns the pieces of the encrypted package.
+
+        Raises:
+            EnclaveError: the challenge is not open, or the enclave may not have the table.
+        """
         with self._lock:
             deadline = self._deadlines.pop(request.nonce, 0.0)
         if deadline < time.monotonic():
@@ -103,7 +107,7 @@ class Gate:
         if software_quote is None:
             if self.verifier is None:
                 raise EnclaveError("no enclave of SGX is allowed here", "start the server with --allow-measurement")
-            verdict = self.verifier.require(quote, report_data, collateral)
+            verdict = self.verifier.verify(quote, report_data, collateral)
             log.warning(
                 "a quote of SGX counts; accepted by the policy: %s", "; ".join(verdict.accepted_weaknesses) or "nothing"
             )
@@ -131,7 +135,7 @@ def _parse_software_quote(quote: bytes) -> dict[str, object] | None:
 
 
 def _decode_base64(text: str) -> bytes:
-    """Decodes base64. Raises EnclaveError."""
+    """Decodes a field of a release request from base64. Raises EnclaveError."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error, or for other characters than ASCII its base class

@@ -61,7 +61,11 @@ class DLG(NearestGradient):
 
 @dataclass(frozen=True)
 class TAG(NearestGradient):
-    """Matches gradients by squared and absolute differences."""
+    """Matches gradients by squared and absolute differences.
+
+    Attributes:
+        l1: the weight of the sum of absolute differences.
+    """
 
     l1: float = 0.01
 

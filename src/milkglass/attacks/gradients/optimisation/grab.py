@@ -1,7 +1,7 @@
 """Matches gradients and dropout together, then searches among the tokens that were nearest: GRAB (Feng et al. 2024).
 
-1. Start as in LAMP, then Adam on the sum of the differences' norms (not squared) + 0.01 L1. If the client's step uses
-   dropout, its masks are unknown too and are found with the embeddings (`Masks`).
+1. Start as in LAMP, then run Adam on the sum of the differences' norms (not squared) + 0.01 L1. If the client's step
+   uses dropout, its masks are unknown too and are found with the embeddings (`Masks`).
 2. Every `watch` steps, note the nearest token of each place. The `pool` most frequent ones are searched.
 3. Beam search, place by place: put each of these tokens there, or one from another of the text's places, into each of
    the `beam` best texts, and keep the texts with the nearest gradients. Repeat `sweeps` times or until nothing changes.
@@ -77,26 +77,28 @@ class GRAB(OptimisationAttack):
         masks = Masks(batch.size) if batch.step.dropout else None
         problem = Problem(batch, Distance("norms", self.l1), frame, masks)
         x = scale_to_mean_norm(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
-        tokens_met: Counter[int] = Counter()
+        nearest_counts: Counter[int] = Counter()
         ids = problem.nearest(x)
         for index in range(self.rounds):
             round_budget = budget.part(1 / (self.rounds - index))
-            x, tokens_met = self.descend(problem, x, tokens_met, round_budget.part(0.6))
-            pool = [token for token, _ in tokens_met.most_common(self.pool)]
+            x, nearest_counts = self.descend(problem, x, nearest_counts, round_budget.part(0.6))
+            pool = [token for token, _ in nearest_counts.most_common(self.pool)]
             ids = self.search(problem, problem.nearest(x), pool, round_budget)
             x = problem.embeddings[torch.from_numpy(ids)]
         return problem.texts(ids)
 
     def descend(
-        self, problem: Problem, start: torch.Tensor, tokens_met: Counter[int], budget: Budget
+        self, problem: Problem, start: torch.Tensor, nearest_counts: Counter[int], budget: Budget
     ) -> tuple[torch.Tensor, Counter[int]]:
-        """Returns the best embeddings, and `tokens_met` with how often each token was nearest at a free place.
+        """Returns the best embeddings, and `nearest_counts` with how often each token was nearest at a free place.
 
         Args:
+            problem: the gradients that are matched.
             start: (b, t, d) the embeddings to begin from.
-            tokens_met: how often each token was nearest in earlier rounds; it is not changed.
+            nearest_counts: how often each token was nearest in earlier rounds; it is not changed.
+            budget: ends the descent.
         """
-        counts = tokens_met.copy()
+        counts = nearest_counts.copy()
 
         def count_tokens(descent: Descent) -> None:
             if descent.steps_done % self.watch == 0:
@@ -110,16 +112,18 @@ class GRAB(OptimisationAttack):
         """Returns (b, t) the best of the beam after all sweeps, or when the time is over.
 
         Args:
+            problem: the gradients that are matched.
             ids: (b, t) the texts to begin from.
             pool: the tokens that are tried at each place.
+            budget: ends the search.
         """
-        distances_by_text = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
+        distances_by_batch = {ids.tobytes(): float(problem.distances_of_ids(ids[None])[0])}
         beam = [ids]
         for _ in range(self.sweeps):
             previous_best = beam[0].tobytes()
             for row in range(len(ids)):
                 for place in problem.free_places(row).tolist():
-                    beam = self.extend_beam(problem, beam, (row, place), pool, distances_by_text, budget)
+                    beam = self.extend_beam(problem, beam, (row, place), pool, distances_by_batch, budget)
             if beam[0].tobytes() == previous_best or budget.left() <= 0:
                 break
         return beam[0]
@@ -130,53 +134,55 @@ class GRAB(OptimisationAttack):
         beam: list[Ids],
         row_and_place: tuple[int, int],
         pool: list[int],
-        distances_by_text: dict[bytes, float],
+        distances_by_batch: dict[bytes, float],
         budget: Budget,
     ) -> list[Ids]:
         """Returns the beam after trying other tokens at one place, best first.
 
         Args:
-            beam: the texts (b, t) to change.
+            problem: the gradients that are matched.
+            beam: the batches of texts (b, t) to change.
             row_and_place: which place of which text.
             pool: the tokens that are tried there.
-            distances_by_text: the distances known so far, by the texts' bytes; new ones are added.
+            distances_by_batch: the distances known so far, by the bytes of the ids; new ones are added.
+            budget: ends the search.
         """
-        candidates = {text.tobytes(): text for text in beam}
-        for text in beam:
-            for neighbour in neighbours(text, row_and_place, problem.free_places(row_and_place[0]), pool):
+        candidates = {ids.tobytes(): ids for ids in beam}
+        for ids in beam:
+            for neighbour in neighbours(ids, row_and_place, problem.free_places(row_and_place[0]), pool):
                 candidates[neighbour.tobytes()] = neighbour
-        for keys in batched([key for key in candidates if key not in distances_by_text], problem.guesses_at_once):
+        for keys in batched([key for key in candidates if key not in distances_by_batch], problem.guesses_at_once):
             if budget.left() <= 0:
                 break
             budget.spend(problem.work(len(keys)))
             distances = problem.distances_of_ids(np.stack([candidates[key] for key in keys]))
-            distances_by_text.update(zip(keys, distances.tolist(), strict=True))
-        compared_texts = [text for key, text in candidates.items() if key in distances_by_text]
-        return sorted(compared_texts, key=lambda text: distances_by_text[text.tobytes()])[: self.beam]
+            distances_by_batch.update(zip(keys, distances.tolist(), strict=True))
+        compared = [ids for key, ids in candidates.items() if key in distances_by_batch]
+        return sorted(compared, key=lambda ids: distances_by_batch[ids.tobytes()])[: self.beam]
 
 
-def neighbours(text: Ids, row_and_place: tuple[int, int], free_places: Ids, pool: list[int]) -> Iterator[Ids]:
-    """Yields the texts (b, t) with another token at one place.
+def neighbours(ids: Ids, row_and_place: tuple[int, int], free_places: Ids, pool: list[int]) -> Iterator[Ids]:
+    """Yields copies of a batch of texts with another token at one place.
 
     The token comes from the pool, or from another place of the same text: then the two are exchanged, or it is moved
     here.
 
     Args:
-        text: (b, t) the texts of a batch.
+        ids: (b, t) the texts of a batch.
         row_and_place: which place of which of them.
         free_places: the places of this text that are guessed.
         pool: the tokens that are tried.
     """
     row, place = row_and_place
     for token in pool:
-        substituted = text.copy()
+        substituted = ids.copy()
         substituted[row_and_place] = token
         yield substituted
     index = int(np.flatnonzero(free_places == place)[0])
     for other_index in range(len(free_places)):
-        exchanged, moved = text.copy(), text.copy()
-        exchanged[row, [place, free_places[other_index]]] = text[row, [free_places[other_index], place]]
-        tokens = text[row, free_places]
+        exchanged, moved = ids.copy(), ids.copy()
+        exchanged[row, [place, free_places[other_index]]] = ids[row, [free_places[other_index], place]]
+        tokens = ids[row, free_places]
         moved[row, free_places] = np.insert(np.delete(tokens, other_index), index, tokens[other_index])
         yield exchanged
         yield moved

@@ -5,7 +5,7 @@
 2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean norm, at a falling rate.
 3. After a tenth of the steps, every `every` steps, try `proposals` other orders of each text (section 4.2: swap two
    tokens, move one, move a span, put a prefix at the end; special tokens and padding stay). Take the one with the least
-   distance + language x mean negative log-likelihood of the nearest tokens (`Prior`).
+   distance + language x mean negative log-likelihood of the nearest tokens (`LanguagePrior`).
 4. Return the nearest tokens by cosine of the best embeddings seen.
 """
 
@@ -60,29 +60,29 @@ class NgramCounts:
         )
         self.context_counts = np.bincount(context_of_ngram, self.counts, len(self.contexts)).astype(np.int64)
 
-    def probabilities(self, ngrams: Ids, vocabulary: int, shorter: Floats) -> Floats:
+    def probabilities(self, ngrams: Ids, vocabulary: int, shorter_probabilities: Floats) -> Floats:
         """Returns (n,) the probability of the last id of each n-gram, given the ids before it.
 
         Args:
             ngrams: (n,) n-grams of this length.
             vocabulary: the number of ids.
-            shorter: (n,) the probabilities of the same ids, given one id fewer before them.
+            shorter_probabilities: (n,) the probabilities of the same ids, given one id fewer before them.
         """
         counts = look_up(self.ngrams, self.counts, ngrams)
         context_counts, followers = (
             look_up(self.contexts, values, ngrams // vocabulary) for values in (self.context_counts, self.followers)
         )
-        interpolated = (counts + followers * shorter) / np.maximum(context_counts + followers, 1)
-        return np.where(followers > 0, interpolated, shorter)
+        interpolated = (counts + followers * shorter_probabilities) / np.maximum(context_counts + followers, 1)
+        return np.where(followers > 0, interpolated, shorter_probabilities)
 
 
-class Prior:
+class LanguagePrior:
     """Measures how likely a text is in the attacker's language, by a trigram model of public ids.
 
         p(c | a b) = (count(a b c) + followers(a b) p(c | b)) / (count(a b) + followers(a b))
 
     p(c | b) comes from p(c), and p(c) from 1/v, in the same way (Witten and Bell's interpolation): followers(h) is the
-    number of different ids seen after h. It has no parameters, and no text is impossible.
+    number of different ids seen after h. The model has no parameters, and no text is impossible.
 
     Attributes:
         counts_by_length: the counts of n-grams of 1, 2 and 3 ids.
@@ -110,12 +110,12 @@ class Prior:
 
 def _ngrams(texts: Sequences, length: int, vocabulary: int) -> Ids:
     """Returns every n-gram of `length` ids within one text as one number, (((a v) + b) v) + c for v = `vocabulary`."""
-    ids, owner = texts.ids, texts.sequence_indices
+    ids, text_of_id = texts.ids, texts.sequence_indices
     count = max(0, len(ids) - length + 1)
     ngrams = np.zeros(count, np.int64)
     for offset in range(length):
         ngrams = ngrams * vocabulary + ids[offset : offset + count]
-    is_within_one_text = owner[:count] == owner[length - 1 : length - 1 + count]
+    is_within_one_text = text_of_id[:count] == text_of_id[length - 1 : length - 1 + count]
     return np.asarray(ngrams[is_within_one_text])
 
 
@@ -166,7 +166,7 @@ class LAMP(OptimisationAttack):
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
-        prior = None if batch.corpus is None else Prior(batch.corpus, len(problem.embeddings))
+        prior = None if batch.corpus is None else LanguagePrior(batch.corpus, len(problem.embeddings))
         start = scale_to_mean_norm(problem, best_start(problem, self.starts, self.starts, budget.part(0.2), rng))
         schedule = AdamSchedule(self.steps, self.rate, self.decay, norm_weight=NORM_WEIGHTS[self.kind])
 
@@ -177,18 +177,22 @@ class LAMP(OptimisationAttack):
         embeddings = Descent(problem, start, schedule).run(budget, reorder_when_due)
         return problem.texts(problem.nearest(embeddings))
 
-    def reorder_texts(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
+    def reorder_texts(
+        self, descent: Descent, prior: LanguagePrior | None, budget: Budget, rng: np.random.Generator
+    ) -> None:
         """Puts each text of a guess into the order with the least cost: its own, or one that was proposed.
 
         Args:
             descent: the descent whose guess is reordered.
-            prior: what an order costs as language, or None if the distance decides alone.
+            prior: measures the likelihood of an order, or None if the distance decides alone.
+            budget: ends the search.
+            rng: draws the orders.
         """
         problem = descent.problem
         for row, length in enumerate(problem.lengths):
             free_places, token_ids = problem.free_places(row), problem.nearest(descent.x)[row]
             orders = [np.arange(len(token_ids))]
-            for free_order in proposals(len(free_places), self.proposals, rng):
+            for free_order in propose_orders(len(free_places), self.proposals, rng):
                 orders.append(orders[0].copy())
                 orders[-1][free_places] = free_places[free_order]
             guesses = (_reorder(descent.x.detach(), row, order) for order in orders)
@@ -229,7 +233,7 @@ def scale_to_mean_norm(problem: Problem, x: torch.Tensor) -> torch.Tensor:
 
 
 def swap_two(count: int, rng: np.random.Generator) -> Ids:
-    """Returns (count,) the order with two places exchanged."""
+    """Draws an order (count,) with two places exchanged."""
     order = np.arange(count)
     i, j = rng.choice(count, 2, replace=False)
     order[[i, j]] = order[[j, i]]
@@ -237,7 +241,7 @@ def swap_two(count: int, rng: np.random.Generator) -> Ids:
 
 
 def move_span(count: int, rng: np.random.Generator, max_width: int | None = None) -> Ids:
-    """Returns (count,) the order with a span of at most `max_width` places, and fewer than all, moved elsewhere."""
+    """Draws an order (count,) with a span of at most `max_width` places, and fewer than all, moved elsewhere."""
     width = int(rng.integers(1, min(count - 1, max_width or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
     remaining = np.delete(np.arange(count), np.s_[start : start + width])
@@ -246,7 +250,7 @@ def move_span(count: int, rng: np.random.Generator, max_width: int | None = None
 
 
 def rotate(count: int, rng: np.random.Generator) -> Ids:
-    """Returns (count,) the order with a prefix put at the end."""
+    """Draws an order (count,) with a prefix put at the end."""
     return np.roll(np.arange(count), -int(rng.integers(1, count)))
 
 
@@ -254,10 +258,15 @@ move_token = partial(move_span, max_width=1)  # one place put elsewhere
 MOVES = (swap_two, move_token, move_span, rotate)
 
 
-def proposals(count: int, draw_count: int, rng: np.random.Generator) -> list[Ids]:
-    """Returns the distinct ones of `draw_count` random orders (count,), by all four moves in turn.
+def propose_orders(count: int, draw_count: int, rng: np.random.Generator) -> list[Ids]:
+    """Draws random orders (count,) of places by all four moves in turn, and returns the distinct ones.
 
     The identity is not among them.
+
+    Args:
+        count: the number of places.
+        draw_count: how many orders are drawn.
+        rng: draws the orders.
     """
     if count < 2:
         return []

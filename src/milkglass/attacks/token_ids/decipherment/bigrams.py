@@ -1,4 +1,4 @@
-"""Counts pairs of near ids, and says how well the count of a scrambled id fits that of a public id.
+"""Counts pairs of near ids, and measures how well the count of a scrambled id fits that of a public id.
 
 The logarithms of two counts differ by a Gaussian whose variance has two parts: tau^2 between two texts, and the
 sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3 if both texts are of
@@ -38,10 +38,18 @@ class PairCounts:
     """
 
     def __init__(self, texts: Sequences, size: int, distance: int = 1) -> None:
-        """Counts the pairs of ids `distance` apart within one sequence; `size` is n."""
-        ids, owner = texts.ids, texts.sequence_indices
-        within = owner[:-distance] == owner[distance:]
-        keys, counts = np.unique(ids[:-distance][within] * size + ids[distance:][within], return_counts=True)
+        """Counts the pairs of ids within one sequence.
+
+        Args:
+            texts: the sequences.
+            size: n, the number of ids.
+            distance: how far apart the two ids of a pair are.
+        """
+        ids, text_of_id = texts.ids, texts.sequence_indices
+        is_within_text = text_of_id[:-distance] == text_of_id[distance:]
+        keys, counts = np.unique(
+            ids[:-distance][is_within_text] * size + ids[distance:][is_within_text], return_counts=True
+        )
         self.left, self.right, self.counts = keys // size, keys % size, counts.astype(np.float64)
 
 
@@ -49,14 +57,14 @@ def unseen_counts(counts: Floats) -> Floats:
     """Returns (n,) the expected count of each id in another text of the same length, if it does not occur in this one.
 
     Good and Turing: the tokens seen once have as much mass as all unseen ones. Vocabularies are ordered, by frequency
-    or by the time of a merge, or hold blocks (reserved ids, single letters). So this is counted among WINDOW_IDS ids to
-    either side and not over the whole vocabulary.
+    or by the time of a merge, or hold blocks (reserved ids, single letters). So both are counted among WINDOW_IDS ids
+    to either side and not over the whole vocabulary.
     """
-    once = np.cumsum(np.concatenate([[0.0], counts == 1]))
-    never = np.cumsum(np.concatenate([[0.0], counts == 0]))
+    once_before = np.cumsum(np.concatenate([[0.0], counts == 1]))
+    never_before = np.cumsum(np.concatenate([[0.0], counts == 0]))
     ids = np.arange(len(counts))
     low, high = np.maximum(ids - WINDOW_IDS, 0), np.minimum(ids + WINDOW_IDS + 1, len(counts))
-    expected = (once[high] - once[low]) / (never[high] - never[low] + 1)
+    expected = (once_before[high] - once_before[low]) / (never_before[high] - never_before[low] + 1)
     return np.clip(expected, MIN_COUNT, 1.0)
 
 
@@ -71,8 +79,8 @@ class PublicPairCounts:
 
     def __init__(self, corpus: Sequences, size: int, distances: tuple[int, ...] = (1, 2)) -> None:
         self.counts = corpus.counts(size).astype(np.float64)
-        smooth = self.counts + unseen_counts(self.counts)
-        self.share = smooth / smooth.sum()
+        smoothed_counts = self.counts + unseen_counts(self.counts)
+        self.share = smoothed_counts / smoothed_counts.sum()
         self.pairs = {d: PairCounts(corpus, size, d) for d in distances}
 
 
@@ -81,8 +89,8 @@ class FrequencyFit:
 
     Attributes:
         scrambled_counts: (n',) how often each scrambled id occurs.
-        expected: (n,) predicted count of each public id in the private text, under one of its scrambled ids.
-        ratio: size of the private text over that of the public one and over `alias_count`, without tokens that are
+        expected: (n,) the predicted count of each public id in the private text, under one of its scrambled ids.
+        ratio: the size of the private text over that of the public one and over `alias_count`, without tokens that are
             already known.
     """
 
@@ -96,14 +104,15 @@ class FrequencyFit:
             public: what the attacker's text shows.
             scrambled_ids: the scrambled ids that are still free.
             public_ids: the public ids that are still free.
-            alias_count: over how many ids a token's count is spread. The public text's part of the variance is
-                divided by it, too.
+            alias_count: how many ids share a token's count. The public text's part of the variance is divided by it,
+                too.
         """
         total = float(scrambled_counts[scrambled_ids].sum())
-        mass, size = float(public.share[public_ids].sum()), float(public.counts[public_ids].sum())
+        free_share = float(public.share[public_ids].sum())
+        free_count = float(public.counts[public_ids].sum())
         self.scrambled_counts = scrambled_counts
-        self.expected = public.share * (total / max(mass, 1e-300) / alias_count)
-        self.ratio = total / max(size, 1.0) / alias_count
+        self.expected = public.share * (total / max(free_share, 1e-300) / alias_count)
+        self.ratio = total / max(free_count, 1.0) / alias_count
 
     def scores(self, scrambled_ids: Ids, public_ids: Ids, tau: float) -> Floats:
         """Returns the log-likelihood of each pair. The shapes of both arrays of ids must broadcast together."""

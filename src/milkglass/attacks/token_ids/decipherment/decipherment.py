@@ -2,7 +2,7 @@
 
 A scheme that sends token ids replaces each public id by a scrambled one, always the same. However well it hides the
 embedding table, the sequences keep the frequencies and neighbours of the language. An attacker with public text matches
-the two. What one sentence leaves open, a corpus decides.
+the two. One sentence allows several readings; a corpus allows few.
 
 **Model.** Q[a, b] is the belief that the scrambled id a stands for the public id b. Rows sum to 1. Columns sum to at
 most 1 (Sinkhorn), since no token has two ids, or to r if a token has r aliases, each with 1/r of its count. Which ids
@@ -29,7 +29,7 @@ as its likeliest token, and rarer ids get no guess.
 against public text (news, tweets, dialogues, answers, encyclopaedia; each within its kind and across). Alpha and
 rho were also chosen on SST-2 and Enron, on which results are reported: on these two they are optimistic. No other
 parameter was chosen on text on which results are reported. Recovery is flat around the parameters. How alike the two
-texts are need not be stated: `likeliest_tau` estimates it from the counts.
+texts are is not an input: `likeliest_tau` estimates it from the counts.
 
 A language model over the remaining candidates takes the result of `learn` as its prior (language.py).
 """
@@ -145,27 +145,29 @@ class Decipherment(Solver):
             ratios = self.profiles.ratios(public_model.table, blocks, public)
         weights = {1: 1.0, 2: self.second}
         messages = messages_of(blocks, scrambled_pairs, public, self.alpha, weights, ratios)
-        earlier = np.concatenate([np.maximum(group, LOG_ZERO).ravel() for group in candidates.log_likelihoods])
-        prior = earlier + self._frequencies(counts, public, blocks, knowledge.alias_count)
+        earlier_log_likelihoods = np.concatenate(
+            [np.maximum(group, LOG_ZERO).ravel() for group in candidates.log_likelihoods]
+        )
+        prior = earlier_log_likelihoods + self._frequency_scores(counts, public, blocks, knowledge.alias_count)
         damping = self.patience / (self.patience + counts[blocks.rows])[blocks.row_of_cell]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, messages, damping, schedule, report_sweep)
-        return _with_likelihood(candidates, blocks.log_softmax(scores))
+        return _with_log_likelihoods(candidates, blocks.log_softmax(scores))
 
     def _known_pairs(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """Returns (pairs, 2) leaked pairs, then pairs at constant positions that do not contradict them."""
-        leaked, alias_count = np.empty((0, 2), np.int64), knowledge.alias_count
+        leaked_pairs, alias_count = np.empty((0, 2), np.int64), knowledge.alias_count
         if knowledge.pairs is not None:
-            leaked = cribs.consistent_pairs(knowledge.pairs, alias_count=alias_count)
-        constant = cribs.pairs_at_constant_positions(texts, required(knowledge.corpus), self.template)
-        constant = cribs.consistent_pairs(constant, knowledge.candidates, alias_count)
-        is_new = ~np.isin(constant[:, 0], leaked[:, 0]) & ~np.isin(constant[:, 1], leaked[:, 1])
-        return np.concatenate([leaked, constant[is_new]])
+            leaked_pairs = cribs.consistent_pairs(knowledge.pairs, alias_count=alias_count)
+        constant_pairs = cribs.pairs_at_constant_positions(texts, required(knowledge.corpus), self.template)
+        constant_pairs = cribs.consistent_pairs(constant_pairs, knowledge.candidates, alias_count)
+        is_new = ~np.isin(constant_pairs[:, 0], leaked_pairs[:, 0]) & ~np.isin(constant_pairs[:, 1], leaked_pairs[:, 1])
+        return np.concatenate([leaked_pairs, constant_pairs[is_new]])
 
-    def _frequencies(
+    def _frequency_scores(
         self, counts: Floats, public: PublicPairCounts, blocks: BlockAssignment, alias_count: int
     ) -> Floats:
-        """Returns (cells,) the log-likelihood of the counts."""
+        """Returns (cells,) the log-likelihood of the count of each cell's scrambled id, given its public id."""
         has_choice = blocks.cell_count > 1
         members = np.unique(blocks.member_of_cell[has_choice[blocks.row_of_cell]])
         fit = FrequencyFit(counts, public, blocks.rows[has_choice], members, alias_count)
@@ -183,18 +185,20 @@ class Decipherment(Solver):
     ) -> Candidates:
         """Returns a group for each frequent id, with its likeliest readings."""
         known_groups = [Group(pair[:1], pair[1:]) for pair in known_pairs]
-        zeros = [np.zeros((1, 1)) for _ in known_groups]
+        known_log_likelihoods = [np.zeros((1, 1)) for _ in known_groups]
         final_state = settle_all(counts, scrambled_pairs, public, known_pairs, self.growth, report_sweep, alias_count)
         if final_state is None:
-            return Candidates(tuple(known_groups), tuple(zeros))
+            return Candidates(tuple(known_groups), tuple(known_log_likelihoods))
         order = np.argsort(-final_state.belief, axis=1, kind="stable")[:, :READINGS_KEPT]
-        belief = np.log(np.maximum(np.take_along_axis(final_state.belief, order, axis=1), 1e-30)).astype(np.float64)
+        log_beliefs = np.log(np.maximum(np.take_along_axis(final_state.belief, order, axis=1), 1e-30)).astype(
+            np.float64
+        )
         groups = [Group(final_state.rows[[i]], final_state.columns[order[i]]) for i in range(len(final_state.rows))]
-        return Candidates((*known_groups, *groups), (*zeros, *(row[None] for row in belief)))
+        return Candidates((*known_groups, *groups), (*known_log_likelihoods, *(row[None] for row in log_beliefs)))
 
 
 def likeliest_tau(fit: FrequencyFit, blocks: BlockAssignment) -> float:
-    """Returns the tau under which the ids that occur are likeliest, if each is any of its candidates."""
+    """Returns the tau of TAUS under which the counts are likeliest, if each id may be any of its candidates."""
     is_informative = (blocks.cell_count > 1) & (fit.scrambled_counts[blocks.rows] > 0)
     if not is_informative.any():
         return TAUS[-1]
@@ -208,8 +212,13 @@ def likeliest_tau(fit: FrequencyFit, blocks: BlockAssignment) -> float:
     return max(TAUS, key=mean_log_likelihood)
 
 
-def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
-    """Returns the candidates with these cells, in one row after the other, as their likelihood."""
+def _with_log_likelihoods(candidates: Candidates, cells: Floats) -> Candidates:
+    """Returns the candidates with other log-likelihoods.
+
+    Args:
+        candidates: the candidates.
+        cells: (cells,) the log-likelihoods, one row after the other, over all groups.
+    """
     group_ends = np.cumsum([values.size for values in candidates.log_likelihoods])
     cells_of_groups = np.split(cells, group_ends[:-1])
     shapes = [values.shape for values in candidates.log_likelihoods]
@@ -220,9 +229,14 @@ def _with_likelihood(candidates: Candidates, cells: Floats) -> Candidates:
 
 
 def confidence(candidates: Candidates, size: int) -> Floats:
-    """Returns (n',) the probability of each id's likeliest reading, from the result of `learn`; 0 if there is none."""
-    confidence = np.zeros(size)
-    for group, likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
-        shifted = np.exp(likelihood - likelihood.max(1, keepdims=True))
-        confidence[group.rows] = 1 / shifted.sum(1)
-    return confidence
+    """Returns (n',) the probability of each scrambled id's likeliest reading; 0 for an id without candidates.
+
+    Args:
+        candidates: what `Decipherment.learn` returned.
+        size: n', the number of scrambled ids.
+    """
+    probabilities = np.zeros(size)
+    for group, log_likelihood in zip(candidates.groups, candidates.log_likelihoods, strict=True):
+        shifted = np.exp(log_likelihood - log_likelihood.max(1, keepdims=True))
+        probabilities[group.rows] = 1 / shifted.sum(1)
+    return probabilities
