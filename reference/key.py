@@ -1,7 +1,7 @@
 """The key's derivations and its sealed file from their specifications alone: slow, literal, standard library only.
 
 ChaCha20 and Poly1305: RFC 8439. HKDF: RFC 5869. The file: docs/formats.md. Imports nothing of milkglass. The oracle of
-`milkglass.client`'s `streams` and `keyfile`, and what would open a key file if milkglass were lost.
+`milkglass.noise.stream` and `milkglass.client.key`. It would open a key file if milkglass were lost.
 """
 
 from __future__ import annotations

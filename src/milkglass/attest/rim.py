@@ -21,6 +21,7 @@ from milkglass.errors import AttestationError
 
 # SHA-256 of the SPKI of NVIDIA's root for manifests
 ROOT_SPKI_DIGEST = "dec1dc316477aa851eebdf51327ae9f864bc8d89254657ed1e7eb9168af1e1a3"
+MAX_ALTERNATIVES = 64  # values of a measurement that are accepted; further ones are not read
 MAX_XML_BYTES, MAX_XML_DEPTH, MAX_XML_ELEMENTS = 1 << 20, 16, 20_000
 SWID_NAMESPACE = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
 DSIG_NAMESPACE = "{http://www.w3.org/2000/09/xmldsig#}"
@@ -127,7 +128,7 @@ def _signer_chain(root: Any) -> list[x509.Certificate]:
     """Returns the signer's certificates, leaf first, from the only signature. Raises AttestationError."""
     signatures = root.findall(f".//{DSIG_NAMESPACE}Signature")
     if len(signatures) != 1 or signatures[0].getparent() is not root:
-        raise AttestationError("rim", f"a reference manifest has {len(signatures)} signatures in other places than one")
+        raise AttestationError("rim", "a reference manifest needs one signature, below its root")
     path = "/".join([".", *(f"{DSIG_NAMESPACE}{name}" for name in ("KeyInfo", "X509Data", "X509Certificate"))])
     texts = [element.text or "" for element in signatures[0].findall(path)]
     if len(texts) > MAX_CERTIFICATES:
@@ -158,7 +159,7 @@ def _parse_reference_values(root: Any, is_revocation_checked: bool) -> Reference
         try:
             index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
             allowed = frozenset(
-                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{hash_index}", "")) for hash_index in range(min(count, 64))
+                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{hash_index}", "")) for hash_index in range(min(count, MAX_ALTERNATIVES))
             )
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None

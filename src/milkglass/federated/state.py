@@ -180,7 +180,7 @@ def _read_run(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound
     """Returns the job, the settings and the finished rounds of a run's folder. Raises CorruptCheckpoint."""
     document = read_json(folder / RUN_FILE)
     match document:
-        case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
+        case {"milkglass_federated": version, "job": str(job), "rounds": list(rounds)} if version == FORMAT_VERSION:
             settings = document.get("settings", {})
             finished_rounds = tuple(_finished_round(entry) for entry in rounds)
             return job, settings if isinstance(settings, dict) else {}, finished_rounds
