@@ -158,9 +158,8 @@ def _parse_reference_values(root: Any, is_revocation_checked: bool) -> Reference
             continue
         try:
             index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
-            allowed = frozenset(
-                bytes.fromhex(resource.get(f"{HASH_ATTRIBUTE}{hash_index}", "")) for hash_index in range(min(count, MAX_ALTERNATIVES))
-            )
+            hash_names = [f"{HASH_ATTRIBUTE}{hash_index}" for hash_index in range(min(count, MAX_ALTERNATIVES))]
+            allowed = frozenset(bytes.fromhex(resource.get(hash_name, "")) for hash_name in hash_names)
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None
         if index in values or not allowed or b"" in allowed:
