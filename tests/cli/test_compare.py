@@ -209,7 +209,7 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     one = way("ids", "words are scrambled", 0.6, -0.12, 0.6)
     assert one.reading is not None
     found = compared(replace(one, reading=replace(one.reading, cut=True)))
-    assert "More time, such as an audit takes, may read more of: the way ids." in found.verdict
+    assert "With more work (--attacks) attacks may read more of: the way ids." in found.verdict
     assert words.read_by_attacks(found.ways[1]) == "at least 60 %"
     share = Interval(0.668, 0.61, 0.72, 31)
     assert words.read_share(found.ways[1], share) == "at least 66 %", "rounded up, less would be read than it says"
@@ -218,10 +218,17 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     every = Interval(1.0, 1.0, 1.0, 99)
     full = replace(one.reading, cut=True, content=every, names=every, numbers=None)
     found = compared(replace(one, reading=full))
-    assert not any("More time" in sentence for sentence in found.verdict), "nothing is left to read"
+    assert not any("more work" in sentence for sentence in found.verdict), "nothing is left to read"
     assert words.read_by_attacks(found.ways[1]) == "100 %"
     found = compared(replace(one, reading=replace(full, numbers=Interval(0.5, 0.4, 0.6, 9))))
-    assert "More time, such as an audit takes, may read more of: the way ids." in found.verdict
+    assert "With more work (--attacks) attacks may read more of: the way ids." in found.verdict
+
+
+def test_a_larger_model_that_was_tried_is_named() -> None:
+    plain, larger = way("plain", "sent as it is", 0.7, -0.02, 1.0), way("large-encoder", "nothing is sent", 0.71)
+    assert any("or here with --ways large-encoder" in sentence for sentence in compared(plain).verdict)
+    with_larger = " ".join(compared(plain, larger).verdict)
+    assert "The way large-encoder has 71 % right; what another model" in with_larger and "only with" not in with_larger
 
 
 def test_nothing_is_said_without_a_way_to_compare_with() -> None:
@@ -736,6 +743,7 @@ def test_names_that_cannot_be_recognised_are_said_to_be_unmeasured(tmp_path: Pat
         found = document(call("compare", model, data, "--out", out, *SMALL, "--ways", "linear,rnm,plain", "--json"))
         names = [one["reading"]["names"] for one in found["ways"][1:]]
         has_note = any(note.startswith("No name was recognised") for note in found["notes"])
+        assert has_note or any("Names were recognised in 80 of 80 texts" in note for note in found["notes"])
         assert [share is None for share in names] == [change is str.lower] * 2 and has_note == (change is str.lower)
         rnm, plain = found["ways"][1:]
         assert 0 < rnm["reading"]["guess"] < 0.5 and plain["reading"]["guess"] is None, "of content words"

@@ -52,9 +52,9 @@ def compare(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="The most time by the clock: 90s, 10m, 1h. A way that is not likely to end in time is not begun; what "
-            "is at work then ends within a minute. Attacks end with it, so that their figures may differ between runs. "
-            "Without it they do not."
+            help="The most time by the clock: 90s, 10m, 1h; a bare number is seconds. A way that is not likely to end "
+            "in time is not begun, unless its model is trained already; what is at work then ends within a minute. "
+            "Attacks end with it, so that their figures may differ between runs. Without it they do not."
         ),
     ] = None,
     attacks: Annotated[

@@ -37,19 +37,24 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         )
     if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
-            f"With {result.held_out:,} rows asked about, and {_counted_comparisons(sent_ways)} what you have alone, a "
-            f"difference of less than about {_gap_text(result, width)} cannot be told from chance."
+            f"With {result.held_out:,} rows asked about and {_counted_comparisons(sent_ways)} beside what you have "
+            f"alone, a difference of less than about {_gap_text(result, width)} cannot be told from chance."
         )
     if any(way.group == "sent as it is" for way in sent_ways):
-        tried_larger = result.measure == "loss" or any(way.name == "large-encoder" for way in result.finished_ways)
-        larger = "a larger MODEL" if tried_larger else "a larger MODEL, or here with --ways large-encoder"
-        sentences.append(
-            f"The provider's model is {result.model} here, and you have it, too. What a larger one is worth is seen "
-            f"only with {larger}."
-        )
+        sentences.append(f"The provider's model is {result.model} here, and you have it, too. {_larger_model(result)}")
     if unfinished := [way.title for way in sent_ways if way.reading is not None and way.reading.may_grow]:
-        sentences.append(f"More time, such as an audit takes, may read more of: {', '.join(unfinished)}.")
+        sentences.append(f"With more work (--attacks) attacks may read more of: {', '.join(unfinished)}.")
     return tuple(sentences)
+
+
+def _larger_model(result: ComparisonResult) -> str:
+    """Returns a sentence on what a larger model than the comparison's is worth."""
+    larger = next((way for way in result.finished_ways if way.name == "large-encoder"), None)
+    if larger is not None:
+        worth = f"{_capitalised(larger.title)} has {quality_text(result, larger)}"
+        return f"{worth}; what another model is worth is seen with it as MODEL."
+    at_home = "" if result.measure == "loss" else ", or here with --ways large-encoder"
+    return f"What a larger one is worth is seen only with a larger MODEL{at_home}."
 
 
 def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways: list[WayResult]) -> str:
@@ -147,7 +152,7 @@ def _gap_text(result: ComparisonResult, width: float) -> str:
 def _counted_comparisons(sent_ways: list[WayResult]) -> str:
     """Returns how many ways are compared. Ways with the same answers count once (`_better_ways`)."""
     count = len(_differences(sent_ways))
-    return "1 way compared with" if count == 1 else f"{count} ways with different answers compared with"
+    return "1 way" if count == 1 else f"{count} ways (those with the same answers count once)"
 
 
 def _smallest_difference(result: ComparisonResult, sent_ways: list[WayResult]) -> float | None:

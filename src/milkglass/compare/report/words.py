@@ -17,8 +17,8 @@ GUESSING_MEANING = (
     "attacker's own text (of all tokens, if the texts have no such words)"
 )
 UNKNOWN_MEANING = (
-    "nothing is sent, nothing of the kind was found in the texts, or no attack that was run reads it; a name is known "
-    "by a capital letter (A to Z) inside a sentence"
+    "nothing of the kind was found in the texts, no attack that was run reads it, or nothing has to be guessed; a name "
+    "is known by a capital letter (A to Z) inside a sentence"
 )
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
 
@@ -89,7 +89,8 @@ def next_line(result: ComparisonResult) -> str:
     if kept is None:
         has_command = any(way.command for way in result.finished_ways)
         return "the page has the next commands" if has_command else ""
-    return f"next: {kept.command}   ({kept.title}; the page has the other commands)"
+    title = f"{kept.title}, the best with nothing sent" if kept.name == best_kept else kept.title
+    return f"next: {kept.command}   ({title}; the page has the other commands)"
 
 
 def kept_line(result: ComparisonResult) -> str:
