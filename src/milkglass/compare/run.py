@@ -40,7 +40,7 @@ from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 9  # the version of the files that a run keeps on disk
+RUN_VERSION = 10  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
 MAX_SHARE_OVER = 0.1  # of the budget: the most by which the attacks on a way may exceed it
