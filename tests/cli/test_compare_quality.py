@@ -115,16 +115,16 @@ def result(*differences: tuple[float, float]) -> ComparisonResult:
 
 def test_the_verdict_counts_how_many_ways_were_tried() -> None:
     alone = verdict(result((0.1, 0.02)))
-    assert alone[0].startswith("No way here hides your text") and "way 1 has 80 %" in alone[0]
+    assert alone[0].startswith("No way here hides your text") and "Way 1 has 80 %" in alone[0]
     several = verdict(result((0.1, 0.02), (0.0, 0.9), (0.02, 0.6)))
     assert several[0].startswith("Keep it here"), "one of three has 0.02 by chance more often than one in twenty"
-    assert "way 1 has 80 %" in verdict(result((0.1, 0.01), (0.0, 0.9), (0.02, 0.6)))[0]
+    assert "Way 1 has 80 %" in verdict(result((0.1, 0.01), (0.0, 0.9), (0.02, 0.6)))[0]
     both = verdict(result((0.1, 0.01), (0.05, 0.03)))
     assert any("way 1" in sentence and "way 2" in sentence for sentence in both), "0.03 is compared with 0.05"
     assert verdict(result((-0.1, 0.0001)))[0].startswith("Keep it here"), "it is worse"
     assert (
         "way 2 has 80 %" in verdict(result((0.1, 0.03), (0.1, 0.03)))[0]
-        or "way 1 has 80 %" in (verdict(result((0.1, 0.03), (0.1, 0.03)))[0])
+        or "Way 1 has 80 %" in (verdict(result((0.1, 0.03), (0.1, 0.03)))[0])
     ), "the same answers in two places are one comparison"
 
 
