@@ -31,7 +31,7 @@ def sanitize_by_mask(source: Path, row_format: RowFormat, out: Path, settings: l
     rows += [(kind, f"{count:,}") for kind, count in report["masks"].items()]
     summary = (
         f"{table(rows)}\n{report['texts with a mask']:,} of {report['texts']:,} texts have a mask; what no recognizer "
-        f"knows is unchanged, such as most names in lower case\nwrote {out}"
+        f"knows is unchanged, such as many names in lower case\nwrote {out}"
     )
     if report["note"]:
         note(report["note"])

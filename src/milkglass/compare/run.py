@@ -176,7 +176,7 @@ def _names_notes(ways: Sequence[WayResult], attacked_count: int) -> tuple[str, .
         )
     return (
         f"Names were recognised in {count:,} of {attacked_count:,} texts that are attacked ({rule}): those in lower "
-        "case are not counted, and masking leaves most of them",
+        "case are not counted, and masking finds fewer of them",
     )
 
 
