@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from milkglass.metrics.interval import Interval
 
 WRITTEN_AS_ALL = 0.9995  # from here on a share is written as 100 %
-FEW = 0.01  # below it a share has a decimal, however many are asked for
+SMALL_SHARE = 0.01  # a smaller share is written with one decimal at least
 
 
 def percent(share: float, is_lower_bound: bool = False, digits: int = 0) -> str:
@@ -17,14 +17,14 @@ def percent(share: float, is_lower_bound: bool = False, digits: int = 0) -> str:
 
     Args:
         share: from 0 to 1.
-        is_lower_bound: whether it may be more. "at least" is written before the share, which is rounded down.
-        digits: decimals.
+        is_lower_bound: whether the true share may be larger. Then "at least" is written, and the share is rounded down.
+        digits: the number of decimals.
     """
     if math.isnan(share):
         return "-"
     if share == 0 or share >= WRITTEN_AS_ALL:
         return f"{100 * share:.{digits}f} %" if share or not is_lower_bound else "at least 0 %"
-    digits = max(digits, 1) if share < FEW else digits
+    digits = max(digits, 1) if share < SMALL_SHARE else digits
     unit = 10.0**-digits  # in percent
     if is_lower_bound:
         rounded_down = math.floor(100 * share / unit + 1e-9) * unit
