@@ -10,8 +10,8 @@ import torch
 
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report.findings import all_findings, words_of_enclave
-from milkglass.audit.report.verdict import level, percent_text, unfinished_attacks, verdict, what_crosses
+from milkglass.audit.report.findings import all_findings, words_of, words_of_enclave
+from milkglass.audit.report.verdict import level, percent_text, unfinished_attacks, verdict
 from milkglass.audit.scene import Adversary, DefenceWords, Scene
 from milkglass.metrics.interval import Interval
 from milkglass.sequences import Sequences
@@ -145,16 +145,16 @@ def test_a_share_is_said_of_a_hundred() -> None:
 def test_the_verdict_says_what_crosses() -> None:
     seen = Transcript((Tokens(Sequences.of([[1, 2]])),), 5)
     it = Scene(seen, truth_of(), (Adversary("model only", "", Knowledge()),))
-    assert what_crosses(it) == ""
+    assert words_of(it).crosses == ""
     states = replace(
         it, transcript=replace(it.transcript, observations=(Activations(torch.zeros(1, 2), np.ones(1), 1),))
     )
-    assert "hidden states" in what_crosses(states)
-    assert "enclave" in what_crosses(replace(it, words=words_of_enclave("NOT ATTESTED", False)))
+    assert "hidden states" in words_of(states).crosses
+    assert "enclave" in words_of(replace(it, words=words_of_enclave("NOT ATTESTED", False))).crosses
     who = {"same kind of text": "has other text of the same kind, and can run the client's trained half on it"}
     best = replace(cell(0.6, 0.5), adversary="same kind of text")
-    words = verdict(best, who, (best,), what_crosses(states))
-    assert words.startswith(f"From {what_crosses(states)}, ") and "run the client's trained half" in words
+    words = verdict(best, who, (best,), words_of(states).crosses)
+    assert words.startswith(f"From {words_of(states).crosses}, ") and "run the client's trained half" in words
     assert "reads most" in words and "60 of 100 words, and 50 of 100 names" in words
 
 
@@ -201,7 +201,7 @@ def test_a_defence_and_an_attack_bring_sentences_of_their_own() -> None:
     assert "The provider reads every answer" in found
     own = found["Mine reads"]
     assert (own.raised_if, own.explanation) == ("here 50.0 % (50.0 to 50.0)", "of mine")
-    assert verdict(best, WHO, (best,), what_crosses(scene)).startswith("From the ids of my defence, ")
+    assert verdict(best, WHO, (best,), words_of(scene).crosses).startswith("From the ids of my defence, ")
     assert "Mine reads" not in {
         one.title for one in all_findings(scene, (cell(0.6, 0.05, "mine"),), {}, {"mine": Mine()})
     }

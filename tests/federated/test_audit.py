@@ -20,7 +20,7 @@ from milkglass.attacks.gradients.free_tokens import FreeTokens
 from milkglass.audit.updates.attack import INVERSIONS, SHADOW_ATTACKS, audit_updates, require_names
 from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
-from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult, token_share, verdict
+from milkglass.audit.updates.report import SHADOWS_AS_TEXTS, UpdateAudit, UpdateResult, token_share, verdict
 from milkglass.audit.updates.scenes import AuditedSite, PublicSource
 from milkglass.errors import InvalidUpdate, UsageError
 from milkglass.federated.prepare import labels_of, prepare_site
@@ -143,7 +143,7 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     dager = of(found, "dager")
     assert dager.trained_measures is not None and dager.trained_measures["exact texts"].value == 1
     assert dager.measures["rouge-1"].value < 0.3
-    assert of(found, AS_THEY_ARE).measures == dager.measures, "an exact inversion is no better than the shadows"
+    assert of(found, SHADOWS_AS_TEXTS).measures == dager.measures, "an exact inversion is no better than the shadows"
     for name in SHADOW_ATTACKS:
         one = of(found, name)
         assert one.state == "done" and one.trained_measures is None and 0 <= token_share(one.measures).value < 1
@@ -294,7 +294,7 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     assert (tmp_path / "a.html").stat().st_mode & 0o777 == 0o600
     assert str(escape(answer["verdict"])) in page and "The shadows that were trained on" in page
     found = document(call(*words, "--json", "--attacks", "free-tokens"))
-    assert [one["attack"] for one in found["found"]] == ["free-tokens", AS_THEY_ARE]
+    assert [one["attack"] for one in found["found"]] == ["free-tokens", SHADOWS_AS_TEXTS]
     assert np.isclose(found["found"][0]["trained"]["token recall"]["value"], 1, atol=0.3)
     (tmp_path / "public.txt").write_text((world.files / "a.jsonl").read_text().replace(SECRET, "") + "other\n")
     given = document(call(*words, "--json", "--attacks", "free-tokens", "--public", tmp_path / "public.txt"))

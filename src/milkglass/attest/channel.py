@@ -201,8 +201,10 @@ class AttestedChannel:
                 async with asyncio.timeout(2 * self._silence):  # for a free connection, and for the head
                     return await self._client.send(request, stream=True)
             except (httpx2.ReadTimeout, TimeoutError) as error:
-                silent, late = f"was silent for {self._silence:g} s", f"began no answer within {2 * self._silence:g} s"
-                fault = f"{self.policy.server} {silent if isinstance(error, httpx2.ReadTimeout) else late}"
+                silence_text = f"was silent for {self._silence:g} s"
+                delay_text = f"began no answer within {2 * self._silence:g} s"
+                is_silent = isinstance(error, httpx2.ReadTimeout)
+                fault = f"{self.policy.server} {silence_text if is_silent else delay_text}"
                 raise Unreachable(fault, "try again; ask for shorter answers, or for a stream") from None
             except (httpx2.TransportError, ssl.SSLError) as error:
                 if not await self.admit_again(error, admission_count):

@@ -183,15 +183,16 @@ class Verdict:
         lines = [f"  {claim.source:{width}}  {'WEAK: ' * bool(claim.weakness)}{claim.text}" for claim in self.claims]
         lines += [f"  accepted by the policy: {name} ({reason})" for name, reason in self.accepted_weaknesses.items()]
         lines += [f"  {REFUSED}: {reason}" for reason in self.refusals.values()]
-        holds = HOLDS if self.is_from_hardware else HOLDS_FOR_SOFTWARE
+        headline = HOLDS if self.is_from_hardware else HOLDS_FOR_SOFTWARE
         if self.accepted_weaknesses:
-            holds += f", and accepts what is weak: {', '.join(self.accepted_weaknesses)}"
-        verb = "does" if len(self.refusals) == 1 else "do"
-        head = holds if self.holds else f"{REFUSED}: {len(self.refusals)} of the policy's conditions {verb} not hold"
+            headline += f", and accepts what is weak: {', '.join(self.accepted_weaknesses)}"
+        if not self.holds:
+            verb = "does" if len(self.refusals) == 1 else "do"
+            headline = f"{REFUSED}: {len(self.refusals)} of the policy's conditions {verb} not hold"
         warnings = [] if self.is_from_hardware else [NOT_ATTESTED]
         if self.holds and self.undoing_weaknesses:
             warnings.append(f"{NOTHING_PROTECTS}: the policy accepts {', '.join(self.undoing_weaknesses)}")
-        return [*warnings, head, *lines, self.still_seen, RECORDED_NOTE]
+        return [*warnings, headline, *lines, self.still_seen, RECORDED_NOTE]
 
     @property
     def still_seen(self) -> str:

@@ -188,7 +188,7 @@ def verify(
 
 
 def _require_form(evidence: HardwareEvidence) -> None:
-    """Raises AttestationError for parts that the evidence's form does not bind, or that no hardware signs."""
+    """Raises AttestationError for a kind or part that the evidence's form excludes, or a GPU that is given twice."""
     if evidence.kind == "software" and evidence.form != "milkglass":
         raise AttestationError("kind", "the software stand-in answers in our own form alone")
     if evidence.form in ("tinfoil", "aci") and (evidence.gpus or evidence.sealing_key):

@@ -170,7 +170,7 @@ class EvidenceBudget:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._pieces = deque[tuple[float, tuple[str, ...]]]()  # time and groups of each, at most EVIDENCE_WITH_FIRST
+        self._pieces = deque[tuple[float, tuple[str, ...]]]()  # time and groups of each piece
         self._count_of_group = Counter[str]()
 
     def take(self, address: str) -> None:

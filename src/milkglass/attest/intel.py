@@ -73,8 +73,8 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
         raise AttestationError(
             "collateral", "Intel's collateral is missing", "`milkglass attest fetch` gets it from Intel"
         )
-    if too_large := next((content for content in files if len(content) > MAX_COLLATERAL_BYTES), None):
-        raise AttestationError("size", f"Intel's collateral has {len(too_large):,} bytes, too many")
+    if large_file := next((content for content in files if len(content) > MAX_COLLATERAL_BYTES), None):
+        raise AttestationError("size", f"Intel's collateral has {len(large_file):,} bytes, too many")
     seconds = int(now.timestamp())
     if seconds < 0:
         raise AttestationError("time", f"{now} is before 1970", "give a later time")

@@ -221,11 +221,11 @@ async def fill_slots(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]
 
     task = asyncio.create_task(collect())
     loop = asyncio.get_running_loop()
-    due = loop.time()
+    due_time = loop.time()
     try:
         while True:
-            due += SLOT_SECONDS
-            await asyncio.sleep(max(0.0, due - loop.time()))
+            due_time += SLOT_SECONDS
+            await asyncio.sleep(max(0.0, due_time - loop.time()))
             is_last = end_event.is_set()
             ready_bytes = len(buffer) if is_last else buffer.rfind(b"\n\n") + 2 if b"\n\n" in buffer else 0
             piece = bytes(buffer[: min(ready_bytes, SLOT_BYTES)])

@@ -247,16 +247,16 @@ def parse_policy(raw: bytes, name: str, model: type[_AnyPolicy]) -> _AnyPolicy:
     except ValidationError as error:
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"])
-        shown = "" if fault["type"] == "missing" else f" is {str(fault['input'])[:80]!r}"
+        value_text = "" if fault["type"] == "missing" else f" is {str(fault['input'])[:80]!r}"
         raise UsageError(
-            f"{name}: {field}{shown}: {fault['msg'].lower()}", "see docs/attested.md for a policy"
+            f"{name}: {field}{value_text}: {fault['msg'].lower()}", "see docs/attested.md for a policy"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is no TOML: {error}", "see docs/attested.md") from None
-    if unknown := [
+    if unknown_names := [
         name for name in policy.accept if name not in WEAKNESSES and not INTEL_WEAKNESS_PATTERN.fullmatch(name)
     ]:
-        raise UsageError(f"{name}: accept.{unknown[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
+        raise UsageError(f"{name}: accept.{unknown_names[0]} is no weakness", f"names: {', '.join(WEAKNESSES)}")
     if "debug" in policy.accept and policy.sev_snp is None:
         raise UsageError(
             f"{name}: accept.debug holds for SEV-SNP alone, and there is no section sev-snp",
@@ -301,7 +301,7 @@ def judge(
     policy: Policy | EnclavePolicy, machine: VerifiedMachine, gpus: Sequence[VerifiedGpu] = (),
     binding_claims: Sequence[Claim] = (), pinned: Mapping[str, str] | None = None,
 ) -> Verdict:  # fmt: skip
-    """Returns what the policy says of verified evidence.
+    """Returns the verdict of a policy on verified evidence.
 
     Args:
         policy: the policy.
@@ -354,8 +354,8 @@ def _accepted_weaknesses(policy: Policy | EnclavePolicy) -> dict[str, str]:
             "no-rim": policy.nvidia.rim == "off",
             "no-gpu-revocation": policy.nvidia.revocation == "off",
         }
-        for name, holds in implied.items():
-            if holds:
+        for name, is_implied in implied.items():
+            if is_implied:
                 reasons.setdefault(name, "the policy's section nvidia says so")
     return reasons
 
@@ -412,10 +412,10 @@ def _image_claims(
             ):
                 claims.append(unchecked_claim("registers", f"what {', '.join(unchecked_registers)} measure"))
             return claims
-    shown = ", ".join(
+    measurements = ", ".join(
         f"{register} {digest[:16]}..." for register, digest in machine.measurements.items() if int(digest, 16)
     )
-    faults["image"] = f"no image of the policy runs there: {shown}"
+    faults["image"] = f"no image of the policy runs there: {measurements}"
     return []
 
 
@@ -433,8 +433,9 @@ def _machine_claims(
         text = f"the policy pins this machine{first_seen}; who can touch it is the operator's word"
         return [Claim("pinned", "affirming", "operator states", text)]
     if allowed_ids:
-        shown = machine.machine_id[:16]
-        faults["machine"] = f"the machine {shown}... is not one of the {len(allowed_ids)} that are pinned"
+        faults["machine"] = (
+            f"the machine {machine.machine_id[:16]}... is not one of the {len(allowed_ids)} that are pinned"
+        )
         return []
     return [
         weak_claim(

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from milkglass import files
-from milkglass.audit import key_budget as curve
+from milkglass.audit import key_budget
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.plan import GRACE_SECONDS
 from milkglass.audit.report.findings import all_findings, id_information, mean_cosine_with_originals, words_of
 from milkglass.audit.report.page import charts_svg, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
-from milkglass.audit.report.verdict import level, unfinished_attacks, verdict, what_crosses
+from milkglass.audit.report.verdict import level, unfinished_attacks, verdict
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
@@ -59,10 +59,14 @@ def audit(
     best = strongest(audit_run.results)
     on_begin("how much is read as more text is sent")
     points = reading_curve(scene, attacks, audit_run, best, budget, seed, clock_deadline)
-    tokens_to_reach = curve.tokens_to_reach(points)
+    tokens_to_reach = key_budget.tokens_to_reach(points)
     words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}
     sent, ordinary = scene.truth.tokens, scene.truth.ordinary
-    corpora = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
+    corpora = {
+        adversary.name: adversary.knowledge.corpus
+        for adversary in scene.adversaries
+        if adversary.knowledge.corpus is not None
+    }
     corpus = next(reversed(corpora.values()), None)
     return Audit(
         model=scene.model,
@@ -73,7 +77,7 @@ def audit(
         public_tokens={name: len(corpus_.ids) for name, corpus_ in corpora.items()},
         vocab_size=scene.transcript.size,
         seconds=time.monotonic() - started,
-        verdict=verdict(best, words_of_adversaries, audit_run.results, what_crosses(scene)),
+        verdict=verdict(best, words_of_adversaries, audit_run.results, words_of(scene).crosses),
         level=level(best, audit_run.results),
         unfinished=tuple(unfinished_attacks(best, audit_run.results)),
         adversaries=words_of_adversaries,
@@ -140,14 +144,14 @@ def reading_curve(
         if adversary.knowledge.corpus is None:
             continue
         sole_adversary = replace(adversary, knowledge=replace(adversary.knowledge, candidates=audit_run.candidates))
-        for size in curve.curve_sizes(len(scene.truth.sent.ids)):
-            subset, tokens = curve.first_texts_of(replace(scene, adversaries=(sole_adversary,)), size)
+        for size in key_budget.curve_sizes(len(scene.truth.sent.ids)):
+            subset, tokens = key_budget.first_texts_of(replace(scene, adversaries=(sole_adversary,)), size)
             (rerun,) = run(
                 subset, {best.attack: attacks[best.attack]}, None, budget, seed, options=rerun_options
             ).finished_attacks
             if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break
-            points.append(BudgetPoint(adversary.name, tokens, *curve.shares_read(subset, rerun.reading)))
+            points.append(BudgetPoint(adversary.name, tokens, *key_budget.shares_read(subset, rerun.reading)))
     return tuple(points)
 
 
@@ -170,12 +174,12 @@ def read_examples(scene: Scene, audit_run: AuditRun, best: AttackResult | None, 
     return tuple(examples)
 
 
-def joined_pieces(read: Callable[[Ids], str], read_ids: list[int], true_ids: list[int]) -> tuple[TokenReading, ...]:
+def joined_pieces(decode: Callable[[Ids], str], read_ids: list[int], true_ids: list[int]) -> tuple[TokenReading, ...]:
     """Returns the tokens as read, joined as the tokenizer joins them: by what each adds to the one before it."""
     pieces, previous = list[TokenReading](), -1
     for read_id, true_id in zip(read_ids, true_ids, strict=True):
-        text, joined = ("?", False) if read_id < 0 else added_text(read, previous, read_id)
-        pieces.append(TokenReading(text, read_id == true_id, read(np.array([true_id])).strip(), joined))
+        text, joined = ("?", False) if read_id < 0 else added_text(decode, previous, read_id)
+        pieces.append(TokenReading(text, read_id == true_id, decode(np.array([true_id])).strip(), joined))
         previous = read_id
     return tuple(pieces)
 

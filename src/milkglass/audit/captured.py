@@ -192,8 +192,11 @@ def scene_of(
     )
     if not any(_shows_shared_rows(weights.model, private_sent.sent.ids) for weights in served_weights):
         return scene
-    shared = [replace(who, knowledge=replace(who.knowledge, has_shared_ids=True)) for who in scene.adversaries]
-    return replace(scene, adversaries=tuple(shared))
+    adversaries = tuple(
+        replace(adversary, knowledge=replace(adversary.knowledge, has_shared_ids=True))
+        for adversary in scene.adversaries
+    )
+    return replace(scene, adversaries=adversaries)
 
 
 def _served_weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
@@ -283,8 +286,8 @@ class _CapturedClient:
             return _places_if_reordered(token_ids, sent)
         special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
         if special and len(sent) == len(token_ids) - special:
-            first = self.codec.tokenizer("")["input_ids"][:1]
-            first_place = 1 if first and token_ids[0] == first[0] else 0
+            leading_special_ids = self.codec.tokenizer("")["input_ids"][:1]
+            first_place = 1 if token_ids[:1].tolist() == leading_special_ids else 0
             places = np.full(len(token_ids), NO_BELIEF, np.int64)
             places[first_place : first_place + len(sent)] = np.arange(len(sent))
             return places

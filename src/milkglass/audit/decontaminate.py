@@ -59,7 +59,7 @@ def decode_texts(ids: Sequences, tokenizer: Any) -> list[str]:
 
 
 def tokenizer_round_trip(texts: Sequence[str], tokenizer: Any) -> list[str]:
-    """Returns texts as the tokenizer reads them, for comparison with `read_texts`: both lack unknown words."""
+    """Returns texts as the tokenizer reads them, for comparison with `decode_texts`: both lack unknown words."""
     if not texts:
         return []
     ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]

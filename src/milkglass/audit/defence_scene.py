@@ -50,15 +50,15 @@ def scene_of(
         public: the texts of each further attacker, by name. Texts that contain a private text or are part of one are
             left out, and so is an attacker with no text left.
     """
-    attacker_texts = {who: [texts[i] for i in decontaminate(texts, private)] for who, texts in public.items()}
-    attacker_texts = {who: texts for who, texts in attacker_texts.items() if texts}
+    attacker_texts = {name: [texts[i] for i in decontaminate(texts, private)] for name, texts in public.items()}
+    attacker_texts = {name: texts for name, texts in attacker_texts.items() if texts}
     if isinstance(client, TableClient) and client.document["name"] != "plain":
         return _table_scene(base, client, private, attacker_texts)
     if isinstance(client, TableClient | SanitizingClient):
         return _words_scene(base, client, server, private, attacker_texts)
     if isinstance(client, EncoderClient):
         return _states_scene(base, client, server, private, attacker_texts)
-    return _any_scene(base, client, server, private, attacker_texts)
+    return _custom_client_scene(base, client, server, private, attacker_texts)
 
 
 def _table_scene(
@@ -67,8 +67,8 @@ def _table_scene(
     """Returns the scene of obfuscated tables, which is that of a key."""
     parameters = dict(client.document)
     key = key_from_secret(base, scheme_named(parameters.pop("name"), parameters), client.secret)
-    ids = {who: encode_examples(client.codec, _examples(texts)).original for who, texts in public.items()}
-    attackers = {who: AttackerText(corpus) for who, corpus in ids.items()}
+    ids = {name: encode_examples(client.codec, _examples(texts)).original for name, texts in public.items()}
+    attackers = {name: AttackerText(corpus) for name, corpus in ids.items()}
     return assemble(key, client.codec, base, encode_examples(client.codec, _examples(private)), attackers)
 
 
@@ -88,12 +88,12 @@ def _words_scene(
     `Truth.origin` gives the place where each token was sent. It is None for a client that replaces nothing.
     """
     sent, original, origin = sent_and_original(client, private)
-    public_ids = {who: sent_and_original(client, texts)[1] for who, texts in public.items()}
+    public_ids = {name: sent_and_original(client, texts)[1] for name, texts in public.items()}
     truth = replace(truth_of(client.codec, sent, original, public_ids.values()), origin=origin)
     adversaries = []
-    for who, texts in public.items():
+    for name, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
-        adversaries.append(Adversary.with_text(who, Knowledge(corpus=public_ids[who], rehearse=rehearse)))
+        adversaries.append(Adversary.with_text(name, Knowledge(corpus=public_ids[name], rehearse=rehearse)))
     observations = (*server.stored_observations(), Tokens(sent))
     return public_scene(base, client.codec, observations, truth, private, adversaries, scheme=dict(client.document))
 
@@ -108,11 +108,11 @@ def _states_scene(
     """Returns the scene of hidden states that are sent."""
     codec = public_codec(base)
     ids = client.reader.encode(private, cut=True).ids
-    corpora = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
+    corpora = {name: client.reader.encode(texts, cut=True).ids for name, texts in public.items()}
     defence = client.defence
     adversaries = [
-        Adversary.with_text(who, Knowledge(corpus=corpus, observe=client.observe, noise=defence.added_noise))
-        for who, corpus in corpora.items()
+        Adversary.with_text(name, Knowledge(corpus=corpus, observe=client.observe, noise=defence.added_noise))
+        for name, corpus in corpora.items()
     ]
     observations = (*server.stored_observations(), *client.send(private))
     truth = truth_of(codec, ids, ids, corpora.values())
@@ -120,7 +120,7 @@ def _states_scene(
     return public_scene(base, codec, observations, truth, private, adversaries, **details)
 
 
-def _any_scene(
+def _custom_client_scene(
     base: Checkpoint, client: Client, server: Server, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
     """Returns the scene of a client half that is known by its interface alone."""
@@ -131,13 +131,13 @@ def _any_scene(
 
     ids, observations = public_ids(private), client.send(private)
     sent = next((observation.ids for observation in observations if isinstance(observation, Tokens)), ids)
-    corpora = {who: public_ids(texts) for who, texts in public.items()}
+    corpora = {name: public_ids(texts) for name, texts in public.items()}
     truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_checked_origin(client, private, ids, sent))
     can_rehearse = client.rehearsal(0) is not None and any(isinstance(part, Tokens) for part in observations)
     adversaries = []
-    for who, texts in public.items():
-        rehearse = _rehearsal_of_any(client, texts) if can_rehearse else None
-        adversaries.append(Adversary.with_text(who, Knowledge(corpus=corpora[who], rehearse=rehearse)))
+    for name, texts in public.items():
+        rehearse = _custom_client_rehearsal(client, texts) if can_rehearse else None
+        adversaries.append(Adversary.with_text(name, Knowledge(corpus=corpora[name], rehearse=rehearse)))
     return public_scene(
         base,
         codec,
@@ -173,7 +173,7 @@ def _checked_origin(client: Client, texts: Sequence[str], original: Sequences, s
     return places
 
 
-def _rehearsal_of_any(client: Client, texts: Sequence[str]) -> Rehearsal:
+def _custom_client_rehearsal(client: Client, texts: Sequence[str]) -> Rehearsal:
     """Returns how an attacker puts texts of their own through the client, under their own secret."""
 
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
@@ -206,8 +206,8 @@ def public_scene(
         observations: what the server sees.
         truth: grades the guesses.
         private: the texts, in which names and numbers are marked. None: they are not marked.
-        size: how many ids can be sent. None: the model's.
         adversaries: the attackers with text.
+        size: how many ids can be sent. None: the model's.
         details: further fields of `Scene`.
     """
     size, public = size or len(codec.sigma), Model.open(base.folder)
@@ -274,7 +274,7 @@ def replaced_and_cut(client: ReplacedTextClient, texts: Sequence[str]) -> tuple[
 
 
 def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
-    """Returns the same mechanism on the attacker's own texts, with the attacker's own draws."""
+    """Returns how an attacker puts texts of their own through the same mechanism, with draws of their own."""
 
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         sent, original, origin = sent_and_original(client.rehearsal(seed), texts)

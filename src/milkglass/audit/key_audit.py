@@ -152,12 +152,12 @@ def open_scene(
     Raises:
         UsageError: the folder holds the work of another audit.
     """
-    identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
+    audit_identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
     earlier_attacks = [signature(attack) for name, attack in attacks.items() if name not in LATER_ATTACK_NAMES]
     earlier_identity = {**settings, "attacks": earlier_attacks}
     scene = build_scene(stage)
-    # after the scene: a text that cannot be read leaves nothing behind
-    return scene, ResumeStore.open(out / "work", identity, earlier_identity)
+    # After the scene: a text that cannot be read leaves nothing behind
+    return scene, ResumeStore.open(out / "work", audit_identity, earlier_identity)
 
 
 def run_and_write(

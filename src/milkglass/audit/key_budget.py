@@ -18,13 +18,13 @@ from milkglass.audit.scene import Scene
 from milkglass.sequences import Ids
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 
-REACHED_SHARES = (0.10, 0.25, 0.50)  # shares of content tokens: measured is after how many tokens they are read
+REACHED_SHARES = (0.10, 0.25, 0.50)  # shares of content tokens; it is measured after how many tokens each is read
 FIRST_POINT_TOKENS = 1000  # tokens of the curve's first point
 
 
 def curve_sizes(total_tokens: int) -> list[int]:
     """Returns how many tokens each point of the curve has, in a text of `total_tokens`: 1,000, 3,000, ... and all."""
-    sizes = (round(FIRST_POINT_TOKENS * 10 ** (i / 2) / FIRST_POINT_TOKENS) * FIRST_POINT_TOKENS for i in range(20))
+    sizes = (round(10 ** (i / 2)) * FIRST_POINT_TOKENS for i in range(20))
     return [*(size for size in sizes if size < 0.8 * total_tokens), total_tokens]
 
 

@@ -66,8 +66,8 @@ def repetition_pattern(text: Ids) -> bytes:
 
     Two texts have the same pattern if a substitution of ids can turn one into the other.
     """
-    _, first, where = np.unique(text, return_index=True, return_inverse=True)
-    return np.asarray(first[where], np.int64).tobytes()
+    _, first_places, value_indices = np.unique(text, return_index=True, return_inverse=True)
+    return np.asarray(first_places[value_indices], np.int64).tobytes()
 
 
 def entropy_bits(values: Ids) -> float:

@@ -114,6 +114,7 @@ ScheduledAttack = tuple[Adversary, AttackTurn]
 
 
 def turns_of(attacks: Mapping[str, Attack], counts_min_seconds: bool = True) -> list[AttackTurn]:
+    """Returns the turns of attacks that are given by the names of their results."""
     return [
         AttackTurn(name, attack, attack.min_seconds if counts_min_seconds else 0.0) for name, attack in attacks.items()
     ]
@@ -122,7 +123,12 @@ def turns_of(attacks: Mapping[str, Attack], counts_min_seconds: bool = True) -> 
 def scheduled_attacks(scene: Scene, turns: Sequence[AttackTurn]) -> list[ScheduledAttack]:
     """Returns each attack besides the chain with its attacker, in order. The attacker who has most comes first."""
     after_chain = [(turn, scene.attackers_of(turn.attack)) for turn in turns if not turn.is_solver_without_text]
-    pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, attackers in after_chain if who in attackers]
+    pairs = [
+        (adversary, turn)
+        for adversary in reversed(scene.adversaries)
+        for turn, attackers in after_chain
+        if adversary in attackers
+    ]
     return sorted(pairs, key=lambda pair: pair[1].rank)
 
 
@@ -163,12 +169,12 @@ class _Step:
     """Pairs an attack that applies with its attacker and its time.
 
     Attributes:
-        who: the attacker.
+        adversary: the attacker.
         turn: the attack.
         seconds: the time that the attack takes here. None: it uses what it gets.
     """
 
-    who: Adversary
+    adversary: Adversary
     turn: AttackTurn
     seconds: float | None
 
@@ -182,15 +188,15 @@ def estimate(
         budget: the budget of the attacks, in CPU seconds.
         finished_names: the names (`AttackTurn.file_name`) of attacks that an earlier run finished.
     """
-    steps = [step for step in _steps(scene, attacks) if step.turn.file_name(step.who) not in finished_names]
+    steps = [step for step in _steps(scene, attacks) if step.turn.file_name(step.adversary) not in finished_names]
     sent = len(scene.truth.tokens.ids)
     begun_steps, late_steps = _schedule(steps, budget)
     ended_steps = [step for step in begun_steps if step.seconds is not None]
     curve_seconds_of = dict[str, float]()
     for step in ended_steps:
-        if step.turn.rank == 0 and step.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
-            curve = (step.seconds or 0.0) * len(curve_sizes(sent)) / 2
-            curve_seconds_of[step.who.name] = max(curve_seconds_of.get(step.who.name, 0.0), curve)
+        if step.turn.rank == 0 and step.adversary.knowledge.corpus is not None and scene.has_key_budget:
+            curve_seconds = (step.seconds or 0.0) * len(curve_sizes(sent)) / 2  # the attack runs for each point
+            curve_seconds_of[step.adversary.name] = max(curve_seconds_of.get(step.adversary.name, 0.0), curve_seconds)
     seconds = sum(step.seconds or 0.0 for step in ended_steps) + sum(curve_seconds_of.values())
     open_ended = dict.fromkeys(step.turn.attack.title for step in begun_steps if step.seconds is None)
     titles = tuple(dict.fromkeys(step.turn.attack.title for step in late_steps))
@@ -205,15 +211,16 @@ def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
     steps, pace = list[_Step](), slowness()
     before_chain, after_chain = split_at_chain(scheduled_attacks(scene, turns))
     chain = [(scene.adversaries[0], turn) for turn in turns if turn.is_solver_without_text]
-    for who, turn in [*before_chain, *chain, *after_chain]:
-        if not _applies(scene, who, turn):
+    for adversary, turn in [*before_chain, *chain, *after_chain]:
+        if not _applies(scene, adversary, turn):
             continue
         seconds = None
         if not turn.min_seconds or turn.attack.cost != Cost():
-            corpus = who.knowledge.corpus
+            corpus = adversary.knowledge.corpus
             tokens = sent + (0 if corpus is None else len(corpus.ids))
-            seconds = pace * turn.attack.cost.seconds(size, required(who.knowledge.public_model).width, sent, tokens)
-        steps.append(_Step(who, turn, seconds))
+            width = required(adversary.knowledge.public_model).width
+            seconds = pace * turn.attack.cost.seconds(size, width, sent, tokens)
+        steps.append(_Step(adversary, turn, seconds))
     return steps
 
 
@@ -241,14 +248,14 @@ def _enough_budget(steps: Sequence[_Step], budget: float) -> float:
     return next((seconds for seconds in budgets if not _schedule(steps, seconds)[1]), math.nan)
 
 
-def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:
+def _applies(scene: Scene, adversary: Adversary, turn: AttackTurn) -> bool:
     """Returns whether the attack applies, as far as known before the chain: candidates are assumed to be found."""
-    knowledge = who.knowledge
+    knowledge = adversary.knowledge
     if knowledge.candidates is None:
         knowledge = replace(knowledge, candidates=Candidates((), ()))
     try:
-        return why_not(turn.attack, scene.seen_by(who), knowledge) is None
-    except Exception:  # noqa: BLE001 - when its turn comes it has a result, which says that it failed
+        return why_not(turn.attack, scene.seen_by(adversary), knowledge) is None
+    except Exception:  # noqa: BLE001 - the attack fails at its turn, and its result says so
         return False
 
 

@@ -175,8 +175,8 @@ def read_answers(path: Path) -> EncryptedAnswers:
             f"{path.name} has {len(topics)} answers on {len(names)} topics",
             f"give {MIN_ANSWERS} or more, on two or more",
         )
-    known_lengths = _of_all_or_none(path, "lengths", lengths)
-    known_questions = _of_all_or_none(path, "questions", questions)
+    known_lengths = _complete_column(path, "lengths", lengths)
+    known_questions = _complete_column(path, "questions", questions)
     question_ids = np.unique(known_questions, return_inverse=True)[1] if known_questions else None
     if question_ids is not None and min(len({*question_ids[np.array(topics) == name]}) for name in names) < 2:
         raise EmptyText(
@@ -188,7 +188,7 @@ def read_answers(path: Path) -> EncryptedAnswers:
     return EncryptedAnswers(records, topic_ids, names, token_lengths, question_ids)
 
 
-def _of_all_or_none(path: Path, noun: str, values: Sequence[T | None]) -> list[T]:
+def _complete_column(path: Path, noun: str, values: Sequence[T | None]) -> list[T]:
     """Returns the values of all rows; none if no row has one. Raises CodecError if some rows have one."""
     known_values = [value for value in values if value is not None]
     if known_values and len(known_values) < len(values):

@@ -40,20 +40,20 @@ class ResumeStore:
         Raises:
             UsageError: the folder belongs to another audit.
         """
-        digest, *earlier = (
-            hashlib.sha256(json.dumps(earlier_identity, sort_keys=True).encode()).hexdigest()
-            for earlier_identity in (identity, *earlier_identities)
+        digest, *earlier_digests = (
+            hashlib.sha256(json.dumps(audit_identity, sort_keys=True).encode()).hexdigest()
+            for audit_identity in (identity, *earlier_identities)
         )
-        record = folder / "about.json"
-        if record.is_file():
-            if json.loads(record.read_text("utf-8"))["digest"] not in (digest, *earlier):
+        record_path = folder / "about.json"
+        if record_path.is_file():
+            if json.loads(record_path.read_text("utf-8"))["digest"] not in (digest, *earlier_digests):
                 raise UsageError(
                     f"{folder} holds the work of an audit that was not finished, of another key, text or setting",
                     f"give another folder, such as --out {folder.parent}-2, or remove {folder}",
                 )
             return cls(folder)
         files.make_private_dir(folder)
-        files.write(record, json.dumps({"digest": digest}) + "\n")
+        files.write(record_path, json.dumps({"digest": digest}) + "\n")
         return cls(folder)
 
     def stored_result(self, name: str) -> tuple[AttackResult, Ids | None] | None:
@@ -94,19 +94,21 @@ class ResumeStore:
 
 
 def pack_candidates(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns the candidates as flat arrays: sizes (g, 3) of rows, members, whether there are weights; and values."""
+    """Returns the candidates as arrays: "sizes" (groups, 3), and the values of all groups, one after the other.
+
+    A row of "sizes" has the numbers of a group's rows and members, and whether the group has weights.
+    """
     groups = candidates.groups
+    sizes = [[len(group.rows), len(group.members), group.weights is not None] for group in groups]
 
     def flatten(parts: list[Any], dtype: Any) -> np.ndarray[Any, Any]:
         return np.concatenate([np.asarray(part, dtype).reshape(-1) for part in parts] or [np.empty(0, dtype)])
 
     return {
-        "sizes": np.array([[len(g.rows), len(g.members), g.weights is not None] for g in groups], np.int64).reshape(
-            -1, 3
-        ),
-        "rows": flatten([g.rows for g in groups], np.int64),
-        "members": flatten([g.members for g in groups], np.int64),
-        "weights": flatten([g.weights for g in groups if g.weights is not None], np.float64),
+        "sizes": np.array(sizes, np.int64).reshape(-1, 3),
+        "rows": flatten([group.rows for group in groups], np.int64),
+        "members": flatten([group.members for group in groups], np.int64),
+        "weights": flatten([group.weights for group in groups if group.weights is not None], np.float64),
         "likelihood": flatten(list(candidates.log_likelihoods), np.float64),
     }
 
@@ -119,10 +121,10 @@ def unpack_candidates(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Candidates:
         next_place[name] += count
         return arrays[name][next_place[name] - count : next_place[name]]
 
-    groups, likelihood = [], []
-    for rows, members, weighted in arrays["sizes"].tolist():
+    groups, log_likelihoods = [], []
+    for rows, members, has_weights in arrays["sizes"].tolist():
         shape = (rows, members)
-        weights = next_values("weights", rows * members).reshape(shape) if weighted else None
+        weights = next_values("weights", rows * members).reshape(shape) if has_weights else None
         groups.append(Group(next_values("rows", rows), next_values("members", members), weights))
-        likelihood.append(next_values("likelihood", rows * members).reshape(shape))
-    return Candidates(tuple(groups), tuple(likelihood))
+        log_likelihoods.append(next_values("likelihood", rows * members).reshape(shape))
+    return Candidates(tuple(groups), tuple(log_likelihoods))

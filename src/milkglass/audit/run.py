@@ -84,8 +84,10 @@ def run(
     finished = [runner.run_attack(turn, adversary, _Chain([], None, False)) for adversary, turn in before_chain]
     chain = runner.run_chain(turns)
     finished += [*chain.attacks, *(runner.run_attack(turn, adversary, chain) for adversary, turn in after_chain)]
-    position_of = {(name, adversary.name): n for n, (name, adversary) in enumerate(product(attacks, scene.adversaries))}
-    finished.sort(key=lambda attack: position_of[attack.result.attack, attack.result.adversary])  # as in the catalogue
+    order = {
+        (name, adversary.name): index for index, (name, adversary) in enumerate(product(attacks, scene.adversaries))
+    }
+    finished.sort(key=lambda attack: order[attack.result.attack, attack.result.adversary])  # as in the catalogue
     return AuditRun(tuple(finished), chain.candidates)
 
 
@@ -122,16 +124,16 @@ class _Runner:
     def run_chain(self, turns: Sequence[AttackTurn]) -> _Chain:
         """Runs the solvers. If an attack can undo a part of the scheme, they start from what it leaves."""
         solvers = [turn for turn in turns if turn.is_solver_without_text]
-        undoers = [turn.attack for turn in turns if isinstance(turn.attack, Preprocessor)] if solvers else []
+        preprocessors = [turn.attack for turn in turns if isinstance(turn.attack, Preprocessor)] if solvers else []
         adversary = self.scene.adversaries[0]
         finished, is_renewed = list[FinishedAttack](), False
         candidates, transcript = adversary.knowledge.candidates, self.scene.transcript
-        for undoer in undoers:
+        for preprocessor in preprocessors:
             try:
-                if why_not(undoer, transcript, adversary.knowledge) is None:
+                if why_not(preprocessor, transcript, adversary.knowledge) is None:
                     with time_limit(self.options.deadline):
-                        transcript = undoer.undo(transcript, adversary.knowledge)
-            except (Exception, OutOfTime):  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
+                        transcript = preprocessor.undo(transcript, adversary.knowledge)
+            except (Exception, OutOfTime):  # noqa: BLE001, S112 - the attack has a result of its own, which says so
                 continue
         for solver in solvers:
             attack, solution, ran_now = self._solve(solver, adversary, candidates, transcript, is_renewed)

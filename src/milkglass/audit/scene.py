@@ -12,7 +12,8 @@ from typing import Any
 
 from milkglass.client.data.texts import PrivateTexts
 from milkglass.errors import UsageError
-from milkglass.schemes.mixture import ClusterReport, Ids
+from milkglass.schemes.mixture import ClusterReport
+from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens, Transcript
@@ -61,8 +62,8 @@ class Adversary:
             knowledge: what the attacker knows.
             half: what an attacker with `observe` can run, in words.
         """
-        runs = f", and can run {half} on it" if knowledge.observe is not None else ""
-        return cls(name, f"has {ATTACKER_WORDS.get(name, name)}{runs}", knowledge)
+        ability = f", and can run {half} on it" if knowledge.observe is not None else ""
+        return cls(name, f"has {ATTACKER_WORDS.get(name, name)}{ability}", knowledge)
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,10 @@ class Scene:
         reported. The first of these runs an attack that uses no public text. All others run one that uses it; the
         first does so only if there are no others.
         """
-        capable = [who for who in self.adversaries if attack.sees <= self.seen_by(who).kinds] or list(self.adversaries)
+        capable = [adversary for adversary in self.adversaries if attack.sees <= self.seen_by(adversary).kinds]
+        attackers = capable or list(self.adversaries)
         reads_text = "corpus" in attack.assumes | attack.uses
-        return capable[1:] if reads_text and len(capable) > 1 else capable[:1]
+        return attackers[1:] if reads_text and len(attackers) > 1 else attackers[:1]
 
     def truth_about(self, of_outputs: bool) -> Truth:
         """Returns the truth about what was sent, or about what was generated (`of_outputs`)."""

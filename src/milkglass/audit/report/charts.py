@@ -37,15 +37,14 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[st
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, ROW_PIXELS * len(labels) + 64)
         for place, row in enumerate(rows.values()):
-            has_no_interval = math.isnan(row.low)
+            has_interval = not math.isnan(row.low)
             axes.barh(place, 100 * row.value, 0.55, color=BAR_COLOUR)
-            if not has_no_interval:
+            if has_interval:
                 ends = [[100 * max(0.0, row.value - row.low)], [100 * max(0.0, row.high - row.value)]]
                 for width, colour in ((5, "white"), (2, INK)):
                     axes.errorbar(100 * row.value, place, xerr=ends, color=colour, elinewidth=width, capsize=5)
-            _write_share(
-                axes, row.value, row.value if has_no_interval else max(row.value, row.high), place, has_no_interval
-            )
+            end = max(row.value, row.high) if has_interval else row.value
+            _write_share(axes, row.value, end, place, is_lower_bound=not has_interval)
         for place, value in enumerate(floors.values(), len(rows)):
             axes.barh(place, 100 * value, 0.15, color=GREY)
             _write_share(axes, value, value, place)
@@ -78,7 +77,9 @@ def curve(title: str, axes_titles: tuple[str, str], points: Sequence[BudgetPoint
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, 380)
         for index, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
-            adversary_points = sorted((max(1, p.tokens), 100 * p.content) for p in points if p.adversary == adversary)
+            adversary_points = sorted(
+                (max(1, point.tokens), 100 * point.content) for point in points if point.adversary == adversary
+            )
             style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
             axes.plot(*zip(*adversary_points, strict=True), label=adversary, linewidth=2.5, clip_on=False, **style)
         axes.set(xscale="log", ylim=(0, 100), xlabel=axes_titles[0], ylabel=axes_titles[1], yticks=range(0, 101, 25))

@@ -130,10 +130,11 @@ def id_information(scene: Scene) -> IdInformation | None:
 def curve_in_words(tokens_to_reach: TokensToReach) -> str:
     """Returns the numbers of tokens after which each share is read, in words; "" if none is read."""
     sentences = []
-    for who, shares in tokens_to_reach.items():
+    for adversary, shares in tokens_to_reach.items():
         highest_shares = {tokens: share for share, tokens in shares.items()}  # the last of shares at equal tokens
         sentences += [
-            f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in highest_shares.items()
+            f"{share} within {tokens:,} tokens by the attacker with {adversary}"
+            for tokens, share in highest_shares.items()
         ]
     return "; ".join(sentences)
 

@@ -78,9 +78,10 @@ def _best_figures(result: Audit, measure: str) -> dict[str, Interval]:
     """Returns for each attacker the best figure of any attack by this measure."""
     measured = [cell for cell in result.results if measure in cell.measures]
     best_cells = {
-        who: strongest(tuple(cell for cell in measured if cell.adversary == who), measure) for who in result.adversaries
+        name: strongest(tuple(cell for cell in measured if cell.adversary == name), measure)
+        for name in result.adversaries
     }
-    return {_attacker_title(who): cell.measures[measure] for who, cell in best_cells.items() if cell is not None}
+    return {_attacker_title(name): cell.measures[measure] for name, cell in best_cells.items() if cell is not None}
 
 
 def _attacker_title(name: str) -> str:
@@ -98,16 +99,16 @@ def escape_rare_characters(text: str, own_letters: frozenset[str]) -> str:
 
     Line ends and tabs stay.
     """
-    return "".join(
-        c
-        if c in "\n\t" or (c.isprintable() and (c in own_letters or COMMON_CHARACTERS.match(c)))
-        else f"\\u{ord(c):04x}"
-        for c in text
-    )
+
+    def is_shown(character: str) -> bool:
+        is_in_fonts = character in own_letters or COMMON_CHARACTERS.match(character) is not None
+        return character in "\n\t" or (character.isprintable() and is_in_fonts)
+
+    return "".join(character if is_shown(character) else f"\\u{ord(character):04x}" for character in text)
 
 
 def _attack_lists(result: Audit) -> dict[str, object]:
-    """Returns the attacks that ran, the strongest first, and why each other attack did not run."""
+    """Returns the attacks that have figures, the strongest first, and why each other attack has none."""
     done = [cell for cell in result.results if cell.state == "done"]
     done.sort(key=lambda cell: np.nan_to_num(cell.value("tokens top-1"), nan=-1.0), reverse=True)
     not_done = {(cell.label, cell.state, cell.reason): None for cell in result.results if cell.state != "done"}

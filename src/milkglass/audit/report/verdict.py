@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.findings import best_naming_attack, words_of
+from milkglass.audit.report.findings import best_naming_attack
 from milkglass.audit.report.result import Level
 from milkglass.audit.report.texts import TEXTS, fill_template
-from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
+from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.percent import WRITTEN_AS_ALL
 
 MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # the levels "most" and "much" hold from these shares of content tokens read on
@@ -40,7 +40,7 @@ def verdict(
         best: the strongest attack. None: none ran to its end.
         attacker_words: what each attacker has, in words.
         results: the result of each attack by each attacker.
-        crosses: what is attacked, if not ids under a key, see `what_crosses`.
+        crosses: what an attacker sees of a text, in words (`DefenceWords.crosses`); "" for ids under a key.
     """
     naming, unfinished_titles = best_naming_attack(results), unfinished_attacks(best, results)
     bag_sentence = (
@@ -99,11 +99,6 @@ def unfinished_attacks(best: AttackResult | None, results: tuple[AttackResult, .
     return sorted({cell.title for cell in relevant if cell.cut or cell.state in ("failed", "not run")})
 
 
-def what_crosses(scene: Scene) -> str:
-    """Returns what an attacker sees of a text, or "" if it is ids under a key."""
-    return words_of(scene).crosses
-
-
 def percent_text(share: float, is_lower_bound: bool = False) -> str:
     """Returns a share in percent: `82` for 0.824.
 
@@ -158,8 +153,8 @@ def _attacker_phrase(name: str, words: str) -> str:
     phrase = ATTACKER_PHRASES.get(name)
     if phrase is None:
         return f"an attacker who {words}"
-    _, _, runs = words.partition(RUNS_MARKER)
-    return f"{phrase}, who can run {runs}," if runs else f"{phrase}," if "," in phrase else phrase
+    _, _, runnable_part = words.partition(RUNS_MARKER)
+    return f"{phrase}, who can run {runnable_part}," if runnable_part else f"{phrase}," if "," in phrase else phrase
 
 
 def _is_without_solvers(results: tuple[AttackResult, ...]) -> bool:

@@ -18,7 +18,7 @@ from milkglass.audit.gradient_scene import SERVER, measure
 from milkglass.audit.outcome import AttackResult, FinishedAttack, without_intervals
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
-from milkglass.audit.updates.report import AS_THEY_ARE, UpdateAudit, UpdateResult
+from milkglass.audit.updates.report import SHADOWS_AS_TEXTS, UpdateAudit, UpdateResult
 from milkglass.audit.updates.scenes import AuditedSite
 from milkglass.errors import UsageError
 from milkglass.gradient_defences.catalogue import name_and_parameters
@@ -83,7 +83,9 @@ def audit_updates(
         truth = site.truth([*site.batches.values()])
         measures = measure(Guess(texts=truth.sent), truth, seed)
         rounds = tuple(attacked)
-        results.append(UpdateResult(AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measures, rounds=rounds))
+        results.append(
+            UpdateResult(SHADOWS_AS_TEXTS, SHADOWS_AS_TEXTS, SERVER, "done", measures=measures, rounds=rounds)
+        )
     needs_more_text = uses_ghost and public_text["tokens"] < ENOUGH_PUBLIC_TOKENS
     audit = UpdateAudit(
         site=site.recorded.site,

@@ -19,9 +19,10 @@ MAX_EXAMPLES = 3  # texts of an update, and readings of it, that the page shows
 
 def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
     """Returns the page of an audit of updates. `readings` has what each attack read of each update: it is private."""
-    measured = sorted((r for r in result.finished_results if r.measures), key=lambda r: -r.token_share.value)
+    measured = [attacked for attacked in result.finished_results if attacked.measures]
+    measured.sort(key=lambda attacked: -attacked.token_share.value)
     best = measured[0] if measured else None
-    level = level_of(best.token_share.value, any(r.cut for r in measured)) if best else "unknown"
+    level = level_of(best.token_share.value, any(attacked.cut for attacked in measured)) if best else "unknown"
     example = next((reading for reading in readings if best is not None and reading["attack"] == best.attack), None)
     texts = [] if example is None else [*example["texts"][:MAX_EXAMPLES], *example["readings"][:MAX_EXAMPLES]]
     return (
@@ -38,7 +39,7 @@ def render(result: UpdateAudit, readings: Sequence[Mapping[str, Any]]) -> str:
 def charts_svg(result: UpdateAudit, results: Sequence[UpdateResult]) -> dict[str, str]:
     """Returns the charts as SVG, by name; "" for one without a figure."""
 
-    def of_texts(measure: Callable[[Measures], Interval]) -> dict[str, Interval]:
+    def figures_by_title(measure: Callable[[Measures], Interval]) -> dict[str, Interval]:
         return {attacked.title: measure(attacked.measures) for attacked in results}
 
     guesses = {}
@@ -50,7 +51,7 @@ def charts_svg(result: UpdateAudit, results: Sequence[UpdateResult]) -> dict[str
         if attacked.trained_measures and result.uses_ghost
     }
     return {
-        "overview": charts.bars("All tokens", "read of all tokens, in %", of_texts(token_share), guesses),
-        "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", of_texts(itemgetter("rouge-1")), {}),
+        "overview": charts.bars("All tokens", "read of all tokens, in %", figures_by_title(token_share), guesses),
+        "rouge": charts.bars("ROUGE-1", "ROUGE-1 (F1 of words), in %", figures_by_title(itemgetter("rouge-1")), {}),
         "shadows": charts.bars("Shadows", "read of the shadows, in %", trained, {}),
     }

@@ -11,7 +11,7 @@ from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.metrics.interval import Interval
 
 KNOWLEDGE_LEAD = "attackers know the model in every round, the labels and the lengths, and have"
-AS_THEY_ARE = "shadows as they are"  # the name of a result without an attack: the shadows are taken for the texts
+SHADOWS_AS_TEXTS = "shadows as they are"  # the name of a result without an attack: the shadows are taken for the texts
 Measures = Mapping[str, Interval]
 
 
@@ -47,9 +47,9 @@ class UpdateResult(AttackResult):
             return f"{self.state}: {self.reason}"
         if not self.left_out_rounds:
             return ""
-        rounds = len(self.left_out_rounds) + len(self.rounds)
+        round_count = len(self.left_out_rounds) + len(self.rounds)
         reason = next(iter(self.left_out_rounds.values()))
-        return f"does not apply to {len(self.left_out_rounds)} of {rounds} rounds: {reason}"
+        return f"does not apply to {len(self.left_out_rounds)} of {round_count} rounds: {reason}"
 
     def document(self) -> dict[str, Any]:
         """Returns the result as an entry of "found" in the report's JSON."""

@@ -83,7 +83,7 @@ class AuditedSite:
             candidates: what each shadow can stand for. None: attackers do not know it.
         """
         step = self.defence.prepare_step(self.recorded.step)
-        common = Knowledge(step=step, candidates=candidates, corpus=corpus)
+        common_knowledge = Knowledge(step=step, candidates=candidates, corpus=corpus)
         for round_ in self.recorded.rounds():
             if round_.gradients is None:
                 yield round_, None
@@ -92,7 +92,7 @@ class AuditedSite:
             indices = self.batches[round_.number]
             truth, noise = self.truth([indices]), self.defence.added_noise(round_.gradients.batch_size)
             labels, lengths = self.texts.rows.labels[indices], truth.sent.lengths
-            knowledge = replace(common, labels=labels, lengths=lengths, noise=noise)
+            knowledge = replace(common_knowledge, labels=labels, lengths=lengths, noise=noise)
             yield (
                 round_,
                 gradient_scene((round_.gradients,), knowledge, truth, truth.sent if self.texts.uses_ghost else None),
@@ -144,5 +144,9 @@ class AuditedSite:
         all_candidates = invert_shadows(ghost.candidates.ids, ghost.candidates.starts)
         sent = set(self.texts.rows.ids.ids.tolist())
         pairs = zip(all_candidates.groups, all_candidates.log_likelihoods, strict=True)
-        sent_pairs = [(group, likely) for group, likely in pairs if int(group.rows[0]) in sent]
-        return Candidates(tuple(group for group, _ in sent_pairs), tuple(likely for _, likely in sent_pairs))
+        groups, log_likelihoods = [], []
+        for group, group_log_likelihoods in pairs:
+            if int(group.rows[0]) in sent:
+                groups.append(group)
+                log_likelihoods.append(group_log_likelihoods)
+        return Candidates(tuple(groups), tuple(log_likelihoods))
