@@ -432,7 +432,7 @@ def test_what_an_audit_writes_is_the_owners_alone_even_in_an_open_folder(setting
 
 
 def recorded(it: Setting, folder: Path, key: Key) -> Transcript:
-    recorder = on_disk.Recorder.open(folder, len(key.sigma), key.identifier)
+    recorder = on_disk.TranscriptRecorder.open(folder, len(key.sigma), key.identifier)
     recorder.add_tokens(scene(it).truth.sent, "train")
     return on_disk.load(folder)
 
@@ -514,7 +514,7 @@ def test_a_transcript_of_the_audited_texts_leaves_the_attacker_its_half(
     if known:
         file = tmp_path / "known.txt"
         file.write_text("\n".join(setting.text.read_text("utf-8").splitlines()[:known]) + "\n", "utf-8")
-    recorder = on_disk.Recorder.open(tmp_path / "all", len(setting.key.sigma), setting.key.identifier)
+    recorder = on_disk.TranscriptRecorder.open(tmp_path / "all", len(setting.key.sigma), setting.key.identifier)
     recorder.add_tokens(everything(setting), "train")
     seen = on_disk.load(tmp_path / "all")
     without = key_scene(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file))

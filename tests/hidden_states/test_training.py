@@ -132,7 +132,7 @@ def test_a_step_in_parts_learns_what_a_whole_step_learns(
 @pytest.mark.parametrize(("method", "is_split"), [(CAPE(), True), (TextObfuscator(), False), (TextMixer(), False)])
 def test_a_step_is_split_unless_its_texts_are_compared(method: HiddenStateDefence, is_split: bool) -> None:
     lengths = np.array([1000, 30, 900, 1500, 2100, 20])
-    parts = defence_module.step_parts(method, np.array([5, 4, 2, 1, 0]), lengths)
+    parts = defence_module.micro_batches(method, np.array([5, 4, 2, 1, 0]), lengths)
     assert sorted(np.concatenate(parts).tolist()) == [0, 1, 2, 4, 5]
     if not is_split:
         assert len(parts) == 1

@@ -99,7 +99,7 @@ def test_merged_clusters_keep_every_token_once_and_reach_k() -> None:
 def test_the_promise_counts_what_was_kept() -> None:
     clusters = [np.arange(10), np.arange(10, 13), np.array([13])]
     weights = [np.full((len(c), len(c)), 1 / len(c), np.float32) for c in clusters]
-    promise = Mixture.of(16, clusters, weights).promise(10)
+    promise = Mixture.of(16, clusters, weights).cluster_report(10)
     assert (promise.clusters, promise.sizes) == (3, {10: 1, 3: 1, 1: 1})
     assert (promise.below_k, promise.singletons, promise.verbatim) == (4, 1, 2)
 

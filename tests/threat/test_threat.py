@@ -113,10 +113,10 @@ def test_what_is_no_budget(text: str) -> None:
 def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
     model = save("bert", tmp_path / "model")
     folder = tmp_path / "seen"
-    recorder = on_disk.Recorder.open(folder, 300)
+    recorder = on_disk.TranscriptRecorder.open(folder, 300)
     recorder.add_weights(model, tuned=False)
     recorder.add_tokens(Sequences.of([[1, 2], [], [299]]), "train")
-    on_disk.Recorder.open(folder, 300).add_outputs(Sequences.of([[5]]), Sequences.of([[1, 2]]))
+    on_disk.TranscriptRecorder.open(folder, 300).add_outputs(Sequences.of([[5]]), Sequences.of([[1, 2]]))
     seen = on_disk.load(folder)
     assert [type(one) for one in seen.observations] == [Weights, Tokens, Outputs]
     assert [one.tolist() for one in seen.tokens] == [[1, 2], [], [299]]
@@ -136,11 +136,11 @@ def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no transcript\.jsonl"):
         on_disk.load(tmp_path)
     folder = tmp_path / "seen"
-    on_disk.Recorder.open(folder, 10)
+    on_disk.TranscriptRecorder.open(folder, 10)
     with pytest.raises(UsageError, match=r"\b10 ids\b.*\b11\b"):
-        on_disk.Recorder.open(folder, 11)
+        on_disk.TranscriptRecorder.open(folder, 11)
     with pytest.raises(UsageError, match="another key"):
-        on_disk.Recorder.open(folder, 10, "other")
+        on_disk.TranscriptRecorder.open(folder, 10, "other")
     index = folder / "transcript.jsonl"
     good = index.read_text()
     index.write_text(good + '{"kind": "tokens", "file": "../x"}\n')
@@ -157,13 +157,13 @@ def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
 
 def test_a_kill_loses_the_last_observation_only(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
-    recorder = on_disk.Recorder.open(folder, 10)
+    recorder = on_disk.TranscriptRecorder.open(folder, 10)
     recorder.add_tokens(Sequences.of([[1]]), "infer")
     recorder.add_tokens(Sequences.of([[2]]), "infer")
     index = folder / "transcript.jsonl"
     index.write_text(index.read_text()[:-5])
     assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1]]
-    on_disk.Recorder.open(folder, 10).add_tokens(Sequences.of([[3]]), "infer")
+    on_disk.TranscriptRecorder.open(folder, 10).add_tokens(Sequences.of([[3]]), "infer")
     assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1], [3]]
 
 

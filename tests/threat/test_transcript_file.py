@@ -148,7 +148,7 @@ def test_an_index_of_weights_with_a_long_name(tmp_path: Path) -> None:
 
 def test_what_a_recorder_writes_is_read(tmp_path: Path) -> None:
     model = tiny.save("bert", tmp_path / "model")
-    recorder = transcript_file.Recorder.open(tmp_path / "t", 300, "ab" * 16)
+    recorder = transcript_file.TranscriptRecorder.open(tmp_path / "t", 300, "ab" * 16)
     texts, none = Sequences.of([[1, 299], [0]]), Sequences.of([])
     recorder.add_weights(model, False)
     recorder.add_tokens(texts, "train")

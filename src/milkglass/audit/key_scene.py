@@ -104,7 +104,7 @@ def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tupl
     replaced = replace_tensors(base, architecture_of(base), key, stage)
     changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
     config = scrambled_configs(base, key).config
-    promise = replace(replaced.mixture.promise(scheme_of(key).k), condition=replaced.condition_number)
+    promise = replace(replaced.mixture.cluster_report(scheme_of(key).k), condition=replaced.condition_number)
     return Model(overlay_tensors(StoredTensors(replaced.base), changed), config), promise
 
 

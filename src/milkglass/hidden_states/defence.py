@@ -176,11 +176,11 @@ def require_base(description: Mapping[str, Any], folder: Path, base: Checkpoint)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-def step_parts(defence: Mechanism, text_indices: Ids, lengths: Ids) -> list[Ids]:
-    """Divides the texts of a step into parts of at most MAX_STEP_TOKENS, padding included, or of one text.
+def micro_batches(defence: Mechanism, text_indices: Ids, lengths: Ids) -> list[Ids]:
+    """Divides the texts of a step into micro-batches of at most MAX_STEP_TOKENS, padding included, or of one text.
 
-    The gradients of the parts are added, which takes less memory. On a GPU, and if the method compares the texts of a
-    step with each other, the whole step is one part.
+    The gradients of the micro-batches are added, which takes less memory. On a GPU, and if the method compares the
+    texts of a step with each other, the whole step is one micro-batch.
 
     Args:
         text_indices: (b,) texts of the training data.
@@ -229,15 +229,15 @@ def train(
                     break
                 text_indices = np.asarray(shuffled[start : start + settings.batch_size])
                 optimiser.zero_grad(set_to_none=True)
-                for part_indices in step_parts(defence, text_indices, encoded.ids.lengths):
-                    batch = padded_batch(encoded, part_indices, lower.pad).move_to(device.current())
+                for micro_batch in micro_batches(defence, text_indices, encoded.ids.lengths):
+                    batch = padded_batch(encoded, micro_batch, lower.pad).move_to(device.current())
                     with torch.set_grad_enabled(defence.trains_lower):
                         hidden = lower(batch)
                     step = TrainingStep(
-                        batch.ids, batch.mask, hidden, device.tensor(labels[part_indices]), part_indices, epoch
+                        batch.ids, batch.mask, hidden, device.tensor(labels[micro_batch]), micro_batch, epoch
                     )
                     loss = defence.loss(step, upper, auxiliary, root)
-                    (loss * (len(part_indices) / len(text_indices))).backward()
+                    (loss * (len(micro_batch) / len(text_indices))).backward()
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
                 optimiser.step()
                 schedule.step()

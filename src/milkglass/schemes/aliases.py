@@ -83,6 +83,6 @@ class AliasedMixture:
                 mixed[torch.from_numpy(positions)] = mixture.apply(table, origin[positions])
         return mixed
 
-    def promise(self, k: int) -> ClusterReport:
+    def cluster_report(self, k: int) -> ClusterReport:
         """Returns the promise of the first alias's mixture, whose counts are of tokens, with the number of aliases."""
-        return replace(self.mixtures[0].promise(k), aliases=self.slots.aliases_per_token)
+        return replace(self.mixtures[0].cluster_report(k), aliases=self.slots.aliases_per_token)

@@ -47,7 +47,7 @@ class RowMap(Protocol):
         """
         ...
 
-    def promise(self, k: int) -> ClusterReport:
+    def cluster_report(self, k: int) -> ClusterReport:
         """Reports what holds of the promise that each token hides among k."""
         ...
 
@@ -142,7 +142,7 @@ class Mixture:
         uniform = cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
         return replace(uniform, shared=True)
 
-    def promise(self, k: int) -> ClusterReport:
+    def cluster_report(self, k: int) -> ClusterReport:
         """Reports what holds of the promise that each token hides among k."""
         cluster_size_of_row = self.sizes[self.sizes > 0]
         distinct_sizes, counts = np.unique(cluster_size_of_row, return_counts=True)

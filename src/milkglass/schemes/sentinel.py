@@ -76,5 +76,5 @@ class Glide:
             reflected = reflected - 2 * (reflected @ line)[:, None] / (line @ line) * line + b
         return reflected.to(table.dtype)
 
-    def promise(self, k: int) -> ClusterReport:
+    def cluster_report(self, k: int) -> ClusterReport:
         return ClusterReport(k=k, clusters=0, sizes={}, below_k=0, singletons=0, verbatim=0)

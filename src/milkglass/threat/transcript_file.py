@@ -39,7 +39,7 @@ MAX_VOCAB_SIZE = 2**31 - 1  # ids are 32 bits
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class Recorder:
+class TranscriptRecorder:
     """Adds observations to a transcript's folder, from any thread of one process.
 
     If the process is killed, the last observation may be cut off, but no earlier one.
@@ -54,7 +54,7 @@ class Recorder:
         self._observation_count = observation_count
 
     @classmethod
-    def open(cls, folder: Path, size: int, key_id: str | None = None) -> Recorder:
+    def open(cls, folder: Path, size: int, key_id: str | None = None) -> TranscriptRecorder:
         """Begins a transcript, or continues one.
 
         Args:

@@ -235,4 +235,4 @@ def scramble(
     else:
         advance = stage("write", replacement.base.total_bytes)
         rewrite(replacement.base, replacement.tensors, configs, staging, advance)
-    return replace(replacement.mixture.promise(scheme_of(key).k), condition=replacement.condition_number)
+    return replace(replacement.mixture.cluster_report(scheme_of(key).k), condition=replacement.condition_number)

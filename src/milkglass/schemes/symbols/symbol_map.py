@@ -25,7 +25,7 @@ HINT = "make a new key with `milkglass obfuscate --scheme coarse`"
 class MergedRows(Mixture):
     """Merges the rows of each symbol's tokens into one, their weighted mean."""
 
-    def promise(self, k: int) -> ClusterReport:
+    def cluster_report(self, k: int) -> ClusterReport:
         """Returns the promise; `verbatim` counts tokens with their own symbol."""
         shared = self.sizes[self.sizes > 1]
         sizes, counts = np.unique(shared, return_counts=True)

@@ -21,7 +21,7 @@ from milkglass.server.storage.store import ModelRecord, Store
 from milkglass.server.storage.training_rows import TrainingRows
 
 if TYPE_CHECKING:
-    from milkglass.threat.transcript_file import Recorder
+    from milkglass.threat.transcript_file import TranscriptRecorder
 
 log = logging.getLogger("milkglass.server")
 Rows = Sequence[Sequence[int]]
@@ -32,7 +32,7 @@ class Recording:
 
     def __init__(self, folder: Path | None, store: Store) -> None:
         self._folder, self._store = folder, store
-        self._open: dict[str, Recorder] = {}
+        self._open: dict[str, TranscriptRecorder] = {}
         self._lock = threading.Lock()
 
     def record_model(self, model: ModelRecord, folder: Path) -> None:
@@ -42,7 +42,7 @@ class Recording:
     def record_training(self, model: ModelRecord, train: Path) -> None:
         """Records the rows of a job's training file, `train`, under the model that is tuned."""
 
-        def record(recorder: Recorder) -> None:
+        def record(recorder: TranscriptRecorder) -> None:
             rows = TrainingRows.open(train)
             lengths, flat_ids = rows.map_tensor("lengths"), rows.map_tensor("input_ids")
             recorder.add_tokens(Sequences(flat_ids.astype(np.int64), lengths.astype(np.int64)), "train")
@@ -56,14 +56,14 @@ class Recording:
     def record_answers(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
         """Records prompts that were sent, and the ids that were answered."""
 
-        def record(recorder: Recorder) -> None:
+        def record(recorder: TranscriptRecorder) -> None:
             sent_ids = Sequences.of(prompts)
             recorder.add_tokens(sent_ids, "infer")
             recorder.add_outputs(Sequences.of(answers), sent_ids)
 
         self._record(model, record)
 
-    def _record(self, model: ModelRecord, record: Callable[[Recorder], Any]) -> None:
+    def _record(self, model: ModelRecord, record: Callable[[TranscriptRecorder], Any]) -> None:
         if self._folder is None:
             return
         try:
@@ -71,9 +71,10 @@ class Recording:
         except Exception as error:  # noqa: BLE001 - safetensors' own are bare; a good answer must go out all the same
             log.error("could not record (%s)", type(error).__name__)
 
-    def _open_recorder(self, model: ModelRecord) -> Recorder:
+    def _open_recorder(self, model: ModelRecord) -> TranscriptRecorder:
         """Returns the recorder of the uploaded model that this one was tuned from, in one step or several."""
-        from milkglass.threat.transcript_file import Recorder  # with all of the threat model behind it, for few servers
+        # Imported here, with all of the threat model behind it, since few servers record
+        from milkglass.threat.transcript_file import TranscriptRecorder
 
         assert self._folder is not None
         root, visited = model, {model.id}
@@ -86,5 +87,5 @@ class Recording:
         with self._lock:
             if root.id not in self._open:
                 files.make_private_dir(self._folder)
-                self._open[root.id] = Recorder.open(self._folder / root.id, model.vocab_size, root.key_id)
+                self._open[root.id] = TranscriptRecorder.open(self._folder / root.id, model.vocab_size, root.key_id)
             return self._open[root.id]
